@@ -11,18 +11,16 @@ import pytest
 import torch
 from ascend_kernels import AtenCapturer
 from ascend_simulator import AscendSimulator
+from made_up import MadeUpLink, MadeUpTimes
 
 from acl_calls import AclError
 from offload import backends
-from offload.backends import Prepared, TimedLaunches
 from offload.backends.ascend import AscendBackend, Capturer, Refresh
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import AscendWeights, WeightMemory
-from offload.backends.captured.device_streaming import refuse_unstored
 from offload.errors import ExecutionError
-from offload.plan import Plan
-from offload.plan.topology import Link, MemoryLayout, MemoryUnit
-from offload.program import BoundProgram, Program
+from offload.plan.topology import MemoryLayout, MemoryUnit
+from offload.program import Program
 
 
 def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:
@@ -53,25 +51,12 @@ class SimulatedProofMemory(ProofMemory):
         ctypes.memmove(destination, source, size_bytes)
 
 
-class SimulatedWeights(AscendWeights):
+class SimulatedWeights(MadeUpLink, AscendWeights):
     """In memory of the simulated device, over a link that is not measured: runs decide alike."""
 
     def memory_layout(self, program: Program) -> MemoryLayout:
         """That of aclrtMalloc."""
         return MemoryLayout(SimulatedAscendBackend.alignment_bytes, unit=MemoryUnit(32, 32))
-
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """A copy takes about as long as a launch."""
-        refuse_unstored(bound)
-        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
-
-
-class MadeUpTimes:
-    """Not measured, for the same reason."""
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """A microsecond each."""
-        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
 
 class SimulatedAscendBackend(AscendBackend):

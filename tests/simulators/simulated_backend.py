@@ -11,19 +11,16 @@ import weakref
 import pytest
 import torch
 from aten_capturer import AtenCapturer
+from made_up import MadeUpLink, MadeUpTimes
 from simulator import Simulator
 
 from offload import backends
-from offload.backends import Prepared, TimedLaunches
-from offload.backends.captured.device_streaming import refuse_unstored
 from offload.backends.cuda import CudaBackend
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import Capturer
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.streaming import CudaWeights
-from offload.plan import Plan
-from offload.plan.topology import CopyCosts, Link
-from offload.program import BoundProgram
+from offload.plan.topology import CopyCosts
 
 
 class ProofMemory(DeviceMemory):
@@ -34,21 +31,8 @@ class ProofMemory(DeviceMemory):
         ctypes.memmove(destination, source, size_bytes)
 
 
-class SimulatedWeights(CudaWeights):
+class SimulatedWeights(MadeUpLink, CudaWeights):
     """Over a link that is not measured, so that every run decides alike."""
-
-    def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """A copy takes about as long as what it hides behind."""
-        refuse_unstored(bound)
-        return Link(bytes_per_second=1e10, overhead_ns=1000.0)
-
-
-class MadeUpTimes:
-    """Not measured, for the same reason."""
-
-    def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """A microsecond each."""
-        return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")
 
 
 class SimulatedBackend(CudaBackend):

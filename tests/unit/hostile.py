@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import offload
-from offload.files import open_program, save_program
+from offload.files import open_saved, save_program
 from offload.program import Program
 
 
@@ -68,4 +68,4 @@ def archive(
 def opened(content: bytes, folder: Path) -> Program:
     path = folder / "hostile.offload"
     path.write_bytes(content)
-    return open_program(path).program
+    return open_saved(path).bound.program

@@ -20,7 +20,7 @@ import torch
 
 import offload
 from offload import Captured
-from offload.files import open_program, save_program
+from offload.files import open_saved, save_program
 from offload.program import BoundProgram, Role
 from offload.program.structure import Structure
 
@@ -229,7 +229,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
         save_program(captured.bound, tmp_path / name)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     reopened(captured, tmp_path / "opened")
-    save_program(open_program(tmp_path / "one"), tmp_path / "again")
+    save_program(open_saved(tmp_path / "one").bound, tmp_path / "again")
     assert (tmp_path / "one").read_bytes() == (tmp_path / "again").read_bytes()
 
 

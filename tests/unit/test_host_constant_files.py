@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import offload
-from offload.files import open_program, save_program
+from offload.files import open_saved, save_program
 from offload.program import BoundProgram, Role
 
 NAN_WITH_PAYLOAD = torch.tensor(0x7FC01234, dtype=torch.int32).view(torch.float32)
@@ -67,7 +67,7 @@ def bound(model) -> BoundProgram:
 def test_they_come_back_as_they_were_recorded(bound, tmp_path):
     path = tmp_path / "m.offload"
     save_program(bound, path)
-    opened = open_program(path)
+    opened = open_saved(path).bound
     assert opened.program.values == bound.program.values
     contents = {one.name: one.host_content for one in opened.program.values if one.on_host}
     assert sorted(contents) == ["args[1]", "scale", "shift"]
@@ -79,7 +79,7 @@ def test_they_come_back_as_they_were_recorded(bound, tmp_path):
             assert bytes(held.untyped_storage()) == value.host_content
             held.fill_(3)  # of its own: the Program's content is not it
     assert contents["scale"] == (0x7FC01234).to_bytes(4, "little")
-    assert open_program(path).program.values == bound.program.values
+    assert open_saved(path).bound.program.values == bound.program.values
     with zipfile.ZipFile(path) as archive:  # their bytes stand in the program alone
         n_bytes = sum(
             one.size_bytes for one in bound.program.of_role(Role.WEIGHT) if not one.on_host
@@ -96,7 +96,7 @@ def test_a_file_says_nothing_of_which_gpu_it_was(bound, tmp_path):
     )
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     if not torch.cuda.is_available():
-        assert open_program(tmp_path / "one").program.device_index is None
+        assert open_saved(tmp_path / "one").bound.program.device_index is None
 
 
 def test_one_that_has_changed_cannot_be_saved(model, bound, tmp_path):
@@ -165,7 +165,7 @@ def test_lies_are_refused(bound, tmp_path, lie, message):
     path = tmp_path / "m.offload"
     save_program(bound, path)
     with pytest.raises(offload.FileError, match=message):
-        open_program(tampered(path, lie))
+        open_saved(tampered(path, lie))
 
 
 def tampered(path: Path, lie: Callable[[Any], None]) -> Path:

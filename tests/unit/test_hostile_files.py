@@ -18,7 +18,7 @@ import torch
 from hostile import archive, members, opened, tree, valid_file
 
 import offload
-from offload.files import open_program
+from offload.files import open_saved
 from offload.files.operators import find_safe_operator
 from offload.interpreter.torch_names import find_overload
 
@@ -270,13 +270,13 @@ def test_other_members(tmp_path: Path, names: list[str]) -> None:
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(offload.FileError, match="no such file"):
-        open_program(tmp_path / "missing")
+        open_saved(tmp_path / "missing")
     with pytest.raises(offload.FileError, match="no regular file"):
-        open_program(tmp_path)
+        open_saved(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     begin = time.monotonic()
     with pytest.raises(offload.FileError, match="no regular file"):
-        open_program(tmp_path / "pipe")
+        open_saved(tmp_path / "pipe")
     assert time.monotonic() - begin < 10
 
 

@@ -15,14 +15,14 @@ from hostile import archive, tree, valid_file
 # and the classes of containers in its result.
 OPENS = """
 import json, sys
-from offload.files import open_program
+from offload.files import open_saved
 def classes(structure):
     below = [one for child in structure.children for one in classes(child)]
     return below if structure.container is None else [structure.container.__qualname__, *below]
-open_program(sys.argv[1])
+open_saved(sys.argv[1]).bound
 for path in sys.argv[1:]:
     known = set(sys.modules)
-    found = classes(open_program(path).bindings.results)
+    found = classes(open_saved(path).bound.bindings.results)
     print(json.dumps([sorted(set(sys.modules) - known), found]))
 """
 

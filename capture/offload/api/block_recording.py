@@ -24,7 +24,6 @@ from offload.record import (
     Recording,
     SeenLaunches,
     VaryingSizes,
-    called_again,
     device_of_call,
     parameters_of,
     refuse_hidden_reads,
@@ -235,13 +234,10 @@ class BlockRecording:
         """
         recorder = self._recorder(fakes=fakes)
         try:
-            args, kwargs = begin_call(recorder, self._function, *self._called)
-            with called_again():
-                self._function(*args, **kwargs)
+            recorder.call_again(*self._called)
         except Exception:
             return recorder.read_untold
-        finally:
-            recorder.abandon()
+        recorder.abandon()
         return ""
 
     def _recorder(
@@ -375,14 +371,9 @@ class BlockRecording:
     def _recorded_told(self, plain: PlainCall) -> tuple[Recorder, Recording]:
         recorder = self._recorder(plain=plain)
         try:
-            args, kwargs = begin_call(recorder, self._function, *self._called)
-            with called_again():
-                result = self._function(*args, **kwargs)
+            result = recorder.call_again(*self._called)
         except Exception as error:
-            raise _refused_told(plain, recorder.abandon() or error) from error
-        except BaseException:
-            recorder.abandon()
-            raise
+            raise _refused_told(plain, error) from error
         return recorder, recorder.finish(result)[1]
 
 

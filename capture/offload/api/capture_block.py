@@ -45,9 +45,9 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
     def __enter__(self) -> Captured:
         if self._recording is not None:
             raise CaptureError("the block of a capture is entered once: call offload.capture again")
-        stored = _stored_tensors(self._model, self._host_reads, self._weights)
         dynamic_shapes = self._dynamic_shapes
         _check_may_vary(dynamic_shapes, self._host_reads, self._weights)
+        stored = _stored_tensors(self._model, self._host_reads, self._weights)
         recording = BlockRecording(
             self._model, self._host_reads, stored, debug_level(), dynamic_shapes
         )

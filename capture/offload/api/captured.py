@@ -163,9 +163,6 @@ class Captured:
         *,
         scheduling: str = ...,
         verify: bool = ...,
-        weights_budget: int | str | None = ...,
-        share_store: bool = ...,
-        fuse: bool | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: Sizes,
     ) -> SizedExecutable: ...

@@ -5,7 +5,7 @@ its weights. Opening it checks the types of all that it says (see `program.decod
 parts fit together (see `program.check`), and that its operators are safe ones (see `operators`).
 """
 
-from offload.files.saved_programs import Saved, open_program, open_saved, save_program
+from offload.files.saved_programs import Saved, open_saved, save_program
 from offload.files.weight_files import (
     check_stored_tensors,
     find_stored_tensors,
@@ -17,7 +17,6 @@ __all__ = [
     "check_stored_tensors",
     "find_stored_tensors",
     "has_same_content",
-    "open_program",
     "open_saved",
     "save_program",
 ]

@@ -121,11 +121,6 @@ class Saved:
     family: Family | None
 
 
-def open_program(path: str | os.PathLike[str], types: Sequence[type] = ()) -> BoundProgram:
-    """The Program of a file; as `open_saved`, which raises what this does."""
-    return open_saved(path, types).bound
-
-
 def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Saved:
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 

@@ -25,11 +25,11 @@ class CallSizes:
         self._places = [(_path(family.program, one), one) for one in family.places]
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-        """The sizes of a call in the order of the Dims, which the Family accepts.
+        """The sizes of a call in the order of the Dims; whether the Family accepts them is open.
 
         Raises:
-            BindingError: an argument that tells a size is missing or of another kind, two say
-                something else of one Dim, or the Family does not accept them.
+            BindingError: an argument that tells a size is missing or of another kind, or two say
+                something else of one Dim.
         """
         found: dict[int, tuple[int, str]] = {}
         for path, place in self._places:
@@ -40,9 +40,7 @@ class CallSizes:
                     f"{name} is {size}, and {first} is {known}: expected the same, as both are "
                     f"{self._family.names[place.dim]}"
                 )
-        return self._family.checked(
-            {name: found[at][0] for at, name in enumerate(self._family.names)}
-        )
+        return tuple(found[at][0] for at in range(len(found)))
 
     def _size(
         self, path: Sequence[Step], place: SizePlace, args: Sequence[Any], kwargs: Mapping[str, Any]

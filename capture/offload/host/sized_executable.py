@@ -34,6 +34,15 @@ class _Instance:
     size_bytes: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Latest:
+    """Whose turn was the latest, and what making it ready took; 0 where it was."""
+
+    sizes: tuple[int, ...]
+    run: Executable
+    prepare_ns: int
+
+
 class SizedExecutable:
     """A Family that is loaded: called with any sizes that it accepts, and recorded once.
 
@@ -72,10 +81,12 @@ class SizedExecutable:
         self._load = load
         self._find = CallSizes(bound.family)
         self._kept: OrderedDict[tuple[int, ...], _Instance] = OrderedDict()
-        self._lock = threading.RLock()
-        self._report = InstanceReport()
-        self._latest: Executable | None = None
+        self._kept_bytes = 0
+        self._n_hits = self._n_misses = self._n_evicted = 0
+        self._latest: _Latest | None = None
         self._closed = False
+        self._making = threading.Lock()  # taken before the other
+        self._lock = threading.Lock()
         self._keeps_order = _leaves_something(bound.family.program)
         self._turn = threading.Lock()
         self._submitted: tuple[Executable, Ticket] | None = None  # the latest; under the turn
@@ -134,32 +145,44 @@ class SizedExecutable:
         return self._instance(self.family.checked(sizes))
 
     def _instance(self, sizes: tuple[int, ...]) -> Executable:
-        """The instance of sizes; the key is the sizes themselves, and no digest of them."""
+        """The instance of sizes; the key is the sizes themselves, and no digest of them.
+
+        Those that are kept were accepted when they were made. Others are made one at a time, while
+        calls of those that are kept go on.
+        """
+        found = self._ready(sizes)
+        if found is None:
+            with self._making:
+                found = self._ready(sizes) or self._add(sizes)
+        return found
+
+    def _ready(self, sizes: tuple[int, ...]) -> Executable | None:
         with self._lock:
             if self._closed:
                 raise ExecutionError("the executable is closed: load the captured program again")
             found = self._kept.get(sizes)
-            prepare_ns = 0
             if found is None:
-                begin_ns = time.perf_counter_ns()
-                found = self._made(sizes)
-                self._kept[sizes] = found
-                prepare_ns = time.perf_counter_ns() - begin_ns
+                return None
             self._kept.move_to_end(sizes)
-            n_evicted = self._make_room()
-            was_hit, report = not prepare_ns, self._report
-            self._report = InstanceReport(
-                report.hits + was_hit,
-                report.misses + (not was_hit),
-                report.evicted + n_evicted,
-                len(self._kept),
-                sum(one.size_bytes for one in self._kept.values()),
-                tuple(zip(self.family.names, sizes, strict=True)),
-                was_hit,
-                prepare_ns,
-            )
-            self._latest = found.run
+            self._n_hits += 1
+            self._latest = _Latest(sizes, found.run, prepare_ns=0)
             return found.run
+
+    def _add(self, sizes: tuple[int, ...]) -> Executable:
+        begin_ns = time.perf_counter_ns()
+        named = dict(zip(self.family.names, sizes, strict=True))
+        made = self._made(self.family.checked(named))
+        prepare_ns = time.perf_counter_ns() - begin_ns
+        with self._lock:
+            if self._closed:
+                made.run.close()
+                raise ExecutionError("the executable was closed meanwhile: load it again")
+            self._kept[sizes] = made
+            self._kept_bytes += made.size_bytes
+            self._n_misses += 1
+            self._make_room()
+            self._latest = _Latest(sizes, made.run, prepare_ns)
+            return made.run
 
     def _made(self, sizes: tuple[int, ...]) -> _Instance:
         bound = program_at(self._bound, sizes)
@@ -173,27 +196,35 @@ class SizedExecutable:
         launch_bytes = _LAUNCH_BYTES * len(bound.program.launches)
         return _Instance(run, run.feature_map_bytes + constant_bytes + launch_bytes)
 
-    def _make_room(self) -> int:
+    def _make_room(self) -> None:
         """Let go of what was used least recently, until the rest fits; executions of it go on."""
-        total_bytes = sum(one.size_bytes for one in self._kept.values())
-        n_evicted = 0
-        while total_bytes > self._budget_bytes and len(self._kept) > 1:
+        while self._kept_bytes > self._budget_bytes and len(self._kept) > 1:
             _, evicted = self._kept.popitem(last=False)
-            total_bytes -= evicted.size_bytes
-            n_evicted += 1
-        return n_evicted
+            self._kept_bytes -= evicted.size_bytes
+            self._n_evicted += 1
 
     @property
     def instances(self) -> InstanceReport:
         """What became of the instances so far."""
         with self._lock:
-            return self._report
+            latest = self._latest
+            sizes = () if latest is None else zip(self.family.names, latest.sizes, strict=True)
+            return InstanceReport(
+                self._n_hits,
+                self._n_misses,
+                self._n_evicted,
+                len(self._kept),
+                self._kept_bytes,
+                tuple(sizes),
+                was_hit=latest is not None and not latest.prepare_ns,
+                prepare_ns=0 if latest is None else latest.prepare_ns,
+            )
 
     @property
     def last_execution(self) -> LastExecution | None:
         """What the latest execution of the latest sizes did; None before the first."""
         latest = self._latest
-        return None if latest is None else latest.last_execution
+        return None if latest is None else latest.run.last_execution
 
     @property
     def closed(self) -> bool:
@@ -220,6 +251,7 @@ class SizedExecutable:
             self._closed = True
             kept = list(self._kept.values())
             self._kept.clear()
+            self._kept_bytes = 0
             self._latest = None
         for one in kept:
             one.run.close()

@@ -9,9 +9,8 @@ import torch
 from offload.errors import ExecutionError
 from offload.interpreter.eager_run import EagerRun, bytes_of
 from offload.program import BoundProgram, Launch
-from offload.program.dead_launches import remove_dead_launches
 from offload.program.family import BoundFamily
-from offload.program.folding import fold, folded_values
+from offload.program.folding import FOLDED_BYTES, folded_values, settle
 
 
 def program_at(bound: BoundFamily, sizes: tuple[int, ...]) -> BoundProgram:
@@ -30,13 +29,12 @@ def program_at(bound: BoundFamily, sizes: tuple[int, ...]) -> BoundProgram:
     made = _constants(whole, bound.family.foldable)
     weights = {**whole.bindings.weights, **{index: (made[index],) for index in folded}}
     bindings = dataclasses.replace(whole.bindings, weights=weights)
-    without = fold(whole.program, folded)
-    alive = remove_dead_launches(without.program)
-    return BoundProgram(alive.program, bindings.moved(without.positions).moved(alive.positions))
+    settled = settle(whole.program, folded)
+    return BoundProgram(settled.program, bindings.moved(settled.positions))
 
 
 def _constants(whole: BoundProgram, foldable: frozenset[int]) -> dict[int, torch.Tensor]:
-    """The bytes of what launches make of constants alone, by Value.
+    """The bytes of what launches make of constants alone, by Value; of what may be folded.
 
     Raises:
         ExecutionError: one of them failed.
@@ -50,11 +48,12 @@ def _constants(whole: BoundProgram, foldable: frozenset[int]) -> dict[int, torch
     made: dict[int, torch.Tensor] = {}
     with torch.no_grad(), torch._C._DisableAutocast():
         for launch in whole.program.launches:
-            if launch.index in foldable and known.issuperset(launch.reads):
+            new = [view.value for view in launch.made()]
+            is_small = all(whole.program.values[one].size_bytes <= FOLDED_BYTES for one in new)
+            if launch.index in foldable and is_small and known.issuperset(launch.reads):
                 _compute(run, launch)
-                for view in launch.made():
-                    known.add(view.value)
-                    made[view.value] = bytes_of(run.bases[view.value][0])
+                known.update(new)
+                made |= {one: bytes_of(run.bases[one][0]) for one in new}
     return made
 
 
@@ -64,5 +63,5 @@ def _compute(run: EagerRun, launch: Launch) -> None:
     except Exception as error:
         raise ExecutionError(
             f"{launch.source}: {launch.name} failed where it makes a constant of these sizes: "
-            f"{error}"
+            f"{error}; call with other sizes, or compute it outside of the model"
         ) from error

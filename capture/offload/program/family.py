@@ -12,9 +12,8 @@ from offload.errors import BindingError, ProgramError
 from offload.native import _planner
 from offload.program.bindings import Bindings, BoundProgram
 from offload.program.check import check_program
-from offload.program.dead_launches import remove_dead_launches
 from offload.program.expressions import Expression, expressions
-from offload.program.folding import fold, folded_values
+from offload.program.folding import folded_values, settle
 from offload.program.numbers import map_numbers
 from offload.program.program import Program
 from offload.program.structure import Structure
@@ -124,8 +123,7 @@ class Family:
                 hold; the message names the Dim, the sizes and the user's line.
         """
         whole = self.whole_at(self.checked(sizes))
-        folded = fold(whole, folded_values(whole, self.foldable))
-        return remove_dead_launches(folded.program).program
+        return settle(whole, folded_values(whole, self.foldable)).program
 
     def whole_at(self, sizes: Sequence[int]) -> Program:
         """All that a call of these sizes does, constants included.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
+from offload.program.dead_launches import remove_dead_launches
 from offload.program.launch import Launch
 from offload.program.program import Program
 from offload.program.rewrite import Rewritten, rewrite
@@ -91,3 +92,15 @@ def _whole(value: Value) -> TensorView:
     if value.on_host:
         return TensorView(value.index, 0, (), (), value.dtype)
     return TensorView(value.index, 0, (value.size_bytes,), (1,), "uint8")
+
+
+def settle(program: Program, folded: Set[int]) -> Rewritten:
+    """Fold, and drop the launches whose results nobody sees then."""
+    without = fold(program, folded)
+    alive = remove_dead_launches(without.program)
+    positions = {
+        old: alive.positions[new]
+        for old, new in without.positions.items()
+        if new in alive.positions
+    }
+    return Rewritten(alive.program, positions)

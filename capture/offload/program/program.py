@@ -121,6 +121,12 @@ class Program:
         return next((one for one in callees if isinstance(one, Opaque)), None)
 
     @property
+    def written_values(self) -> frozenset[int]:
+        """What launches write; an opaque one all inputs, as a write of the same bytes is unseen."""
+        written = frozenset(index for launch in self.launches for index in launch.writes)
+        return written if self.opaque is None else written.union(one.value for one in self.inputs)
+
+    @property
     def is_random(self) -> bool:
         """Whether a launch draws from a generator."""
         return any(launch.random for launch in self.launches)

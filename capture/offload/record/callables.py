@@ -37,13 +37,18 @@ def module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
     return owner if isinstance(owner, torch.nn.Module) else None
 
 
-def parameters_of(function: Callable[..., Any] | None) -> Parameters:
-    """The names by which arguments may be given."""
+def signature_of(function: Callable[..., Any] | None) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a function, or of a module's forward; none where they cannot be told."""
     target: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
-        parameters = inspect.signature(target).parameters.values()
+        return tuple(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
-        return Parameters()
+        return ()
+
+
+def parameters_of(function: Callable[..., Any] | None) -> Parameters:
+    """The names by which arguments may be given."""
+    parameters = signature_of(function)
     only, either = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     keyword_only = inspect.Parameter.KEYWORD_ONLY
     return Parameters(

@@ -13,6 +13,7 @@ from offload.errors import CaptureError
 from offload.program.family import Dim, SizePlace
 from offload.program.structure import Structure
 from offload.record.call_arguments import CallArguments
+from offload.record.callables import signature_of
 
 DynamicShapes = Mapping[str, Any] | Sequence[Any]
 """By parameter name, or in the order of positional arguments: for a tensor a mapping of axes to
@@ -100,17 +101,9 @@ def _parts(
     yield from ((name, one, dynamic_shapes[at]) for at, (name, one) in enumerate(every))
 
 
-def _signature(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    target: Any = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        return list(inspect.signature(target).parameters.values())
-    except (TypeError, ValueError):
-        return []
-
-
 def _names(function: Callable[..., Any], n_positional: int) -> list[Any]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names: list[Any] = [one.name for one in _signature(function) if one.kind in kinds]
+    names: list[Any] = [one.name for one in signature_of(function) if one.kind in kinds]
     return [*names[:n_positional], *range(len(names), n_positional)]
 
 
@@ -119,7 +112,7 @@ def _of_rest(
 ) -> dict[Any, Any]:
     """What is said of `*args` under its name, by the numbers of these arguments."""
     kind = inspect.Parameter.VAR_POSITIONAL
-    rest = next((one.name for one in _signature(function) if one.kind is kind), None)
+    rest = next((one.name for one in signature_of(function) if one.kind is kind), None)
     if rest not in said:
         return {}
     of_rest = said.pop(rest)

@@ -87,19 +87,21 @@ def family_of(
     guards = _guards(sizes)
     numbers = _Numbers(sizes)
     with sizes.deciding():
-        found = numbers_of(symbolic.program)
+        varying = numbers.varying(numbers_of(symbolic.program))
+    arguments = numbers.varying(constants_of(symbolic.arguments))
+    results = numbers.varying(constants_of(symbolic.results))
     family = Family(
         dims=tuple(sizes.dims),
         places=tuple(places),
         program=real.program,
         foldable=real.foldable,
-        varying=numbers.varying(found),
-        arguments=numbers.varying(constants_of(symbolic.arguments)),
-        results=numbers.varying(constants_of(symbolic.results)),
         expressions=tuple(numbers.expressions),
+        varying=varying,
         guards=guards,
+        arguments=arguments,
+        results=results,
     )
-    _check_same(family, symbolic, found, sizes)
+    _check_same(family, symbolic, sizes)
     return family
 
 
@@ -148,22 +150,18 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
     return tuple(guards)
 
 
-def _check_same(
-    family: Family, symbolic: SeenLaunches, numbers: Sequence[Any], sizes: SymbolicSizes
-) -> None:
+def _check_same(family: Family, symbolic: SeenLaunches, sizes: SymbolicSizes) -> None:
     """Refuse a Family that does not give the recorded Program at the recorded sizes.
 
     Raises:
         CaptureError: it does not.
     """
-    if len(numbers_of(family.program)) == len(numbers):
-        found = dataclasses.replace(symbolic, program=_at_recorded(symbolic, sizes))
-        difference = difference_of(family, found, family.program)
-        difference = difference or difference_of(
-            family, found, family.whole_at([one.recorded for one in family.dims])
-        )
-    else:
-        difference = "its tensors have another number of dimensions"
+    found = dataclasses.replace(symbolic, program=_at_recorded(symbolic, sizes))
+    recorded = [one.recorded for one in family.dims]
+    # Only where both have the same numbers do these stand at the same places.
+    difference = difference_of(family, found, family.program) or difference_of(
+        family, found, family.whole_at(recorded)
+    )
     if difference:
         raise CaptureError(
             "the call does something else where its sizes may vary, than where they are Python "

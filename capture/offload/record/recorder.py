@@ -12,8 +12,8 @@ import torch
 
 from offload.errors import CaptureError, OffloadError
 from offload.interpreter.own_generators import default_generator
-from offload.program import Overlap, Result, Role
-from offload.program.structure import OpaqueStructure, Structure, constants, flatten, unflatten
+from offload.program import Overlap
+from offload.program.structure import OpaqueStructure, Structure, constants, flatten
 from offload.record.call_arguments import CallArguments
 from offload.record.call_state import reachable_state, unseen_changes
 from offload.record.callables import (
@@ -25,7 +25,7 @@ from offload.record.callables import (
 from offload.record.device_formats import refuse_own_format
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_weights import FakeWeights
-from offload.record.host_constants import check_result, check_undrawn, may_be_host_constant
+from offload.record.host_constants import check_undrawn, may_be_host_constant
 from offload.record.input_overlaps import common_memory, written_overlaps
 from offload.record.input_samples import input_samples
 from offload.record.launches import LaunchRecorder
@@ -38,12 +38,13 @@ from offload.record.modes import (
     seeding_noticed,
     seeding_refused,
 )
-from offload.record.operators import check_plain, is_tensor
+from offload.record.operators import is_tensor
 from offload.record.plain_call import PlainCall, plain_call
 from offload.record.python_random import PythonRandom
-from offload.record.recorded_call import RecordedCall, Surroundings
-from offload.record.recording import Recording
+from offload.record.recorded_call import RecordedCall, Surroundings, called_again
+from offload.record.recording import Recording, recording_of
 from offload.record.recording_device import Allocations, recording_device, refuse_capturing
+from offload.record.results import GivenTensors, handed_out, result_of
 from offload.record.storages import StorageTable, alias
 from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients, root_module
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
@@ -238,6 +239,26 @@ class Recorder:
         enter(FunctionMode(self._log))
         enter(dispatch_mode(self._log))
 
+    def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Begin, and make a call that was made before; gives its result, to be finished.
+
+        Raises:
+            CaptureError: an argument cannot be recorded, or what was refused first; else whatever
+                the call raises. The recording is over then.
+        """
+        try:
+            args, kwargs = self.begin(args, kwargs)
+            with called_again():
+                return self._function(*args, **kwargs)
+        except Exception as error:
+            refusal = self.abandon()
+            if refusal is None or refusal is error:
+                raise
+            raise refusal from error
+        except BaseException:
+            self.abandon()
+            raise
+
     def abandon(self) -> OffloadError | None:
         """Stop without a Program: the call raised.
 
@@ -299,15 +320,9 @@ class Recorder:
             self._gradients.check()
             for tracked in unseen_changes(self.table, frozenset()):
                 tracked.written = True
-            called = plain_call(
-                str(self._log.guards.deferred),
-                self._log.guards.refused_at,
-                results=tensors,
-                structure=structure,
-                table=self.table,
-                drawn=DrawnBefore(self._log.launches, self._log.outcomes),
-            )
-            return self._handed_out(result, tensors, structure), called
+            guards = self._log.guards
+            called = self._plain_call(str(guards.deferred), guards.refused_at, tensors, structure)
+            return handed_out(result, tensors, structure, self._given), called
 
     def _taken_apart(self, result: Any) -> tuple[list[torch.Tensor], Structure]:
         self._arguments.check_unchanged(self._call, self._inputs, self.table)
@@ -335,14 +350,14 @@ class Recorder:
         """
         if self._returned is None or not self._answers.may_matter():
             return None
-        tensors, structure = self._returned
+        return self._plain_call(refusal, why, *self._returned)
+
+    def _plain_call(
+        self, refusal: str, read: str, tensors: Sequence[torch.Tensor], structure: Structure
+    ) -> PlainCall:
+        drawn = DrawnBefore(self._log.launches, self._log.outcomes)
         return plain_call(
-            refusal,
-            why,
-            results=tensors,
-            structure=structure,
-            table=self.table,
-            drawn=DrawnBefore(self._log.launches, self._log.outcomes),
+            refusal, read, results=tensors, structure=structure, table=self.table, drawn=drawn
         )
 
     def finish_seen(self, result: Any) -> SeenLaunches:
@@ -356,6 +371,10 @@ class Recorder:
             overlaps, _ = self._check_state()
             return self._seen(tensors, structure).launches(overlaps)
 
+    @property
+    def _given(self) -> GivenTensors:
+        return GivenTensors(self._arguments.tensors, self._inputs, self.table)
+
     def _deciding(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._fakes is None else self._fakes.deciding()
 
@@ -368,7 +387,7 @@ class Recorder:
             self._samples,
             self._parameters,
             self._fakes,
-            tuple(self._result(tensor) for tensor in tensors),
+            tuple(result_of(one, self._log, self._inputs) for one in tensors),
             structure,
             self._caller,
             self._root,
@@ -381,10 +400,12 @@ class Recorder:
         seen = self._seen(tensors, structure)
         overlaps, overlapping = self._check_state()
         self._compare_with_plain(result, tensors)
-        recording = self._recording(seen, overlaps, tuple(tensors), overlapping)
+        recording = recording_of(
+            seen, overlaps, tuple(tensors), overlapping, keeps_seen=self._keeps_seen
+        )
         if self._log.allows_unseen:
             recording = self._with_opaque_form(recording, seen, overlaps)
-        return self._handed_out(result, tensors, structure), recording
+        return handed_out(result, tensors, structure, self._given), recording
 
     def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Hold a call that was told that it is being compiled against the same one untold.
@@ -403,28 +424,6 @@ class Recorder:
             f"avoided: {self._read_untold}: the model was told that it is being compiled "
             f"(torch.compiler.is_compiling), and {outcome}"
         )
-
-    def _handed_out(
-        self, result: Any, tensors: Sequence[torch.Tensor], structure: Structure
-    ) -> Any:
-        """A result around the caller's own tensors, or some that know nothing of their twins."""
-        handed_out = [self._own(tensor) for tensor in tensors]
-        same = all(one is other for one, other in zip(handed_out, tensors, strict=True))
-        return result if same else unflatten(structure, handed_out)
-
-    def _own(self, tensor: torch.Tensor) -> torch.Tensor:
-        leaf = self._input_leaf(tensor)
-        if leaf >= 0:
-            given: torch.Tensor = self._arguments.tensors[leaf]
-            return given
-        tracked = self.table.find(tensor)
-        is_view = tracked is not None and tracked.value.role is Role.INPUT
-        return tensor.detach() if is_view else tensor
-
-    def _input_leaf(self, tensor: torch.Tensor) -> int:
-        """The position among the inputs of a tensor that is one of them; -1 of another."""
-        leaves = (leaf for leaf, given in enumerate(self._inputs) if tensor is given)
-        return next(leaves, -1)
 
     def check_unchanged(self) -> None:
         """Make sure that calls made since the recorded one have left Python's state alone.
@@ -461,45 +460,6 @@ class Recorder:
         overlaps = written_overlaps(self.table, self._arguments.tensors, self._inputs)
         leaves = {leaf for one in overlaps for leaf in (one.first, one.second)}
         return overlaps, {self.table.of(self._inputs[leaf]).storage._cdata for leaf in leaves}
-
-    def _result(self, tensor: torch.Tensor) -> Result:
-        check_plain(tensor, "a result")
-        refuse_own_format(tensor, "a result")
-        tracked = self._log.track(tensor, "the result")
-        check_result(tracked, self.table.device)
-        return Result(self.table.view(tensor, tracked), self._input_leaf(tensor))
-
-    def _recording(
-        self,
-        seen: SeenCall,
-        overlaps: tuple[Overlap, ...],
-        results: tuple[torch.Tensor, ...],
-        overlapping: Set[int],
-    ) -> Recording:
-        written = [
-            one
-            for one in self.table
-            if one.is_state
-            and one.storage.device.type != "meta"
-            and (one.written or one.storage._cdata in overlapping)
-        ]
-        return Recording(
-            seen.bound_program(overlaps),
-            device=self.table.device,
-            before={one.storage._cdata: one.kept() for one in written},
-            after={one.storage._cdata: one.own_content().clone() for one in written},
-            results=results,
-            input_tensors=tuple(self._inputs),
-            generator_states=tuple(state for _, state in self._log.generators),
-            outcomes=tuple(self._log.outcomes),
-            has_drawn=any(
-                not torch.equal(generator.get_state(), before)
-                for generator, before in self._log.generators
-            ),
-            has_unwritten=any(one.unwritten_at_birth for one in self.table),
-            computed=self._fakes is None,
-            seen=seen.launches(overlaps) if self._keeps_seen else None,
-        )
 
     def _with_opaque_form(
         self, recording: Recording, seen: SeenCall, overlaps: tuple[Overlap, ...]

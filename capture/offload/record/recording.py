@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 
-from offload.program import BoundProgram, Opaque
+from offload.program import BoundProgram, Opaque, Overlap
 from offload.record.random_outcomes import RandomOutcome
-from offload.record.whole_program import SeenLaunches
+from offload.record.whole_program import SeenCall, SeenLaunches
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,3 +65,49 @@ class Recording:
         program = dataclasses.replace(self.opaque.program, launches=(launch,))
         bound = BoundProgram(program, self.opaque.bindings)
         return dataclasses.replace(self, bound=bound, has_unwritten=False)
+
+
+def recording_of(
+    seen: SeenCall,
+    overlaps: tuple[Overlap, ...],
+    results: tuple[torch.Tensor, ...],
+    overlapping: Set[int],
+    *,
+    keeps_seen: bool,
+) -> Recording:
+    """The Recording of a call that is over.
+
+    Args:
+        seen: what was seen of it.
+        overlaps: of the inputs.
+        results: the tensors that it returned.
+        overlapping: the storages of inputs that overlap, by identity.
+        keeps_seen: all that was seen is kept.
+
+    Raises:
+        CaptureError: it has written state of which nobody kept what it was.
+    """
+    table, generators = seen.table, tuple(seen.log.generators)
+    written = [
+        one
+        for one in table
+        if one.is_state
+        and one.storage.device.type != "meta"
+        and (one.written or one.storage._cdata in overlapping)
+    ]
+    return Recording(
+        seen.bound_program(overlaps),
+        device=table.device,
+        before={one.storage._cdata: one.kept() for one in written},
+        after={one.storage._cdata: one.own_content().clone() for one in written},
+        results=results,
+        input_tensors=tuple(seen.inputs),
+        generator_states=tuple(state for _, state in generators),
+        outcomes=tuple(seen.log.outcomes),
+        has_drawn=any(
+            not torch.equal(generator.get_state(), before) for generator, before in generators
+        ),
+        has_unwritten=any(one.unwritten_at_birth for one in table),
+        computed=seen.fakes is None,
+        seen=seen.launches(overlaps) if keeps_seen else None,
+    )

@@ -13,7 +13,6 @@ from offload.record.callables import parameters_of
 from offload.record.dynamic_shapes import VaryingSizes
 from offload.record.fake_weights import device_of_call
 from offload.record.family import check_family, family_of, without_unused
-from offload.record.recorded_call import called_again
 from offload.record.recorder import Recorder
 from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
 from offload.record.whole_program import SeenLaunches
@@ -82,19 +81,13 @@ class SecondRecordings:
             read_untold=self._read_untold,
         )
         try:
-            args, kwargs = recorder.begin(*self._arguments(sizes.sizes))
-            with called_again():
-                result = self._function(*args, **kwargs)
+            result = recorder.call_again(*self._arguments(sizes.sizes))
         except Exception as error:
-            refusal = recorder.abandon() or error
             raise CaptureError(
-                f"the call was recorded, and cannot be {how}: {type(refusal).__qualname__}: "
-                f"{str(refusal).partition(_TRACE)[0]}; declare a smaller Dim, or leave out "
+                f"the call was recorded, and cannot be {how}: {type(error).__qualname__}: "
+                f"{str(error).partition(_TRACE)[0]}; declare a smaller Dim, or leave out "
                 "dynamic_shapes"
             ) from error
-        except BaseException:
-            recorder.abandon()
-            raise
         try:
             return recorder.finish_seen(result)
         except OffloadError as error:

@@ -95,7 +95,7 @@ def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
 
 
 def _rounded(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
-    """One operation on fractions, which was kept apart from others (`symbolic_sizes`)."""
+    """One operation on fractions, which was kept apart from others (`watched_numbers`)."""
     if node.func is sympy.Pow and node.exp == 2:
         parts = [_code(node.base, positions)] * 2
         return _chain(parts, "multiply")

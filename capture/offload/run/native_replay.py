@@ -145,9 +145,7 @@ def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlo
     written, or may be by unseen work, is copied back; a result that is an input or a view of it is
     made of the caller's tensor, copied or not.
     """
-    written = {index for launch in program.launches for index in launch.writes}
-    if program.opaque is not None:  # a write that left the same bytes was not observed
-        written |= {view.value for view in program.inputs}
+    written = program.written_values
     together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
     nodes = {} if loaded.set_nodes is None else loaded.set_nodes.of_slot
     slots = []

@@ -7,7 +7,6 @@ copy out after them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 
 from offload.program import Program, Role, is_dense
 
@@ -36,14 +35,8 @@ def copied_value(program: Program, value: int) -> CopiedValue:
         value,
         program.values[value].size_bytes,
         copied_in=is_input,
-        copied_out=not is_input or value in written_values(program),
+        copied_out=not is_input or value in program.written_values,
     )
-
-
-def written_values(program: Program) -> Set[int]:
-    """What launches write; an opaque one all inputs, as a write of the same bytes is not seen."""
-    written = {index for launch in program.launches for index in launch.writes}
-    return written if program.opaque is None else written | {one.value for one in program.inputs}
 
 
 def why_uncopiable(program: Program, value: int) -> str:
@@ -57,7 +50,7 @@ def why_uncopiable(program: Program, value: int) -> str:
                 f"{first} and {second} share memory, and one of them is written: a captured model "
                 "works on copies of inputs, which would not share it; pass a clone() of one"
             )
-    is_written = value in written_values(program)
+    is_written = value in program.written_values
     for view in program.inputs:
         if view.value == value and is_written and not is_dense(view.shape, view.strides):
             return (

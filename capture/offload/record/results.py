@@ -1,0 +1,69 @@
+"""The tensors that a recorded call returned: as views of Values, and as the caller gets them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from offload.program import Result, Role
+from offload.program.structure import Structure, unflatten
+from offload.record.device_formats import refuse_own_format
+from offload.record.host_constants import check_result
+from offload.record.launches import LaunchRecorder
+from offload.record.operators import check_plain
+from offload.record.storages import StorageTable
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GivenTensors:
+    """What a caller gave, and what stood for it in the recording.
+
+    Attributes:
+        own: the caller's own tensors.
+        twins: those that the call was given instead, in the same order.
+        table: where the twins are tracked.
+    """
+
+    own: Sequence[torch.Tensor]
+    twins: Sequence[torch.Tensor]
+    table: StorageTable
+
+
+def result_of(tensor: torch.Tensor, log: LaunchRecorder, inputs: Sequence[torch.Tensor]) -> Result:
+    """A tensor of the result as a view of its Value.
+
+    Raises:
+        CaptureError: no Program can return it.
+    """
+    check_plain(tensor, "a result")
+    refuse_own_format(tensor, "a result")
+    tracked = log.track(tensor, "the result")
+    check_result(tracked, log.table.device)
+    return Result(log.table.view(tensor, tracked), _leaf(tensor, inputs))
+
+
+def handed_out(
+    result: Any, tensors: Sequence[torch.Tensor], structure: Structure, given: GivenTensors
+) -> Any:
+    """A result around the caller's own tensors, or some that know nothing of their twins."""
+    own = [_own(tensor, given) for tensor in tensors]
+    same = all(one is other for one, other in zip(own, tensors, strict=True))
+    return result if same else unflatten(structure, own)
+
+
+def _own(tensor: torch.Tensor, given: GivenTensors) -> torch.Tensor:
+    leaf = _leaf(tensor, given.twins)
+    if leaf >= 0:
+        return given.own[leaf]
+    tracked = given.table.find(tensor)
+    is_view = tracked is not None and tracked.value.role is Role.INPUT
+    return tensor.detach() if is_view else tensor
+
+
+def _leaf(tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> int:
+    """The position among the inputs of a tensor that is one of them; -1 of another."""
+    leaves = (leaf for leaf, given in enumerate(inputs) if tensor is given)
+    return next(leaves, -1)
