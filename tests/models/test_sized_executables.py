@@ -169,3 +169,28 @@ def test_weights_that_are_bound_again_are_so_in_every_instance(loaded):
     run.rebind_weights()
     for x in (*inputs, torch.randn(2, 11, 16)):
         assert torch.equal(run(x), one(x))
+
+
+def test_sizes_that_are_ready_do_not_wait_for_others(loaded, monkeypatch):
+    one, run = loaded
+    run(torch.randn(2, 8, 16))
+    begun, may_end = threading.Event(), threading.Event()
+    load = run._load
+
+    def slow(bound):
+        begun.set()
+        assert may_end.wait(60)
+        return load(bound)
+
+    monkeypatch.setattr(run, "_load", slow)
+    x, results = torch.randn(2, 8, 16), []
+    other = threading.Thread(target=lambda: results.append(run(torch.randn(2, 9, 16))))
+    other.start()
+    assert begun.wait(60)
+    assert torch.equal(run(x), one(x))  # while the other size is made
+    assert run.instances.was_hit
+    assert run.instances.misses == 1
+    may_end.set()
+    other.join()
+    assert results[0].shape == (2, 9, 4)
+    assert (run.instances.misses, run.instances.hits) == (2, 1)
