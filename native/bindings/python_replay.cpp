@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -110,7 +111,15 @@ py::dict Arguments::keyword() const {
   return all;
 }
 
-bool PythonReplay::Place::take(PyObject* given, Tensors& tensors) const {
+bool PythonReplay::Place::take(PyObject* given, Tensors& tensors, Sizes& sizes) const {
+  if (dim) {
+    if (!PyLong_CheckExact(given)) return false;
+    int overflow = 0;
+    const long long size = PyLong_AsLongLongAndOverflow(given, &overflow);
+    if (overflow != 0 || sizes[*dim].value_or(size) != size) return false;
+    sizes[*dim] = size;
+    return true;
+  }
   if (is_tensor) {
     if (!THPVariable_CheckExact(given)) return false;  // of a subclass Python says more
     tensors.push_back(THPVariable_Unpack(given));
@@ -131,10 +140,11 @@ bool PythonReplay::Place::take(PyObject* given, Tensors& tensors) const {
 
 PythonReplay::PythonReplay(std::shared_ptr<Replay> replay, const py::object& positional,
                            const py::object& keyword, const std::string& result_form,
-                           PythonSide python)
+                           PythonSide python, std::optional<VaryingSizes> sizes)
     : replay_(std::move(replay)),
       plain_(!positional.is_none()),
       python_(std::move(python)),
+      sizes_(std::move(sizes)),
       warns_of_gradients_(!python_.warn_of_gradients.is_none()) {
   if (plain_) {
     for (const py::handle place : positional) positional_.push_back(to_place(place));
@@ -149,8 +159,9 @@ PythonReplay::PythonReplay(std::shared_ptr<Replay> replay, const py::object& pos
 }
 
 PythonReplay::Place PythonReplay::to_place(py::handle place) {
-  const auto pair = py::reinterpret_borrow<py::tuple>(place);
-  return Place{pair[0].cast<bool>(), py::reinterpret_borrow<py::object>(pair[1])};
+  const auto parts = py::reinterpret_borrow<py::tuple>(place);
+  return Place{parts[0].cast<bool>(), py::reinterpret_borrow<py::object>(parts[1]),
+               parts.size() > 2 ? std::optional(parts[2].cast<std::size_t>()) : std::nullopt};
 }
 
 py::object PythonReplay::execute(const Arguments& arguments) const {
@@ -168,7 +179,7 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
   auto call = std::make_shared<Call>();
   call->call_ns = begin_ns;
   check_caller();
-  take_tensors(arguments, call->inputs);
+  take_tensors(arguments, *call);
   if (arguments.out() != nullptr) take_buffers(arguments.out(), call->given_results);
   if (arguments.feature_map() != nullptr) {
     python_.check_feature_map(py::handle(arguments.feature_map()));
@@ -238,31 +249,65 @@ py::object PythonReplay::result(Call& call) const {
   py::list items;
   for (at::Tensor& tensor : tensors) items.append(from_tensor(std::move(tensor)));
   if (form_ == ResultForm::kList) return items;
+  if (call.instance) {
+    return python_.build_result(std::move(items), py::tuple(py::cast(call.instance->sizes)));
+  }
   return python_.build_result(std::move(items));
 }
 
-void PythonReplay::take_tensors(const Arguments& arguments, Tensors& tensors) const {
-  if (plain_ && take_plain(arguments, tensors)) return;
-  const auto found = to_tensors(python_.match(arguments.positional(), arguments.keyword()));
-  tensors.assign(found.begin(), found.end());
+void PythonReplay::take_tensors(const Arguments& arguments, Call& call) const {
+  Sizes sizes(sizes_ ? sizes_->n_dims : 0);
+  if (!plain_ || !take_plain(arguments, call.inputs, sizes)) {
+    const auto found = to_tensors(python_.match(arguments.positional(), arguments.keyword()));
+    call.inputs.assign(found.begin(), found.end());
+    std::fill(sizes.begin(), sizes.end(), std::nullopt);
+  }
+  if (sizes_) take_sizes(arguments, std::move(sizes), call);
 }
 
 // The frequent case, without a Python frame: tensors and constants as recorded.
-bool PythonReplay::take_plain(const Arguments& arguments, Tensors& tensors) const {
+bool PythonReplay::take_plain(const Arguments& arguments, Tensors& tensors, Sizes& sizes) const {
   if (arguments.n_positional() != positional_.size() || arguments.n_keyword() != keyword_.size()) {
     return false;
   }
   tensors.reserve(replay_->spec().inputs.size());
   for (std::size_t index = 0; index < positional_.size(); ++index) {
-    if (!positional_[index].take(arguments.positional(index), tensors)) {
+    if (!positional_[index].take(arguments.positional(index), tensors, sizes)) {
       return tensors.clear(), false;
     }
   }
   for (const auto& [name, place] : keyword_) {
     PyObject* const given = arguments.keyword(name.ptr());
-    if (given == nullptr || !place.take(given, tensors)) return tensors.clear(), false;
+    if (given == nullptr || !place.take(given, tensors, sizes)) return tensors.clear(), false;
   }
   return true;
+}
+
+// Whether the inputs tell all sizes that no integer has told, and nothing else of these.
+bool PythonReplay::read_axes(const Tensors& tensors, Sizes& sizes) const {
+  for (const auto& [dim, input, axis] : sizes_->axes) {
+    const at::Tensor& tensor = tensors[input];
+    if (static_cast<std::size_t>(tensor.dim()) <= axis) return false;
+    const std::int64_t size = tensor.size(static_cast<std::int64_t>(axis));
+    if (sizes[dim].value_or(size) != size) return false;
+    sizes[dim] = size;
+  }
+  return std::all_of(sizes.begin(), sizes.end(), [](const auto& size) { return size.has_value(); });
+}
+
+void PythonReplay::take_sizes(const Arguments& arguments, Sizes sizes, Call& call) const {
+  std::vector<std::int64_t> found;
+  if (read_axes(call.inputs, sizes)) {
+    for (const auto& size : sizes) found.push_back(*size);
+  } else {
+    found =
+        sizes_->find(arguments.positional(), arguments.keyword()).cast<std::vector<std::int64_t>>();
+  }
+  call.sizes_found.was_ready = true;
+  call.instance = sizes_->instances->ready(found);
+  if (call.instance) return;
+  const GilReleased release;
+  call.instance = sizes_->instances->make(found, call.sizes_found);
 }
 
 void PythonReplay::take_buffers(PyObject* out, Tensors& buffers) const {

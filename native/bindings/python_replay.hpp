@@ -65,7 +65,7 @@ struct RecordedCaller {
 // What Python code does for calls, where they are not of the frequent kind.
 struct PythonSide {
   pybind11::object match;          // (args, kwargs): the tensors
-  pybind11::object build_result;   // (tensors): what the model returns
+  pybind11::object build_result;   // (tensors), or (tensors, sizes): what the model returns
   pybind11::object match_buffers;  // (out): the buffers, by result
   pybind11::object check_feature_map;
   pybind11::object current_stream;  // (device): the handle; or None, where torch's is the driver's
@@ -75,6 +75,22 @@ struct PythonSide {
   pybind11::object warn_of_gradients;    // called once, at a call that would record them; or None
 };
 
+// Where a call tells a size: an axis of an input.
+struct SizedAxis {
+  std::size_t dim = 0;
+  std::size_t input = 0;
+  std::size_t axis = 0;
+};
+
+// What is known of calls whose sizes vary. An integer that is a size stands as such among the
+// recorded arguments.
+struct VaryingSizes {
+  std::shared_ptr<Instances> instances;
+  std::size_t n_dims = 0;
+  std::vector<SizedAxis> axes;
+  pybind11::object find;  // (args, kwargs): the sizes; raises where they are told otherwise
+};
+
 // A replay with the Python side of its calls.
 //
 // Owner: Python. Errors: as Replay, and what the Python side raises.
@@ -82,8 +98,10 @@ class PythonReplay {
  public:
   // `positional`, `keyword`: the recorded arguments as (is_tensor, constant), or None where only
   // `match` can compare; `result_form`: tensor, list or tuple, or other for `build_result`.
+  // A size stands there as (false, None, its dim).
   PythonReplay(std::shared_ptr<Replay> replay, const pybind11::object& positional,
-               const pybind11::object& keyword, const std::string& result_form, PythonSide python);
+               const pybind11::object& keyword, const std::string& result_form, PythonSide python,
+               std::optional<VaryingSizes> sizes);
 
   Replay& replay() const { return *replay_; }
 
@@ -97,21 +115,27 @@ class PythonReplay {
   pybind11::object result(Call& call) const;
 
  private:
+  // The sizes of a call, by dim; none: nothing has told it yet.
+  using Sizes = c10::SmallVector<std::optional<std::int64_t>, 4>;
+
   // One place in a call's arguments: a tensor, or a constant that must be the same again.
   struct Place {
     bool is_tensor = false;
     pybind11::object constant;
+    std::optional<std::size_t> dim;  // an integer stands here, which is its size
 
-    // Appends the tensor at this place; false if something else stands there.
-    bool take(PyObject* given, Tensors& tensors) const;
+    // Appends the tensor at this place, or sets a size; false if something else stands there.
+    bool take(PyObject* given, Tensors& tensors, Sizes& sizes) const;
   };
 
   // How the results go back to the caller, and buffers for them come.
   enum class ResultForm : std::uint8_t { kTensor, kList, kTuple, kOther };
 
   static Place to_place(pybind11::handle place);
-  void take_tensors(const Arguments& arguments, Tensors& tensors) const;
-  bool take_plain(const Arguments& arguments, Tensors& tensors) const;
+  void take_tensors(const Arguments& arguments, Call& call) const;
+  bool take_plain(const Arguments& arguments, Tensors& tensors, Sizes& sizes) const;
+  void take_sizes(const Arguments& arguments, Sizes sizes, Call& call) const;
+  bool read_axes(const Tensors& tensors, Sizes& sizes) const;
   void take_buffers(PyObject* out, Tensors& buffers) const;
   bool take_plain(PyObject* out, Tensors& buffers) const;
   void check_caller() const;
@@ -125,6 +149,7 @@ class PythonReplay {
   std::vector<std::pair<pybind11::object, Place>> keyword_;
   ResultForm form_;
   PythonSide python_;
+  std::optional<VaryingSizes> sizes_;
   mutable std::atomic<bool> warns_of_gradients_;
 };
 

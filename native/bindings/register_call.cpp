@@ -46,24 +46,29 @@ void register_call(py::module_& module) {
            py::arg("shape"), py::arg("strides"), py::arg("dtype"), py::arg("conjugate"),
            py::arg("negative"));
   py::class_<InputSpec>(module, "InputSpec")
-      .def(py::init<std::string, TensorLayout, std::size_t, bool, bool, bool, std::size_t, bool,
-                    bool>(),
-           py::kw_only(), py::arg("name"), py::arg("layout"), py::arg("slot"), py::arg("written"),
+      .def(py::init<std::string, std::size_t, bool, bool, bool, std::size_t, bool, bool>(),
+           py::kw_only(), py::arg("name"), py::arg("slot"), py::arg("written"),
            py::arg("may_be_written") = false, py::arg("returned_as_view") = false,
            py::arg("alignment_bytes") = 1, py::arg("copied") = false, py::arg("on_host") = false);
   py::class_<OutputSpec>(module, "OutputSpec")
-      .def(py::init<std::string, std::size_t, std::size_t, bool, std::size_t, bool>(),
-           py::kw_only(), py::arg("name"), py::arg("slot"), py::arg("size_bytes"),
-           py::arg("operator_allocated"), py::arg("alignment_bytes") = 1,
-           py::arg("copied") = false);
+      .def(py::init<std::string, std::size_t, bool, std::size_t, bool>(), py::kw_only(),
+           py::arg("name"), py::arg("slot"), py::arg("operator_allocated"),
+           py::arg("alignment_bytes") = 1, py::arg("copied") = false);
   py::enum_<ResultSource>(module, "ResultSource")
       .value("INPUT", ResultSource::kInput)
       .value("WEIGHT", ResultSource::kWeight)
       .value("OUTPUT", ResultSource::kOutput);
   py::class_<ResultSpec>(module, "ResultSpec")
-      .def(py::init<ResultSource, std::size_t, std::int64_t, TensorLayout, bool, bool>(),
-           py::kw_only(), py::arg("source"), py::arg("index"), py::arg("offset_bytes"),
-           py::arg("layout"), py::arg("is_argument"), py::arg("covers_output"));
+      .def(py::init<ResultSource, std::size_t, bool>(), py::kw_only(), py::arg("source"),
+           py::arg("index"), py::arg("is_argument"));
+  py::class_<ResultShape>(module, "ResultShape")
+      .def(py::init<std::int64_t, TensorLayout, bool>(), py::kw_only(), py::arg("offset_bytes"),
+           py::arg("layout"), py::arg("covers_output"));
+  py::class_<CallShapes>(module, "CallShapes")
+      .def(py::init<std::vector<TensorLayout>, std::vector<std::size_t>, std::vector<ResultShape>,
+                    std::size_t>(),
+           py::kw_only(), py::arg("inputs"), py::arg("outputs_bytes"), py::arg("results"),
+           py::arg("feature_map_bytes"));
   py::class_<WeightSpec>(module, "WeightSpec")
       .def(py::init(&weight_spec), py::kw_only(), py::arg("name"), py::arg("slot"),
            py::arg("size_bytes"), py::arg("written"), py::arg("holders"), py::arg("layouts"),
@@ -85,8 +90,8 @@ void register_call(py::module_& module) {
       .def(py::init([](const std::string& device, std::vector<InputSpec> inputs,
                        std::vector<OutputSpec> outputs, std::vector<ResultSpec> results,
                        std::vector<WeightSpec> weights, std::vector<OverlapSpec> overlaps,
-                       std::size_t feature_map_slot, std::size_t feature_map_bytes,
-                       std::size_t alignment_bytes, std::vector<HostConstantSpec> host_constants) {
+                       std::size_t feature_map_slot, std::size_t alignment_bytes, CallShapes shapes,
+                       std::vector<HostConstantSpec> host_constants) {
              return CallSpec{c10::Device(device),
                              std::move(inputs),
                              std::move(outputs),
@@ -95,15 +100,15 @@ void register_call(py::module_& module) {
                              std::move(host_constants),
                              std::move(overlaps),
                              feature_map_slot,
-                             feature_map_bytes,
                              alignment_bytes,
+                             std::move(shapes),
                              false,
                              {},
                              false};
            }),
            py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
            py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),
-           py::arg("feature_map_bytes"), py::arg("alignment_bytes"),
+           py::arg("alignment_bytes"), py::arg("shapes"),
            py::arg("host_constants") = std::vector<HostConstantSpec>());
 }
 

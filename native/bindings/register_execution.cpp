@@ -68,6 +68,17 @@ void register_execution(py::module_& module) {
       .def_property_readonly("patch_ns", &LastExecution::patch_ns)
       .def_property_readonly("submit_ns", &LastExecution::submit_ns)
       .def_property_readonly("device_ns", &LastExecution::device_ns)
+      .def_property_readonly("sizes_were_ready",
+                             [](const LastExecution& last) -> std::optional<bool> {
+                               if (!last.sizes_found) return std::nullopt;
+                               return last.sizes_found->was_ready;
+                             })
+      .def_property_readonly("prepare_sizes_ns",
+                             [](const LastExecution& last) -> std::uint64_t {
+                               return last.sizes_found ? last.sizes_found->prepare_ns : 0;
+                             })
+      .def_readonly("sizes", &LastExecution::sizes)
+      .def_readonly("resize_ns", &LastExecution::resize_ns)
       .def_readonly("bytes_copied", &LastExecution::bytes_copied)
       .def_readonly("outputs_allocated", &LastExecution::outputs_allocated)
       .def_readonly("bytes_streamed", &LastExecution::bytes_streamed)

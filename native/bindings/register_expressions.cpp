@@ -1,48 +1,16 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
-#include <string>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "offload/expressions.hpp"
+#include "expression_codes.hpp"
 #include "registers.hpp"
 
 namespace py = pybind11;
 
 namespace offload {
 namespace {
-
-// Integers come first, so that no Python integer becomes a fraction.
-using Operand = std::variant<std::int64_t, double>;
-using Code = std::vector<std::pair<std::string, Operand>>;
-
-Instruction to_instruction(const std::string& name, const Operand& operand) {
-  for (std::size_t index = 0; index < kOperationCount; ++index) {
-    if (name != kOperationNames[index]) continue;
-    Instruction instruction{static_cast<Operation>(index), {}};
-    if (const auto* const integer = std::get_if<std::int64_t>(&operand)) {
-      instruction.operand.integer = *integer;
-    } else {
-      instruction.operand = {true, 0, std::get<double>(operand)};
-    }
-    if (instruction.operand.is_real != (instruction.operation == Operation::kReal)) {
-      throw ExpressionError("an operation has an operand of another kind: " + name);
-    }
-    return instruction;
-  }
-  throw ExpressionError("an expression has an unknown operation: " + name);
-}
-
-Expressions make(std::size_t n_dims, const std::vector<Code>& codes) {
-  std::vector<std::vector<Instruction>> instructions;
-  for (const Code& code : codes) {
-    std::vector<Instruction>& added = instructions.emplace_back();
-    for (const auto& [name, operand] : code) added.push_back(to_instruction(name, operand));
-  }
-  return {n_dims, std::move(instructions)};
-}
 
 const std::int64_t* checked_sizes(const Expressions& expressions,
                                   const std::vector<std::int64_t>& sizes) {
@@ -53,11 +21,23 @@ const std::int64_t* checked_sizes(const Expressions& expressions,
   return sizes.data();
 }
 
+Operand to_operand(const Number& number) {
+  return number.is_real ? Operand(number.real) : Operand(number.integer);
+}
+
 Operand evaluate(const Expressions& expressions, std::size_t index,
                  const std::vector<std::int64_t>& sizes) {
   if (index >= expressions.size()) throw ExpressionError("there is no such expression");
-  const Number number = expressions.evaluate(index, checked_sizes(expressions, sizes));
-  return number.is_real ? Operand(number.real) : Operand(number.integer);
+  return to_operand(expressions.evaluate(index, checked_sizes(expressions, sizes)));
+}
+
+std::pair<Operand, Operand> bounds(const Expressions& expressions, std::size_t index,
+                                   const std::vector<std::int64_t>& least,
+                                   const std::vector<std::int64_t>& greatest) {
+  if (index >= expressions.size()) throw ExpressionError("there is no such expression");
+  const Bounds found = expressions.bounds(index, checked_sizes(expressions, least),
+                                          checked_sizes(expressions, greatest));
+  return {to_operand(found.least), to_operand(found.greatest)};
 }
 
 std::vector<Operand> evaluate_all(const Expressions& expressions,
@@ -75,9 +55,10 @@ void register_expressions(py::module_& module) {
   std::vector<std::string> names(kOperationNames, kOperationNames + kOperationCount);
   module.attr("OPERATIONS") = names;
   py::class_<Expressions>(module, "Expressions", "Arithmetic over sizes, as postfix code.")
-      .def(py::init(&make), py::arg("n_dims"), py::arg("codes"))
+      .def(py::init(&to_expressions), py::arg("n_dims"), py::arg("codes"))
       .def("__len__", &Expressions::size)
       .def("evaluate", &evaluate, py::arg("index"), py::arg("sizes"))
+      .def("bounds", &bounds, py::arg("index"), py::arg("least"), py::arg("greatest"))
       .def("evaluate_all", &evaluate_all, py::arg("sizes"));
 }
 

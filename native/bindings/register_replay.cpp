@@ -15,14 +15,25 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
-std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> triggers,
-                                          std::shared_ptr<Resident> resident, bool host_scheduled,
-                                          const py::object& positional, const py::object& keyword,
-                                          py::object match, const std::string& result_form,
-                                          py::object build_result, py::object match_buffers,
-                                          py::object check_feature_map, py::object current_stream,
-                                          py::object draw, bool drains_queue,
-                                          const py::object& caller, py::object warn_of_gradients) {
+// (instances, axes, find); or None.
+std::optional<VaryingSizes> to_sizes(const py::object& given) {
+  if (given.is_none()) return std::nullopt;
+  const auto parts = py::reinterpret_borrow<py::tuple>(given);
+  VaryingSizes sizes{parts[0].cast<std::shared_ptr<Instances>>(), 0, {}, parts[2]};
+  sizes.n_dims = sizes.instances->n_dims();
+  using Axis = std::tuple<std::size_t, std::size_t, std::size_t>;
+  for (const auto& [dim, input, axis] : parts[1].cast<std::vector<Axis>>()) {
+    sizes.axes.push_back({dim, input, axis});
+  }
+  return sizes;
+}
+
+std::unique_ptr<PythonReplay> make_replay(
+    CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
+    bool host_scheduled, const py::object& positional, const py::object& keyword, py::object match,
+    const std::string& result_form, py::object build_result, py::object match_buffers,
+    py::object check_feature_map, py::object current_stream, py::object draw, bool drains_queue,
+    const py::object& caller, py::object warn_of_gradients, const py::object& sizes) {
   std::shared_ptr<Replay> replay(
       new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
       delete_without_gil<Replay>);
@@ -42,7 +53,8 @@ std::unique_ptr<PythonReplay> make_replay(CallSpec spec, std::vector<Trigger> tr
       std::move(replay), positional, keyword, result_form,
       PythonSide{std::move(match), std::move(build_result), std::move(match_buffers),
                  std::move(check_feature_map), std::move(current_stream), std::move(draw),
-                 drains_queue, std::move(recorded), std::move(warn_of_gradients)});
+                 drains_queue, std::move(recorded), std::move(warn_of_gradients)},
+      to_sizes(sizes));
 }
 
 }  // namespace
@@ -64,7 +76,7 @@ void register_replay(py::module_& module) {
            py::arg("match_buffers"), py::arg("check_feature_map"),
            py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
            py::arg("drains_queue") = false, py::arg("caller") = py::none(),
-           py::arg("warn_of_gradients") = py::none())
+           py::arg("warn_of_gradients") = py::none(), py::arg("sizes") = py::none())
       .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
           py::call_guard<GilReleased>())

@@ -155,7 +155,8 @@ void register_residents(py::module_& module) {
   py::enum_<CpuMemory>(module, "CpuMemory")
       .value("PATCHED", CpuMemory::kPatched)
       .value("OPERATOR", CpuMemory::kOperator)
-      .value("KEPT", CpuMemory::kKept);
+      .value("KEPT", CpuMemory::kKept)
+      .value("OF_SIZES", CpuMemory::kOfSizes);
   py::class_<CpuSlot>(module, "CpuSlot")
       .def(py::init<std::size_t, CpuMemory>(), py::arg("size_bytes"), py::arg("memory"));
   py::class_<CpuTensor>(module, "CpuTensor")

@@ -11,6 +11,7 @@ void register_placement(pybind11::module_& module);
 void register_streaming(pybind11::module_& module);
 void register_call(pybind11::module_& module);
 void register_weight_stream(pybind11::module_& module);
+void register_instances(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
 void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);

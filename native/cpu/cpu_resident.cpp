@@ -228,6 +228,7 @@ void CpuResident::issue(std::size_t launch) {
 }
 
 void CpuResident::end_pass() {
+  if (!proved_ && places_) keep_proofs();
   proved_ = true;
   if (!stream_) return;
   if (discarded_in_ != stream_->generation()) discard_packed();

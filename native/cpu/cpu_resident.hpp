@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@ enum class CpuMemory : std::uint8_t {
   kPatched,   // somebody else: its address comes with the patches
   kOperator,  // the operator that makes what lies there, at each execution
   kKept,      // the resident, until it is closed
+  kOfSizes,   // what follows from the sizes of the executions
 };
 
 struct CpuSlot {
@@ -139,14 +141,53 @@ struct CpuLaunch {
   std::uint64_t outside_bytes = 0;  // allocated outside the arena, as counted once
 };
 
+// What of a resident varies with sizes.
+struct CpuSizes {
+  // A tensor that lies in the feature map, or has numbers that vary.
+  struct View {
+    std::size_t tensor = 0;             // of the resident
+    std::size_t value = 0;              // that it shows
+    std::vector<std::int64_t> numbers;  // its sizes, its strides, and its offset in bytes
+    std::vector<VaryingNumber> varying;
+  };
+
+  // A result that its operator allocates.
+  struct Made {
+    std::size_t launch = 0;
+    std::size_t index = 0;  // among those that the launch makes
+    std::vector<VaryingNumber> varying;
+  };
+
+  // A number that a launch is given, or an item of a list of such.
+  struct Scalar {
+    std::size_t launch = 0;
+    std::size_t argument = 0;
+    std::optional<std::size_t> item;
+    std::size_t expression = 0;
+  };
+
+  // A slot whose bytes vary, at whose base a Value lies.
+  struct Slot {
+    std::size_t slot = 0;
+    std::size_t value = 0;
+  };
+
+  std::vector<View> views;
+  std::vector<Made> made;
+  std::vector<Scalar> scalars;
+  std::vector<Slot> slots;
+  std::vector<Slot> constants;  // in the order of SizedProgram::constants
+  std::optional<std::size_t> feature_map;
+};
+
 // Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
 // used: run beside the functional operator on the live inputs, it must give the same bits and
 // leave guards around its results untouched. Likewise for launches that gather rows, with the
 // functional operator on those rows, read another way. Compiled code is proved by its own function.
 // The constructor throws OutOfMemory where there is no memory for slots that it keeps.
 // Launches wait for the weights that a stream brings: those that do not come are an ExecutionError
-// of the launch that needs them.
-class CpuResident final : public Resident, public WeightPasses {
+// of the launch that needs them. Where sizes vary, the first execution by each SizedPlaces proves.
+class CpuResident final : public Resident, public WeightPasses, public SizeChanges {
  public:
   // `stream`: what brings the weights; null: all of them stay where they are. Throws ExecutionError
   // for a stream that another resident has.
@@ -174,6 +215,11 @@ class CpuResident final : public Resident, public WeightPasses {
   // std::out_of_range for a launch that was not added, and std::invalid_argument without a stream.
   void set_packed_weights(std::vector<PackedWeight> weights);
 
+  // Says what varies with sizes, once all launches are added. Throws std::out_of_range for what
+  // does not exist, and std::invalid_argument for a scalar that is no number, a number of a view
+  // that it does not have, compiled code, or weights that a stream brings.
+  void set_sizes(CpuSizes sizes);
+
   const std::vector<CpuLaunch>& launches() const { return launches_; }
 
   // Has the next execution derive everything again. Any thread.
@@ -186,6 +232,9 @@ class CpuResident final : public Resident, public WeightPasses {
   void issue(std::size_t launch) override;
   Proof proof() const override { return proof_; }
   c10::DataPtr take(std::size_t slot) override;
+  SizeChanges* size_changes() override { return sizes_ ? this : nullptr; }
+  void check(const SizedProgram& sizes) const override;
+  void resize(const SizedProgram& sizes) override;
   WeightPasses* weight_passes() override { return stream_ ? this : nullptr; }
   void trace_weights(bool traced) override { traces_weights_ = traced; }
   PassReport take_pass() override { return stream_->take_report(); }
@@ -203,6 +252,9 @@ class CpuResident final : public Resident, public WeightPasses {
   std::uint64_t count_writes(const CpuKernel& kernel) const;
   std::uint64_t count_requests(const CpuKernel& kernel) const;
   void discard_packed();
+  void resize_slots(const SizedProgram& sizes);
+  void take_proofs_of(const SizedPlaces& places);
+  void keep_proofs();
   void end_pass();
   static void take_threads();
   [[noreturn]] void fail(const CpuLaunch& launch);
@@ -225,6 +277,9 @@ class CpuResident final : public Resident, public WeightPasses {
   std::vector<PackedWeight> packed_weights_;
   std::uint64_t discarded_in_ = 0;  // the generation in which that was done last
   bool traces_weights_ = false;
+  std::optional<CpuSizes> sizes_;
+  std::shared_ptr<const SizedPlaces> places_;                 // of the latest sizes
+  std::map<std::size_t, std::vector<CpuMode>> proved_modes_;  // by the number of places
   bool proved_ = false;
   std::atomic<std::uint64_t> n_requests_ = 1;  // before the first execution nothing is derived
   Proof proof_;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
 #include <string>
 #include <utility>
@@ -193,6 +194,124 @@ Number of_two(Operation operation, const Number& left, const Number& right) {
   }
 }
 
+// ---- bounds -------------------------------------------------------------------------------------
+
+bool is_one_number(const Bounds& bounds) { return compare(bounds.least, bounds.greatest) == 0; }
+
+Bounds over(std::initializer_list<Number> corners) {
+  Bounds found{*corners.begin(), *corners.begin()};
+  for (const Number& corner : corners) {
+    if (compare(corner, found.least) < 0) found.least = corner;
+    if (compare(corner, found.greatest) > 0) found.greatest = corner;
+  }
+  return found;
+}
+
+Bounds truth(bool may_be_false, bool may_be_true) {
+  return {integer(may_be_false ? 0 : 1), integer(may_be_true ? 1 : 0)};
+}
+
+bool may_be_true(const Bounds& bounds) {
+  return as_truth(bounds.least) || as_truth(bounds.greatest) || !is_one_number(bounds);
+}
+
+bool may_be_false(const Bounds& bounds) {
+  return compare(bounds.least, integer(0)) <= 0 && compare(bounds.greatest, integer(0)) >= 0;
+}
+
+// All but `not` grow with their operand.
+Bounds bounds_of_one(Operation operation, const Bounds& given) {
+  if (operation == Operation::kNot) return truth(may_be_true(given), may_be_false(given));
+  return {of_one(operation, given.least), of_one(operation, given.greatest)};
+}
+
+// Of a quotient or a remainder the divisor must have one sign.
+void check_divisor(const Bounds& divisor) {
+  if (may_be_false(divisor)) refuse("a size may be divided by 0");
+}
+
+Bounds bounds_of_remainder(const Bounds& left, const Bounds& right) {
+  check_divisor(right);
+  if (is_one_number(left) && is_one_number(right)) {
+    const Number only = of_two(Operation::kModulo, left.least, right.least);
+    return {only, only};
+  }
+  if (compare(right.least, integer(0)) < 0) return {add(right.least, integer(1)), integer(0)};
+  // Within one multiple of the divisor the remainder grows with what is divided.
+  if (is_one_number(right) &&
+      divide(as_integer(left.least), as_integer(right.least)).first ==
+          divide(as_integer(left.greatest), as_integer(right.least)).first) {
+    return {of_two(Operation::kModulo, left.least, right.least),
+            of_two(Operation::kModulo, left.greatest, right.least)};
+  }
+  return {integer(0), add(right.greatest, integer(-1))};
+}
+
+Bounds bounds_of_power(const Bounds& base, const Bounds& exponent) {
+  if (is_one_number(base) && is_one_number(exponent)) {
+    const Number only = power(base.least, exponent.least);
+    return {only, only};
+  }
+  if (compare(base.least, integer(1)) < 0) refuse("nothing is known of a power of this base");
+  return over({power(base.least, exponent.least), power(base.least, exponent.greatest),
+               power(base.greatest, exponent.least), power(base.greatest, exponent.greatest)});
+}
+
+Bounds bounds_of_comparison(Operation operation, const Bounds& left, const Bounds& right) {
+  const bool may_be_less = compare(left.least, right.greatest) < 0;
+  const bool may_be_greater = compare(left.greatest, right.least) > 0;
+  const bool may_be_equal =
+      compare(left.least, right.greatest) <= 0 && compare(left.greatest, right.least) >= 0;
+  switch (operation) {
+    case Operation::kEqual:
+      return truth(may_be_less || may_be_greater, may_be_equal);
+    case Operation::kNotEqual:
+      return truth(may_be_equal, may_be_less || may_be_greater);
+    case Operation::kLess:
+      return truth(may_be_equal || may_be_greater, may_be_less);
+    default:
+      return truth(may_be_greater, may_be_less || may_be_equal);
+  }
+}
+
+Bounds bounds_of_two(Operation operation, const Bounds& left, const Bounds& right) {
+  const auto corners = [&] {
+    return over({of_two(operation, left.least, right.least),
+                 of_two(operation, left.least, right.greatest),
+                 of_two(operation, left.greatest, right.least),
+                 of_two(operation, left.greatest, right.greatest)});
+  };
+  switch (operation) {
+    case Operation::kFloorDivide:
+    case Operation::kTrueDivide:
+      check_divisor(right);
+      return corners();
+    case Operation::kModulo:
+      return bounds_of_remainder(left, right);
+    case Operation::kPower:
+      return bounds_of_power(left, right);
+    case Operation::kEqual:
+    case Operation::kNotEqual:
+    case Operation::kLess:
+    case Operation::kLessEqual:
+      return bounds_of_comparison(operation, left, right);
+    case Operation::kAnd:
+      return truth(may_be_false(left) || may_be_false(right),
+                   may_be_true(left) && may_be_true(right));
+    case Operation::kOr:
+      return truth(may_be_false(left) && may_be_false(right),
+                   may_be_true(left) || may_be_true(right));
+    default:
+      return corners();  // sums, products, minima and maxima
+  }
+}
+
+Bounds bounds_of_choice(const Bounds& condition, const Bounds& one, const Bounds& other) {
+  if (!may_be_false(condition)) return one;
+  if (!may_be_true(condition)) return other;
+  return over({one.least, one.greatest, other.least, other.greatest});
+}
+
 void check(const std::vector<Instruction>& code, std::size_t n_dims) {
   std::size_t depth = 0;
   for (const Instruction& instruction : code) {
@@ -223,26 +342,51 @@ Expressions::Expressions(std::size_t n_dims, std::vector<std::vector<Instruction
   }
 }
 
-Number Expressions::evaluate(std::size_t index, const std::int64_t* sizes) const {
-  std::array<Number, kMostOperands> stack;
+template <typename Operand, typename Apply>
+Operand Expressions::run(std::size_t index, Apply apply) const {
+  std::array<Operand, kMostOperands> stack;
   std::size_t depth = 0;
   for (std::size_t at = index == 0 ? 0 : ends_[index - 1]; at < ends_[index]; ++at) {
-    const auto& [operation, operand] = code_[at];
-    const std::size_t taken = operands_of(operation);
-    depth -= taken;
-    Number& top = stack[depth];
-    if (taken == 0) {
-      top = operation == Operation::kSize ? integer(sizes[operand.integer]) : operand;
-    } else if (taken == 1) {
-      top = of_one(operation, top);
-    } else if (taken == 2) {
-      top = of_two(operation, top, stack[depth + 1]);
-    } else {
-      top = as_truth(top) ? stack[depth + 1] : stack[depth + 2];
-    }
+    depth -= operands_of(code_[at].operation);
+    stack[depth] = apply(code_[at], &stack[depth]);
     ++depth;
   }
   return stack[0];
+}
+
+Number Expressions::evaluate(std::size_t index, const std::int64_t* sizes) const {
+  return run<Number>(index, [sizes](const Instruction& instruction, const Number* operands) {
+    const auto& [operation, operand] = instruction;
+    switch (operands_of(operation)) {
+      case 0:
+        return operation == Operation::kSize ? integer(sizes[operand.integer]) : operand;
+      case 1:
+        return of_one(operation, operands[0]);
+      case 2:
+        return of_two(operation, operands[0], operands[1]);
+      default:
+        return as_truth(operands[0]) ? operands[1] : operands[2];
+    }
+  });
+}
+
+Bounds Expressions::bounds(std::size_t index, const std::int64_t* least,
+                           const std::int64_t* greatest) const {
+  return run<Bounds>(index, [=](const Instruction& instruction, const Bounds* operands) {
+    const auto& [operation, operand] = instruction;
+    switch (operands_of(operation)) {
+      case 0:
+        return operation == Operation::kSize
+                   ? Bounds{integer(least[operand.integer]), integer(greatest[operand.integer])}
+                   : Bounds{operand, operand};
+      case 1:
+        return bounds_of_one(operation, operands[0]);
+      case 2:
+        return bounds_of_two(operation, operands[0], operands[1]);
+      default:
+        return bounds_of_choice(operands[0], operands[1], operands[2]);
+    }
+  });
 }
 
 }  // namespace offload

@@ -12,6 +12,7 @@
 #include "offload/errors.hpp"
 #include "run/device_storages.hpp"
 #include "run/host_constants.hpp"
+#include "run/instances.hpp"
 #include "run/kernel_scope.hpp"
 #include "run/overlaps.hpp"
 
@@ -143,10 +144,11 @@ bool is_aligned(const at::Tensor& tensor, std::size_t alignment_bytes) {
 }
 
 // Why a tensor that cannot be used where it lies cannot be copied either.
-void refuse_copy(const InputSpec& input, const at::Tensor& given, bool as_recorded) {
+void refuse_copy(const InputSpec& input, const TensorLayout& layout, const at::Tensor& given,
+                 bool as_recorded) {
   std::ostringstream message;
-  if (repeats_elements(input.layout.shape, input.layout.strides)) {
-    message << input.name << ": recorded with strides " << c10::IntArrayRef(input.layout.strides)
+  if (repeats_elements(layout.shape, layout.strides)) {
+    message << input.name << ": recorded with strides " << c10::IntArrayRef(layout.strides)
             << ", by which elements share memory (expand, unfold), got " << given.strides();
     if (as_recorded) {
       message << " at an address that is no multiple of " << input.alignment_bytes << " bytes";
@@ -157,7 +159,7 @@ void refuse_copy(const InputSpec& input, const at::Tensor& given, bool as_record
   }
   if (input.returned_as_view && !as_recorded) {
     message << input.name << ": the result is a view of it, so it needs the recorded strides "
-            << c10::IntArrayRef(input.layout.strides) << ", got " << given.strides();
+            << c10::IntArrayRef(layout.strides) << ", got " << given.strides();
     refuse(message.str());
   }
 }
@@ -182,21 +184,22 @@ void check_gradients(const InputSpec& input, const at::Tensor& given) {
 
 void bind_input(const CallSpec& spec, std::size_t index, bool in_grad_mode, Call& call) {
   const InputSpec& input = spec.inputs[index];
+  const TensorLayout& layout = call.shapes->inputs[index];
   const at::Tensor& given = call.inputs[index];
-  check_tensor(given, input.layout, input.name, device_of(spec, input));
+  check_tensor(given, layout, input.name, device_of(spec, input));
   if (in_grad_mode) check_gradients(input, given);
   if (input.written && repeats_elements(given.sizes(), given.strides())) {
     refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
            ".clone() of it");
   }
-  const bool as_recorded = usable_in_place(given, input.layout);
+  const bool as_recorded = usable_in_place(given, layout);
   if (as_recorded &&
       (input.takes_any_address() || (!input.copied && is_aligned(given, input.alignment_bytes)))) {
     call.bound_inputs.push_back(given);
     return;
   }
-  refuse_copy(input, given, as_recorded);
-  at::Tensor copy = input.copied ? input.buffer : fresh(input.layout, spec.device);
+  refuse_copy(input, layout, given, as_recorded);
+  at::Tensor copy = input.copied ? input.buffer : fresh(layout, spec.device);
   call.copies_in.push_back({given, copy});
   call.bytes_copied += given.nbytes();
   const bool takes_writes = !repeats_elements(given.sizes(), given.strides());
@@ -217,7 +220,7 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
            (of_input ? spec.inputs[result.index].name : spec.weights[result.index].name) +
            " itself or a view of it, so it takes no buffer; pass None");
   }
-  check_tensor(given, result.layout, index, spec.device);
+  check_tensor(given, call.shapes->results[index].layout, index, spec.device);
   if (given.requires_grad() || is_in_graph(given)) {
     refuse(given_name(index) +
            ": an execution records no gradients, but the buffer requires them; pass a " +
@@ -246,18 +249,19 @@ void bind_outputs(const CallSpec& spec, Call& call) {
     const at::Tensor& given = call.given_results[index];
     const ResultSpec& result = spec.results[index];
     if (!given.defined()) continue;
+    const ResultShape& shape = call.shapes->results[index];
     const OutputSpec& output = spec.outputs[result.index];
-    if (result.covers_output && output.copied) {
+    if (shape.covers_output && output.copied) {
       // Nothing else needs the output's memory, so that one copy does, whatever the strides are.
       call.outputs[result.index] = output.buffer.storage();
       call.copies_out.push_back(
-          {tensor_on(output.buffer.storage(), result.offset_bytes, result.layout, spec.device),
+          {tensor_on(output.buffer.storage(), shape.offset_bytes, shape.layout, spec.device),
            given});
       call.bytes_copied += given.nbytes();
       continue;
     }
-    const bool in_place = result.covers_output && !output.operator_allocated && !output.copied &&
-                          usable_in_place(given, result.layout) &&
+    const bool in_place = shape.covers_output && !output.operator_allocated && !output.copied &&
+                          usable_in_place(given, shape.layout) &&
                           is_aligned(given, output.alignment_bytes);
     if (in_place) {
       call.outputs[result.index] = given.storage();
@@ -275,11 +279,12 @@ void bind_outputs(const CallSpec& spec, Call& call) {
           reinterpret_cast<std::uint64_t>(output.buffer.const_data_ptr());
     }
     if (output.operator_allocated || call.outputs[index]) continue;
-    c10::Storage storage = storage_of(spec.device, output.size_bytes, output.name);
+    const std::size_t size_bytes = call.shapes->outputs_bytes[index];
+    c10::Storage storage = storage_of(spec.device, size_bytes, output.name);
     if (output.copied) {
-      const TensorLayout bytes = bytes_layout(output.size_bytes);
+      const TensorLayout bytes = bytes_layout(size_bytes);
       call.copies_out.push_back({output.buffer, tensor_on(storage, 0, bytes, spec.device)});
-      call.bytes_copied += output.size_bytes;
+      call.bytes_copied += size_bytes;
     } else {
       call.output_addresses[index] = reinterpret_cast<std::uint64_t>(storage.mutable_data());
     }
@@ -298,13 +303,13 @@ void check_feature_map(const CallSpec& spec, const Call& call) {
     refuse("feature_map: expected a contiguous uint8 tensor on " + spec.device.str() + ", got " +
            text(map) + " on " + map.device().str());
   }
-  if (map.nbytes() < spec.feature_map_bytes) {
-    refuse("feature_map: expected at least " + std::to_string(spec.feature_map_bytes) +
-           " bytes, got " + std::to_string(map.nbytes()) +
-           "; allocate run.feature_map_bytes of them");
+  const std::size_t needed_bytes = call.shapes->feature_map_bytes;
+  if (map.nbytes() < needed_bytes) {
+    refuse("feature_map: expected at least " + std::to_string(needed_bytes) + " bytes, got " +
+           std::to_string(map.nbytes()) + "; allocate run.feature_map_bytes of them");
   }
   check_has_memory(map, name);
-  if (!is_aligned(map, spec.alignment_bytes) && spec.feature_map_bytes > 0) {
+  if (!is_aligned(map, spec.alignment_bytes) && needed_bytes > 0) {
     refuse("feature_map: expected an address aligned to " + std::to_string(spec.alignment_bytes) +
            " bytes; torch.empty gives one, a slice may not");
   }
@@ -332,15 +337,19 @@ void check_devices(const CallSpec& spec, const Call& call) {
 void make_buffers(CallSpec& spec) {
   const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
                                                                : std::nullopt);
-  for (InputSpec& input : spec.inputs) {
+  for (std::size_t index = 0; index < spec.inputs.size(); ++index) {
+    InputSpec& input = spec.inputs[index];
     if (!input.copied) continue;
-    input.buffer = tensor_on(storage_of(spec.device, input.layout.span_bytes(), input.name), 0,
-                             input.layout, spec.device);
+    const TensorLayout& layout = spec.shapes.inputs[index];
+    input.buffer =
+        tensor_on(storage_of(spec.device, layout.span_bytes(), input.name), 0, layout, spec.device);
   }
-  for (OutputSpec& output : spec.outputs) {
+  for (std::size_t index = 0; index < spec.outputs.size(); ++index) {
+    OutputSpec& output = spec.outputs[index];
     if (!output.copied) continue;
-    output.buffer = tensor_on(storage_of(spec.device, output.size_bytes, output.name), 0,
-                              bytes_layout(output.size_bytes), spec.device);
+    const std::size_t size_bytes = spec.shapes.outputs_bytes[index];
+    output.buffer = tensor_on(storage_of(spec.device, size_bytes, output.name), 0,
+                              bytes_layout(size_bytes), spec.device);
   }
 }
 
@@ -397,6 +406,7 @@ at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const Tens
 }
 
 void bind_call(const CallSpec& spec, Call& call) {
+  call.shapes = call.instance ? &call.instance->shapes : &spec.shapes;
   if (call.inputs.size() != spec.inputs.size()) {
     refuse("expected " + std::to_string(spec.inputs.size()) + " tensors, got " +
            std::to_string(call.inputs.size()));
@@ -423,21 +433,22 @@ Tensors results_of(const CallSpec& spec, Call& call) {
   // The caller may be in inference mode; results that are made here are normal tensors.
   std::optional<KernelScope> scope;
   const auto make = [&](const c10::Storage& storage, std::int64_t offset_bytes,
-                        const ResultSpec& result) {
+                        const ResultSpec& result, const TensorLayout& layout) {
     if (result.source != ResultSource::kOutput &&
-        static_cast<std::size_t>(offset_bytes) + result.layout.span_bytes() > storage.nbytes()) {
+        static_cast<std::size_t>(offset_bytes) + layout.span_bytes() > storage.nbytes()) {
       refuse("the result is a view of " +
              (result.source == ResultSource::kInput ? spec.inputs[result.index].name
                                                     : spec.weights[result.index].name) +
              ", whose memory was freed or shrunk since the execution; take the result before");
     }
     if (!scope) scope.emplace();
-    return tensor_on(storage, offset_bytes, result.layout, spec.device);
+    return tensor_on(storage, offset_bytes, layout, spec.device);
   };
   Tensors results;
   results.reserve(spec.results.size());
   for (std::size_t index = 0; index < spec.results.size(); ++index) {
     const ResultSpec& result = spec.results[index];
+    const auto& [offset_bytes, layout, _] = call.shapes->results[index];
     const at::Tensor& given = call.given_results[index];
     if (result.source == ResultSource::kInput) {
       const at::Tensor& input = call.inputs[result.index];
@@ -446,13 +457,13 @@ Tensors results_of(const CallSpec& spec, Call& call) {
                                                   static_cast<std::int64_t>(input.element_size()));
       results.push_back(result.is_argument
                             ? callers_input
-                            : make(input.storage(), base + result.offset_bytes, result));
+                            : make(input.storage(), base + offset_bytes, result, layout));
     } else if (result.source == ResultSource::kWeight) {
-      results.push_back(make(call.weights[index], result.offset_bytes, result));
+      results.push_back(make(call.weights[index], offset_bytes, result, layout));
     } else if (given.defined()) {
       results.push_back(call.callers ? call.callers->given_results[index] : given);
     } else {
-      results.push_back(make(call.outputs[result.index], result.offset_bytes, result));
+      results.push_back(make(call.outputs[result.index], offset_bytes, result, layout));
     }
   }
   return results;

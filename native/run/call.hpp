@@ -11,9 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "offload/sizes.hpp"
 #include "run/drain.hpp"
 
 namespace offload {
+
+struct Instance;
 
 // A strided tensor without memory.
 struct TensorLayout {
@@ -34,7 +37,6 @@ bool same_strides(const at::Tensor& tensor, const TensorLayout& layout);
 
 struct InputSpec {
   std::string name;
-  TensorLayout layout;
   std::size_t slot = 0;
   bool written = false;
   bool may_be_written = false;      // by unseen work: what was copied is copied back as well
@@ -52,7 +54,6 @@ struct InputSpec {
 struct OutputSpec {
   std::string name;
   std::size_t slot = 0;
-  std::size_t size_bytes = 0;
   bool operator_allocated = false;
   std::size_t alignment_bytes = 1;  // a given buffer whose address is no multiple is copied to
   bool copied = false;              // never of an output that its operator allocates
@@ -64,12 +65,23 @@ enum class ResultSource : std::uint8_t { kInput, kWeight, kOutput };
 // One tensor of the result: a view of an input, a weight or an output.
 struct ResultSpec {
   ResultSource source = ResultSource::kOutput;
-  std::size_t index = 0;  // of the input, weight or output
+  std::size_t index = 0;     // of the input, weight or output
+  bool is_argument = false;  // the caller's own tensor is returned
+};
+
+struct ResultShape {
   std::int64_t offset_bytes = 0;
   TensorLayout layout;
-  bool is_argument = false;  // the caller's own tensor is returned
   bool covers_output =
       false;  // the only result on its output, and all of it: `out=` binds in place
+};
+
+// All that is another for other sizes of one call, where these may vary.
+struct CallShapes {
+  std::vector<TensorLayout> inputs;
+  std::vector<std::size_t> outputs_bytes;
+  std::vector<ResultShape> results;
+  std::size_t feature_map_bytes = 0;
 };
 
 struct WeightSpec {
@@ -125,8 +137,8 @@ struct CallSpec {
   std::vector<HostConstantSpec> host_constants;
   std::vector<OverlapSpec> overlaps;
   std::size_t feature_map_slot = 0;
-  std::size_t feature_map_bytes = 0;
   std::size_t alignment_bytes = 64;
+  CallShapes shapes;  // as recorded
 
   // Made with the Replay.
   bool has_writes = false;  // to an input or a weight
@@ -160,6 +172,9 @@ struct CallersTensors {
 
 // One execution's tensors, from the check to the result. Keeps everything bound alive.
 struct Call {
+  std::shared_ptr<const Instance> instance;   // of its sizes, where these vary
+  const CallShapes* shapes = nullptr;         // of the instance, or of the spec; set by bind_call
+  SizesFound sizes_found;                     // how the instance was come by
   Tensors inputs;                             // as given
   Tensors bound_inputs;                       // as used: the same, or a copy with recorded strides
   c10::SmallVector<c10::Storage, 2> outputs;  // memory of each output; empty until taken
@@ -191,7 +206,7 @@ struct Call {
 };
 
 // Checks the given tensors (inputs, results and feature map) and the host constants, and allocates
-// the outputs.
+// the outputs. By the shapes of the call's instance; where it has none, by the spec's.
 //
 // Errors: BindingError naming the tensor, what was expected and what came, and ExecutionError when
 // memory runs out; nothing has run.

@@ -36,6 +36,9 @@ struct LastExecution {
   std::optional<std::uint64_t> pass_ns;             // launches and waits until outputs were ready
   std::optional<std::vector<WeightWait>> stream_waits;  // by launch; where a timeline asked
   Proof proof;                                          // part of device_ns
+  std::optional<SizesFound> sizes_found;                // where sizes vary
+  std::vector<std::int64_t> sizes;                      // by dim, likewise
+  std::uint64_t resize_ns = 0;  // of convert_ns: the resident took other sizes; 0: it had these
 
   // The stages of m_l_t, and the launches after it.
   std::uint64_t drain_ns() const { return drain.ns() + drain_of_copies.ns(); }

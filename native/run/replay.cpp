@@ -70,6 +70,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       weight_passes_(resident_->weight_passes()),
       streams_(resident_->device_streams()),
       generators_(resident_->generator_states()),
+      size_changes_(resident_->size_changes()),
       substages_(resident_->substages()),
       own_arena_(resident_->arena().value_or(OwnArena{})) {
   prepare_overlap_checks(spec_);
@@ -214,11 +215,27 @@ void Replay::check_ready(const Call& call) const {
 }
 
 std::uint64_t Replay::feature_map_address(const Call& call) {
-  if (spec_.feature_map_bytes == 0) return 0;
+  const std::size_t needed_bytes = call.shapes->feature_map_bytes;
+  if (needed_bytes == 0) return 0;
   if (call.feature_map.defined()) return address_of(call.feature_map);
   if (own_arena_.address != 0) return own_arena_.address;
-  if (!arena_) arena_ = allocate(spec_.device, spec_.feature_map_bytes, "the feature map");
+  if (arena_bytes_ < needed_bytes) {
+    arena_.clear();  // nobody reads it between executions
+    arena_bytes_ = 0;
+    arena_ = allocate(spec_.device, needed_bytes, "the feature map");
+    arena_bytes_ = needed_bytes;
+  }
   return reinterpret_cast<std::uint64_t>(arena_.get());
+}
+
+void Replay::resize(const Call& call, LastExecution& execution) {
+  execution.sizes_found = call.sizes_found;
+  execution.sizes = call.instance->sizes;
+  if (call.instance == instance_) return;
+  const std::uint64_t begin_ns = now_ns();
+  size_changes_->resize(call.instance->program);
+  instance_ = call.instance;
+  execution.resize_ns = now_ns() - begin_ns;
 }
 
 void Replay::bind(const Call& call) {
@@ -264,6 +281,7 @@ void Replay::run(Call& call, bool queued) {
   if (!has_streams() || call.has_copies()) scope.emplace();  // else nothing of torch runs here
   if (has_streams()) streams_->set_stream(call.stream);
   if (!call.random.empty()) generators_->set_random(call.random);
+  if (call.instance) resize(call, execution);
   copy_inputs(call, execution, traced);
   bind(call);
   execution.bound_ns = now_ns();
@@ -307,7 +325,7 @@ void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTr
 
 void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace) {
   const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
-  const Lease lease(shared, shared == 0 ? 0 : shared + spec_.feature_map_bytes);
+  const Lease lease(shared, shared == 0 ? 0 : shared + call.shapes->feature_map_bytes);
   if (own_arena_.lease_id == 0) return launch(execution, trace);
   // Taken after the other one by everybody, so that nobody waits in a circle.
   const Lease own(own_arena_.lease_id, own_arena_.lease_id + 1);
@@ -322,7 +340,11 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
   } else {
     resident_->execute(execution.submission, launches);
   }
-  if (!has_run_) note_proof(execution);
+  if (!has_run_) {
+    note_proof(execution);
+  } else if (execution.resize_ns != 0) {
+    execution.proof = resident_->proof();
+  }
 }
 
 void Replay::note_proof(LastExecution& execution) {
@@ -367,7 +389,7 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
     const OutputSpec& output = spec_.outputs[index];
     if (!output.operator_allocated) continue;
     call.outputs[index] =
-        c10::Storage(c10::Storage::use_byte_size_t(), output.size_bytes,
+        c10::Storage(c10::Storage::use_byte_size_t(), call.shapes->outputs_bytes[index],
                      resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
   }
   for (std::size_t index = 0; spec_.returns_weights && index < spec_.results.size(); ++index) {
@@ -377,9 +399,9 @@ void Replay::hand_out(Call& call, ExecutionTrace* trace) {
   }
   for (const Copy& copy : call.copies_out) carry_out(streams_, copy, /*inbound=*/false, trace);
   for (const std::size_t index : call.copied_results) {
-    const ResultSpec& result = spec_.results[index];
-    const at::Tensor from =
-        tensor_on(call.outputs[result.index], result.offset_bytes, result.layout, spec_.device);
+    const ResultShape& shape = call.shapes->results[index];
+    const at::Tensor from = tensor_on(call.outputs[spec_.results[index].index], shape.offset_bytes,
+                                      shape.layout, spec_.device);
     carry_out(streams_, {from, call.given_results[index]}, /*inbound=*/false, trace);
   }
   for (const Copy& copy : call.copies_back) carry_out(streams_, copy, /*inbound=*/false, trace);
@@ -452,6 +474,7 @@ void Replay::close() noexcept {
   released_ = true;
   resident_->close();
   arena_.clear();
+  instance_.reset();
 }
 
 }  // namespace offload

@@ -15,6 +15,7 @@
 #include "run/execution.hpp"
 #include "run/held_call.hpp"
 #include "run/host_scheduler.hpp"
+#include "run/instances.hpp"
 #include "run/weights.hpp"
 
 namespace offload {
@@ -108,6 +109,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void check_weights(const Call& call);
+  void resize(const Call& call, LastExecution& execution);
   void bind(const Call& call);
   std::uint64_t feature_map_address(const Call& call);
 
@@ -120,9 +122,12 @@ class Replay : public std::enable_shared_from_this<Replay> {
   WeightPasses* weight_passes_;
   DeviceStreams* streams_;
   GeneratorStates* generators_;
+  SizeChanges* size_changes_;
   std::vector<std::string> substages_;
-  OwnArena own_arena_;                // at 0: it has none
-  c10::DataPtr arena_;                // where it has none
+  std::shared_ptr<const Instance> instance_;  // of the latest execution, where sizes vary
+  OwnArena own_arena_;                        // at 0: it has none
+  c10::DataPtr arena_;                        // where it has none
+  std::size_t arena_bytes_ = 0;
   std::atomic<bool> closed_ = false;  // nothing new is taken
   bool running_ = false;              // under the execution mutex
   bool released_ = false;             // and nothing taken before is left

@@ -132,12 +132,11 @@ def make_replay_of(
     fields = {"slot": INPUT, "written": False, "returned_as_view": False, **input_fields}
     spec = _native.CallSpec(
         device="cpu",
-        inputs=[_native.InputSpec(name="x", layout=layout, **fields)],
+        inputs=[_native.InputSpec(name="x", **fields)],
         outputs=[
             _native.OutputSpec(
                 name="y",
                 slot=OUTPUT,
-                size_bytes=SIZE_BYTES,
                 operator_allocated=False,
                 alignment_bytes=output_alignment_bytes,
                 copied=copied_output,
@@ -147,17 +146,19 @@ def make_replay_of(
             _native.ResultSpec(
                 source=_native.ResultSource.OUTPUT,
                 index=0,
-                offset_bytes=0,
-                layout=layout,
                 is_argument=False,
-                covers_output=True,
             )
         ],
         weights=[],
         overlaps=[],
         feature_map_slot=FEATURE_MAP,
-        feature_map_bytes=2 * SIZE_BYTES,
         alignment_bytes=8,
+        shapes=_native.CallShapes(
+            inputs=[layout],
+            outputs_bytes=[SIZE_BYTES],
+            results=[_native.ResultShape(offset_bytes=0, layout=layout, covers_output=True)],
+            feature_map_bytes=2 * SIZE_BYTES,
+        ),
     )
     native = _native.Replay(
         spec=spec,

@@ -20,7 +20,7 @@ from offload.plan import SlotKind
 from offload.plan.streaming import Streaming
 from offload.program import Role
 
-ROLES = ("opaque", "weights", "timing", "offline")
+ROLES = ("opaque", "weights", "timing", "offline", "sizes")
 
 
 class Deep(torch.nn.Module):
@@ -53,7 +53,7 @@ def test_each_backend_has_the_roles_of_its_device() -> None:
     cuda = pytest.importorskip("offload.backends.cuda")
     ascend = pytest.importorskip("offload.backends.ascend")
     assert has(NullBackend()) == set()
-    assert has(CpuBackend()) == {"weights"}
+    assert has(CpuBackend()) == {"weights", "sizes"}
     assert has(cuda.CudaBackend()) == {"opaque", "weights", "timing"}
     assert has(ascend.AscendBackend()) == {"weights", "timing", "offline"}
     assert has(ascend.TorchAscendBackend()) == {"weights", "timing", "offline"}
@@ -136,8 +136,8 @@ def replay(**python: Any) -> _native.Replay:
         weights=[],
         overlaps=[],
         feature_map_slot=0,
-        feature_map_bytes=0,
         alignment_bytes=1,
+        shapes=_native.CallShapes(inputs=[], outputs_bytes=[], results=[], feature_map_bytes=0),
     )
     return _native.Replay(
         spec=spec,

@@ -1,5 +1,6 @@
 """Arithmetic over sizes: native evaluation against Python's own, and what it refuses."""
 
+import itertools
 import math
 
 import pytest
@@ -72,6 +73,57 @@ def test_integers_are_pythons(code, sizes):
     found = evaluated(code, sizes)
     assert found == expected
     assert type(found) is int
+
+
+def ranges():
+    return st.tuples(st.integers(0, 40), st.integers(0, 6)).map(
+        lambda two: range(two[0], two[0] + two[1] + 1)
+    )
+
+
+def is_known(code, least, greatest):
+    try:
+        return expressions(2, [Expression(tuple(code))]).bounds(0, least, greatest)
+    except BindingError:
+        return None
+
+
+@given(tree(), ranges(), ranges())
+def test_bounds_hold_for_every_size_between(code, one, other):
+    found = is_known(code, (one[0], other[0]), (one[-1], other[-1]))
+    if found is None:
+        return
+    least, greatest = found
+    for sizes in itertools.product(one, other):
+        assert least <= by_python(code, sizes) <= greatest, sizes
+
+
+@given(tree(), st.tuples(st.integers(0, 600), st.integers(0, 600)))
+def test_bounds_of_one_choice_of_sizes_are_the_result(code, sizes):
+    try:
+        expected = evaluated(code, sizes)
+    except BindingError:
+        expected = None
+    found = is_known(code, sizes, sizes)
+    assert found == (None if expected is None else (expected, expected))
+
+
+def test_bounds_of_what_grows_are_reached():
+    rounded_up = [  # n + -n % 8
+        ("size", 0), ("size", 0), ("integer", -1), ("multiply", 0), ("integer", 8), ("modulo", 0),
+        ("add", 0),
+    ]  # fmt: skip
+    assert is_known(rounded_up, (17, 0), (24, 0)) == (17, 31)
+    square = [("size", 0), ("size", 0), ("multiply", 0), ("integer", 4), ("multiply", 0)]
+    assert is_known(square, (17, 0), (24, 0)) == (17 * 17 * 4, 24 * 24 * 4)
+    half = [("size", 0), ("to_real", 0), ("integer", 2), ("true_divide", 0), ("ceiling", 0)]
+    assert is_known(half, (17, 0), (24, 0)) == (9, 12)
+    either = [("size", 0), ("integer", 9), ("less", 0), ("size", 0), ("integer", 5), ("where", 0)]
+    assert is_known(either, (3, 0), (8, 0)) == (3, 8)
+    assert is_known(either, (9, 0), (20, 0)) == (5, 5)
+    assert is_known(either, (8, 0), (20, 0)) == (5, 20)
+    assert is_known([("integer", 2), ("size", 0), ("power", 0)], (1, 0), (6, 0)) == (2, 64)
+    assert is_known([("size", 0), ("size", 1), ("floor_divide", 0)], (1, 0), (6, 2)) is None
 
 
 @given(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6).filter(bool))

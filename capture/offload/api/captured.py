@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
@@ -17,8 +18,14 @@ from offload.console.progress import Progress, telling
 from offload.console.switches import debug_level, say
 from offload.errors import BindingError, CaptureError, CopyError, FileError
 from offload.files import open_saved, save_program
-from offload.host import SizedExecutable, Sizes
-from offload.host.sized_executable import refuse_for_families
+from offload.host import (
+    ExecutableForEachSize,
+    SizedExecutable,
+    Sizes,
+    load_family,
+    refuse_for_families,
+)
+from offload.interpreter.settled_family import SettledFamily, settle_family
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
@@ -49,7 +56,7 @@ class Captured:
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._recorded_result: tuple[Any] | None = None
-        self._default: Executable | SizedExecutable | None = None
+        self._default: Executable | ExecutableForEachSize | None = None
         self._load_lock = threading.Lock()
         self._loads: weakref.WeakSet[Executable] = weakref.WeakSet()
 
@@ -126,7 +133,7 @@ class Captured:
             return self._record(args, kwargs)
         return self._loaded()(*args, **kwargs)
 
-    def _loaded(self) -> Executable | SizedExecutable:
+    def _loaded(self) -> Executable | ExecutableForEachSize:
         with self._load_lock:
             if self._default is None:
                 varies = self._bound_family is not None
@@ -165,7 +172,7 @@ class Captured:
         verify: bool = ...,
         progress: Progress = ...,
         sizes: Sizes,
-    ) -> SizedExecutable: ...
+    ) -> SizedExecutable | ExecutableForEachSize: ...
 
     def load(
         self,
@@ -178,7 +185,7 @@ class Captured:
         fuse: bool | Literal["auto"] = False,
         progress: Progress = None,
         sizes: Sizes | None = None,
-    ) -> Executable | SizedExecutable:
+    ) -> Executable | ExecutableForEachSize:
         """Make the Program resident on a device.
 
         Args:
@@ -259,7 +266,26 @@ class Captured:
                 "sizes= is for a capture whose sizes may vary: capture with dynamic_shapes="
             )
         refuse_for_families(weights_budget=weights_budget, fuse=fuse)
-        return SizedExecutable(self._bound_family, sizes, load)
+        found = load_family(
+            self._bound_family,
+            lambda: self._settled,
+            device,
+            sizes,
+            load,
+            scheduling=scheduling,
+            verify=verify,
+            progress=progress,
+            name=self.name,
+        )
+        if isinstance(found, Executable):
+            self._loads.add(found)
+        return found
+
+    @functools.cached_property
+    def _settled(self) -> SettledFamily:
+        """The Family ready to be executed, for all loads."""
+        assert self._bound_family is not None
+        return settle_family(self._bound_family)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from offload.errors import CaptureError
+from offload.interpreter.settled_family import SettledFamily
 from offload.native import _native
 from offload.plan import NodeGraph, Plan
 from offload.plan.streaming import Streaming
@@ -243,6 +244,33 @@ class OfflineLoader(Protocol):
         """
 
 
+class SizeChanger(Protocol):
+    """The role of a device whose residents take other sizes between two executions."""
+
+    def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
+        """Make what a Family does resident, at the recorded sizes. Runs nothing.
+
+        Args:
+            settled: the Family.
+            prepared: of its Program.
+            plan: of the recorded sizes. Others have the same slots, but other places in the
+                feature map.
+
+        Returns:
+            A Loaded whose resident has the native role SizeChanges.
+
+        Raises:
+            PlanError, CaptureError, OutOfMemory: as `Backend.instantiate`.
+        """
+
+    def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
+        """Make resident what computes the constants of sizes; None where there are none.
+
+        Raises:
+            CaptureError, OutOfMemory: as `Backend.instantiate`.
+        """
+
+
 class WeightStreamer(Protocol):
     """The role of a device that brings weights from a store as launches run: `Plan.streaming`."""
 
@@ -324,6 +352,10 @@ class Backend(Protocol):
 
         Where it does not, executions themselves are timed.
         """
+
+    @property
+    def sizes(self) -> SizeChanger | None:
+        """None: a Program whose sizes vary is loaded once more for each choice of them."""
 
     @property
     def offline(self) -> OfflineLoader | None:

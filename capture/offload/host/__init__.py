@@ -1,9 +1,18 @@
-"""Host scheduling: Programs whose sizes vary, one instance for each choice of sizes."""
+"""Host scheduling: Programs whose sizes vary."""
 
 from offload.console.not_called import is_not_called
+from offload.host.executable_for_each_size import ExecutableForEachSize
+from offload.host.loading import load_family, refuse_for_families
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import InstanceReport, Sizes
 
 is_not_called(__name__)
 
-__all__ = ["InstanceReport", "SizedExecutable", "Sizes"]
+__all__ = [
+    "ExecutableForEachSize",
+    "InstanceReport",
+    "SizedExecutable",
+    "Sizes",
+    "load_family",
+    "refuse_for_families",
+]

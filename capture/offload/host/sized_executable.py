@@ -1,286 +1,247 @@
-"""Executables of a Family: one instance for each choice of sizes, kept while there is room."""
+"""Executables of all sizes of a Family: one resident, which takes each call's sizes in place."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from offload.errors import BindingError, CopyError, ExecutionError, OffloadError
+from offload.backends import Backend, Loaded, Prepared, SizeChanger
+from offload.host.buckets import MOST, Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes
 from offload.host.sizes import InstanceReport, Sizes
-from offload.interpreter.size_constants import program_at
-from offload.program import BoundProgram, Program, Role
-from offload.program.family import BoundFamily, Family
-from offload.run import Executable, LastExecution, Ticket
+from offload.interpreter.native_layouts import native_layout
+from offload.interpreter.settled_family import SettledFamily
+from offload.load.place import place
+from offload.native import _native
+from offload.plan import Plan
+from offload.program import BoundProgram, Role, TensorView
+from offload.program.expressions import Expression
+from offload.program.family import Family, with_constants
+from offload.program.structure import Structure
+from offload.program.varying_numbers import values_bytes, varying_of
+from offload.run import Executable
+from offload.run.arguments import tensors_of_call
+from offload.run.native_replay import SizedCalls, outputs_shown_once
+from offload.timeline import Scheduling
 
-# What a launch takes as described and loaded; 170 instances of a BERT took 7.1 KiB for each.
-_LAUNCH_BYTES = 8 * 1024
-
-Load = Callable[[BoundProgram], Executable]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Instance:
-    """The Executable of one choice of sizes, and the memory that it takes."""
-
-    run: Executable
-    size_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Latest:
-    """Whose turn was the latest, and what making it ready took; 0 where it was."""
-
-    sizes: tuple[int, ...]
-    run: Executable
-    prepare_ns: int
+LoadAt = Callable[[Mapping[str, int]], Executable]
 
 
-class SizedExecutable:
-    """A Family that is loaded: called with any sizes that it accepts, and recorded once.
+class SizedExecutable(Executable):
+    """An Executable of all sizes that a Family accepts; recorded, planned and loaded once.
 
-    Each choice of sizes has an instance, made when it is first met: its Program is evaluated,
-    placed and loaded, and what follows from its sizes alone is computed. Instances share the
-    model's weights. Made by `Captured.load` where sizes may vary.
+    What sizes make of its numbers is an instance: computed when they are first met, with what
+    follows from them alone, and kept while there is room. Where an execution has other sizes than
+    the one before, the resident's tensors become those of its instance. Made by `Captured.load`.
 
-    Owner of its instances. Calls from several threads are safe. Those of one choice of sizes run
-    one at a time; where the Program writes inputs or weights, draws random numbers or may do more,
-    all do, in the order in which they come.
-
-    Calling it, as `run(x)` or `run(x, out=y)`, executes the Program of the call's sizes; it takes
-    and gives what an Executable does. It raises what an Executable raises, and:
+    Called as an Executable. It raises what that raises, and:
         BindingError: the sizes of the call fit no Dim or break a guard; nothing has run.
-        CaptureError, PlanError, OutOfMemory: their Program cannot be loaded.
+        PlanError: there is no feature map for them.
 
     Attributes:
         family: whose sizes vary.
-        sizes: how much is kept.
+        sizes: how much is kept, and by which buckets activations are placed.
     """
 
-    def __init__(self, bound: BoundFamily, sizes: Sizes, load: Load) -> None:
-        """Load nothing yet.
+    def __init__(
+        self,
+        settled: SettledFamily,
+        sizes: Sizes,
+        backend: Backend,
+        load_at: LoadAt,
+        scheduling: Scheduling = Scheduling.OFFLOAD,
+        *,
+        verify: bool = True,
+    ) -> None:
+        """Make a Family resident at its recorded sizes.
 
         Args:
-            bound: the Family.
-            sizes: how much is kept.
-            load: makes a Program resident.
+            settled: the Family.
+            sizes: how much is kept, and by which buckets.
+            backend: of a device whose residents take other sizes.
+            load_at: loads the Program of one choice of sizes.
+            scheduling: as one task, or launch by launch.
+            verify: as `Captured.load` has it.
 
         Raises:
-            BindingError: `sizes` says no number of bytes.
+            BindingError: `sizes` says no number of bytes, or a bucket of no Dim.
+            CaptureError, PlanError, OutOfMemory, ExecutionError: it cannot be loaded.
         """
+        self.family: Family = settled.family
         self.sizes = sizes
+        self._load_at = load_at
         self._budget_bytes = sizes.budget_bytes
-        self._bound = bound
-        self._load = load
-        self._find = CallSizes(bound.family)
-        self._kept: OrderedDict[tuple[int, ...], _Instance] = OrderedDict()
-        self._kept_bytes = 0
-        self._n_hits = self._n_misses = self._n_evicted = 0
-        self._latest: _Latest | None = None
-        self._closed = False
-        self._making = threading.Lock()  # taken before the other
-        self._lock = threading.Lock()
-        self._keeps_order = _leaves_something(bound.family.program)
-        self._turn = threading.Lock()
-        self._submitted: tuple[Executable, Ticket] | None = None  # the latest; under the turn
+        self._bucket_ends = sizes.ends_for(self.family.dims, bucket_ends)
+        self._settled = settled
+        self._find = CallSizes(self.family)
+        prepared = backend.prepare(self._settled.bound)
+        super().__init__(prepared, place(prepared, backend), backend, scheduling, verify=verify)
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise CopyError(
-            "an executable lies in its device's memory, and cannot be copied or pickled: load the "
-            "captured program once more"
-        )
+    def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
+        loaded = self._changer.instantiate(self._settled, prepared, plan)
+        self._buckets = Buckets(self.family, prepared.program, plan)
+        return loaded
 
     @property
-    def family(self) -> Family:
-        """Whose sizes vary."""
-        return self._bound.family
+    def _changer(self) -> SizeChanger:
+        changer = self._backend.sizes
+        assert changer is not None  # the caller has seen to it
+        return changer
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute with new tensors, of any sizes that the Family accepts."""
-        run = self._instance(self._find.of(args, kwargs))
-        with self._in_turn(run):
-            return run(*args, **kwargs)
-
-    def submit(
-        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
-    ) -> Ticket:
-        """Queue an execution and return at once; as `Executable.submit`.
-
-        Where order matters it waits for tickets of other sizes first.
-        """
-        run = self._instance(self._find.of(args, kwargs))
-        with self._in_turn(run):
-            ticket = run.submit(*args, out=out, feature_map=feature_map, **kwargs)
-            if self._keeps_order:
-                self._submitted = (run, ticket)
-            return ticket
-
-    @contextlib.contextmanager
-    def _in_turn(self, run: Executable) -> Iterator[None]:
-        """Execute after all that was submitted of other sizes, where order matters."""
-        if not self._keeps_order:
-            yield
-            return
-        with self._turn:
-            if self._submitted is not None and self._submitted[0] is not run:
-                with contextlib.suppress(OffloadError):  # which the ticket raises to its owner
-                    self._submitted[1].wait()
-                self._submitted = None
-            yield
+    def _sized_calls(self) -> SizedCalls:
+        family = self.family
+        self._instances = _native_instances(
+            self._settled,
+            self._loaded,
+            self._changer.constants(self._settled),
+            bucket_ends=self._bucket_ends,
+            budget_bytes=self._budget_bytes,
+            place=self._buckets.place,
+        )
+        return SizedCalls(
+            instances=self._instances,
+            axes=[(one.dim, one.leaf, one.axis) for one in family.places if one.leaf >= 0],
+            constants={one.constant: one.dim for one in family.places if one.constant >= 0},
+            find=functools.partial(_sizes_of, family, self._find),
+            match=functools.partial(_matched, self._settled.bound, family, self._find),
+            results=functools.partial(_results_at, self._settled.bound.result_structure, family),
+        )
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
-        """The instance of some sizes, made if it is not ready: to explain it, or for timelines.
+        """An Executable of one choice of sizes alone: for timelines, or where these repeat.
 
         Raises:
             BindingError: the Family does not accept them.
             CaptureError, PlanError, OutOfMemory, ExecutionError: it cannot be loaded.
         """
-        return self._instance(self.family.checked(sizes))
+        return self._load_at(sizes)
 
-    def _instance(self, sizes: tuple[int, ...]) -> Executable:
-        """The instance of sizes; the key is the sizes themselves, and no digest of them.
+    def feature_map_bytes_at(self, sizes: Mapping[str, int]) -> int:
+        """The bytes that a `feature_map=` tensor must have for these sizes.
 
-        Those that are kept were accepted when they were made. Others are made one at a time, while
-        calls of those that are kept go on.
+        Raises:
+            BindingError: the Family does not accept them.
+            PlanError: there is no feature map for them.
         """
-        found = self._ready(sizes)
-        if found is None:
-            with self._making:
-                found = self._ready(sizes) or self._add(sizes)
-        return found
-
-    def _ready(self, sizes: tuple[int, ...]) -> Executable | None:
-        with self._lock:
-            if self._closed:
-                raise ExecutionError("the executable is closed: load the captured program again")
-            found = self._kept.get(sizes)
-            if found is None:
-                return None
-            self._kept.move_to_end(sizes)
-            self._n_hits += 1
-            self._latest = _Latest(sizes, found.run, prepare_ns=0)
-            return found.run
-
-    def _add(self, sizes: tuple[int, ...]) -> Executable:
-        begin_ns = time.perf_counter_ns()
-        named = dict(zip(self.family.names, sizes, strict=True))
-        made = self._made(self.family.checked(named))
-        prepare_ns = time.perf_counter_ns() - begin_ns
-        with self._lock:
-            if self._closed:
-                made.run.close()
-                raise ExecutionError("the executable was closed meanwhile: load it again")
-            self._kept[sizes] = made
-            self._kept_bytes += made.size_bytes
-            self._n_misses += 1
-            self._make_room()
-            self._latest = _Latest(sizes, made.run, prepare_ns)
-            return made.run
-
-    def _made(self, sizes: tuple[int, ...]) -> _Instance:
-        bound = program_at(self._bound, sizes)
-        run = self._load(bound)
-        own = bound.bindings.weights.values()
-        shared = {
-            tensors[0].untyped_storage()._cdata for tensors in self._bound.bindings.weights.values()
-        }
-        constants = (one[0].untyped_storage() for one in own)
-        constant_bytes = sum(one.nbytes() for one in constants if one._cdata not in shared)
-        launch_bytes = _LAUNCH_BYTES * len(bound.program.launches)
-        return _Instance(run, run.feature_map_bytes + constant_bytes + launch_bytes)
-
-    def _make_room(self) -> None:
-        """Let go of what was used least recently, until the rest fits; executions of it go on."""
-        while self._kept_bytes > self._budget_bytes and len(self._kept) > 1:
-            _, evicted = self._kept.popitem(last=False)
-            self._kept_bytes -= evicted.size_bytes
-            self._n_evicted += 1
+        return self._instances.feature_map_bytes(list(self.family.checked(sizes)))
 
     @property
     def instances(self) -> InstanceReport:
         """What became of the instances so far."""
-        with self._lock:
-            latest = self._latest
-            sizes = () if latest is None else zip(self.family.names, latest.sizes, strict=True)
-            return InstanceReport(
-                self._n_hits,
-                self._n_misses,
-                self._n_evicted,
-                len(self._kept),
-                self._kept_bytes,
-                tuple(sizes),
-                was_hit=latest is not None and not latest.prepare_ns,
-                prepare_ns=0 if latest is None else latest.prepare_ns,
-            )
-
-    @property
-    def last_execution(self) -> LastExecution | None:
-        """What the latest execution of the latest sizes did; None before the first."""
-        latest = self._latest
-        return None if latest is None else latest.run.last_execution
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._closed
-
-    def rebind_weights(self) -> None:
-        """Use the storages that the parameters have now, as `Executable.rebind_weights`.
-
-        Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
-        """
-        with self._lock:
-            for one in self._kept.values():
-                one.run.rebind_weights()
+        counts, last = self._instances.counts, self._native.last_execution
+        return InstanceReport(
+            hits=counts.n_hits,
+            misses=counts.n_misses,
+            evicted=counts.n_evicted,
+            kept=counts.n_kept,
+            kept_bytes=counts.kept_bytes,
+            buckets=counts.n_places,
+            sizes=tuple(zip(self.family.names, last.sizes, strict=False)),
+            was_hit=bool(last.sizes_were_ready),
+            prepare_ns=last.prepare_sizes_ns,
+        )
 
     def explain(self) -> str:
-        """What varies, and what is kept ready."""
-        return f"{self.family}\n{self.instances}"
+        """What varies, what is kept ready, and what an Executable says."""
+        return f"{self.family}\n{self.instances}\n{super().explain()}"
 
     def close(self) -> None:
-        """Wait for what is in flight and give the memory back. Closing twice is fine."""
-        with self._lock:
-            self._closed = True
-            kept = list(self._kept.values())
-            self._kept.clear()
-            self._kept_bytes = 0
-            self._latest = None
-        for one in kept:
-            one.run.close()
-
-    def __enter__(self) -> SizedExecutable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        """As an Executable; the instances go as well."""
+        super().close()
+        self._instances.clear()
 
 
-def _leaves_something(program: Program) -> bool:
-    """Whether executions leave something that others may find."""
-    state = (Role.INPUT, Role.WEIGHT)
-    return any(
-        launch.effects or any(program.values[index].role in state for index in launch.writes)
-        for launch in program.launches
+def _native_instances(
+    settled: SettledFamily,
+    loaded: Loaded,
+    constants: _native.SizeConstants | None,
+    *,
+    bucket_ends: Sequence[Sequence[int]],
+    budget_bytes: int,
+    place: Callable[..., tuple[list[int], list[int], int, bool]],
+) -> _native.Instances:
+    family, program = settled.family, settled.program
+    recorded = [one.recorded for one in family.dims]
+    alone = outputs_shown_once(program)
+    return _native.Instances(
+        dims=[
+            (one.minimum, MOST if one.maximum is None else one.maximum, list(ends))
+            for one, ends in zip(family.dims, bucket_ends, strict=True)
+        ],
+        numbers=_codes(family.expressions),
+        reals=[isinstance(one, float) for one in family.numbers_at(recorded)],
+        conditions=_codes([one.condition for one in family.guards]),
+        values=values_bytes(program),
+        inputs=[_varying_view(view) for view in program.inputs],
+        outputs=[value.index for value in program.of_role(Role.OUTPUT)],
+        results=[
+            (_varying_view(one.view), one.view.value if one.view.value in alone else None)
+            for one in program.results
+        ],
+        constants=constants,
+        resident=loaded.resident,
+        budget_bytes=budget_bytes,
+        refuse=functools.partial(_refuse, family),
+        place=place,
     )
 
 
-def refuse_for_families(**options: Any) -> None:
-    """Refuse options of a load that are for one choice of sizes.
+def _codes(given: Sequence[Expression]) -> list[list[tuple[str, int | float]]]:
+    return [list(one.code) for one in given]
+
+
+def _varying_view(view: TensorView) -> _native.VaryingView:
+    return _native.VaryingView(
+        layout=native_layout(view), offset_bytes=view.offset_bytes, varying=varying_of(view)
+    )
+
+
+def _refuse(family: Family, sizes: Sequence[int]) -> None:
+    """Say why sizes are not accepted, which the native side has found."""
+    family.whole_at(family.checked(dict(zip(family.names, sizes, strict=True))))
+
+
+def _sizes_of(
+    family: Family, find: CallSizes, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, ...]:
+    """The sizes of a call, which the Family accepts.
 
     Raises:
-        BindingError: one is given.
+        BindingError: they are told otherwise, or it does not.
     """
-    for name, given in options.items():
-        if given:
-            raise BindingError(
-                f"{name}={given!r} is for a program of one size, and sizes may vary here: capture "
-                "without dynamic_shapes, or leave it out"
-            )
+    return family.checked(dict(zip(family.names, find.of(args, kwargs), strict=True)))
+
+
+def _matched(
+    bound: BoundProgram,
+    family: Family,
+    find: CallSizes,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> list[torch.Tensor]:
+    """The tensors of a call, whose integers that vary are those of its sizes.
+
+    Raises:
+        BindingError: as `tensors_of_call`.
+    """
+    if family.arguments:
+        numbers = family.numbers_at(_sizes_of(family, find, args, kwargs))
+        chosen = {place: numbers[index] for place, index in family.arguments.items()}
+        arguments = with_constants(bound.arguments_structure, chosen)
+        bindings = dataclasses.replace(bound.bindings, arguments=arguments)
+        bound = dataclasses.replace(bound, bindings=bindings)
+    return tensors_of_call(bound, args, kwargs)
+
+
+def _results_at(structure: Structure, family: Family, sizes: Sequence[int]) -> Structure:
+    """How the result of a call is nested, with the integers that vary."""
+    if not family.results:
+        return structure
+    numbers = family.numbers_at(sizes)
+    return with_constants(
+        structure, {place: numbers[index] for place, index in family.results.items()}
+    )

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 
 from offload.console.amounts import parse_bytes, show_bytes, show_count
+from offload.errors import BindingError
+from offload.program.family import Dim
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -12,12 +15,38 @@ class Sizes:
     """How a Program whose sizes vary is loaded.
 
     Attributes:
-        instances: the memory that instances may take (activations, constants and launches), in
-            bytes or as text such as `16MiB`. The least recently used go first; the one in use
-            stays.
+        instances: the memory that instances may take, in bytes or as text such as `16MiB`. The
+            least recently used go first; the one in use stays. On the CPU an instance is the
+            numbers and constants of its sizes; on other devices an executable of its own, with
+            activations and launches.
+        buckets: by Dim where ranges of sizes end for which activations lie at the same places;
+            half steps (16, 24, 32, 48 and so on) where nothing is given, and beyond the last end.
+            One that ends later takes more memory, and is planned less often.
     """
 
     instances: int | str = "16MiB"
+    buckets: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+
+    def ends_for(
+        self, dims: Sequence[Dim], ends: Callable[[Dim, Sequence[int]], list[int]]
+    ) -> list[list[int]]:
+        """Where buckets end, by Dim, as `ends` completes what is given.
+
+        Raises:
+            BindingError: buckets are given of no Dim, or end where no size can be.
+        """
+        names = [one.name for one in dims]
+        if unknown := set(self.buckets).difference(names):
+            raise BindingError(
+                f"sizes.buckets: expected ends for {', '.join(names)}, got some for "
+                f"{min(unknown)}, which is no Dim"
+            )
+        for name, given in self.buckets.items():
+            if not all(type(one) is int and one >= 0 for one in given):
+                raise BindingError(
+                    f"sizes.buckets[{name!r}]: expected whole numbers from 0 on, got {given!r}"
+                )
+        return [ends(one, self.buckets.get(one.name, ())) for one in dims]
 
     @property
     def budget_bytes(self) -> int:
@@ -38,6 +67,7 @@ class InstanceReport:
         evicted: instances that went to make room.
         kept: those that are ready now.
         kept_bytes: what they take.
+        buckets: ranges of sizes for which activations were placed so far.
         sizes: of the latest execution, by Dim; empty before the first.
         was_hit: whether they were ready.
         prepare_ns: what making them ready took; 0 where they were.
@@ -48,6 +78,7 @@ class InstanceReport:
     evicted: int = 0
     kept: int = 0
     kept_bytes: int = 0
+    buckets: int = 0
     sizes: tuple[tuple[str, int], ...] = ()
     was_hit: bool = False
     prepare_ns: int = 0

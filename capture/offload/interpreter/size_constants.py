@@ -26,15 +26,19 @@ def program_at(bound: BoundFamily, sizes: tuple[int, ...]) -> BoundProgram:
     """
     whole = bound.whole_at(sizes)
     folded = folded_values(whole.program, bound.family.foldable)
-    made = _constants(whole, bound.family.foldable)
+    made = made_constants(whole, bound.family.foldable)
     weights = {**whole.bindings.weights, **{index: (made[index],) for index in folded}}
     bindings = dataclasses.replace(whole.bindings, weights=weights)
     settled = settle(whole.program, folded)
     return BoundProgram(settled.program, bindings.moved(settled.positions))
 
 
-def _constants(whole: BoundProgram, foldable: frozenset[int]) -> dict[int, torch.Tensor]:
+def made_constants(whole: BoundProgram, foldable: frozenset[int]) -> dict[int, torch.Tensor]:
     """The bytes of what launches make of constants alone, by Value; of what may be folded.
+
+    Args:
+        whole: with every launch that was made.
+        foldable: the launches of it that make constants where they are given constants alone.
 
     Raises:
         ExecutionError: one of them failed.

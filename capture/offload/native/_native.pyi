@@ -28,7 +28,6 @@ class InputSpec:
         self,
         *,
         name: str,
-        layout: TensorLayout,
         slot: int,
         written: bool,
         may_be_written: bool = False,
@@ -44,7 +43,6 @@ class OutputSpec:
         *,
         name: str,
         slot: int,
-        size_bytes: int,
         operator_allocated: bool,
         alignment_bytes: int = 1,
         copied: bool = False,
@@ -61,11 +59,69 @@ class ResultSpec:
         *,
         source: ResultSource,
         index: int,
-        offset_bytes: int,
-        layout: TensorLayout,
         is_argument: bool,
-        covers_output: bool,
     ) -> None: ...
+
+class ResultShape:
+    def __init__(self, *, offset_bytes: int, layout: TensorLayout, covers_output: bool) -> None: ...
+
+class CallShapes:
+    def __init__(
+        self,
+        *,
+        inputs: Sequence[TensorLayout],
+        outputs_bytes: Sequence[int],
+        results: Sequence[ResultShape],
+        feature_map_bytes: int,
+    ) -> None: ...
+
+class VaryingView:
+    def __init__(
+        self, *, layout: TensorLayout, offset_bytes: int, varying: Sequence[tuple[int, int]]
+    ) -> None: ...
+
+class SizeConstants:
+    def __init__(
+        self,
+        *,
+        resident: Resident,
+        values: Sequence[tuple[str, int]],
+        results: Sequence[tuple[int, int]],
+        given: list[tuple[int, torch.Tensor]],
+    ) -> None: ...
+
+class InstanceCounts:
+    n_hits: int
+    n_misses: int
+    n_evicted: int
+    n_kept: int
+    kept_bytes: int
+    n_places: int
+
+class Instances:
+    def __init__(
+        self,
+        *,
+        dims: Sequence[tuple[int, int, Sequence[int]]],
+        numbers: Sequence[Sequence[tuple[str, int | float]]],
+        reals: Sequence[bool],
+        conditions: Sequence[Sequence[tuple[str, int | float]]],
+        values: Sequence[tuple[str, int]],
+        inputs: Sequence[VaryingView],
+        outputs: Sequence[int],
+        results: Sequence[tuple[VaryingView, int | None]],
+        constants: SizeConstants | None,
+        resident: Resident,
+        budget_bytes: int,
+        refuse: Callable[[list[int]], None],
+        place: Callable[
+            [list[int], list[int], list[int]], tuple[Sequence[int], Sequence[int], int, bool]
+        ],
+    ) -> None: ...
+    def feature_map_bytes(self, sizes: Sequence[int]) -> int: ...
+    def clear(self) -> None: ...
+    @property
+    def counts(self) -> InstanceCounts: ...
 
 def check_memory(name: str, tensor: torch.Tensor) -> None: ...
 def check_weight(weight: WeightSpec) -> None: ...
@@ -110,8 +166,8 @@ class CallSpec:
         weights: Sequence[WeightSpec],
         overlaps: Sequence[OverlapSpec],
         feature_map_slot: int,
-        feature_map_bytes: int,
         alignment_bytes: int,
+        shapes: CallShapes,
         host_constants: Sequence[HostConstantSpec] = ...,
     ) -> None: ...
 
@@ -281,6 +337,7 @@ class CpuMemory(enum.Enum):
     PATCHED = ...
     OPERATOR = ...
     KEPT = ...
+    OF_SIZES = ...
 
 class CpuSlot:
     def __init__(self, size_bytes: int, memory: CpuMemory) -> None: ...
@@ -292,6 +349,17 @@ class CpuMade:
     def __init__(
         self, position: int, slot: int, offset_bytes: int, layout: TensorLayout
     ) -> None: ...
+
+def set_sizes(
+    resident: CpuResident,
+    *,
+    views: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[int, int]]]],
+    made: Sequence[tuple[int, int, Sequence[tuple[int, int]]]],
+    scalars: Sequence[tuple[int, int, int | None, int]],
+    slots: Sequence[tuple[int, int]],
+    constants: Sequence[tuple[int, int]],
+    feature_map: int | None,
+) -> None: ...
 
 class CpuResident(Resident):
     def __init__(
@@ -613,6 +681,10 @@ class Proof:
     ns: int
 
 class LastExecution:
+    sizes: list[int]
+    sizes_were_ready: bool | None
+    prepare_sizes_ns: int
+    resize_ns: int
     call_ns: int
     checked_ns: int
     begin_ns: int
@@ -706,11 +778,11 @@ class Replay:
         triggers: Sequence[Trigger],
         resident: Resident,
         host_scheduled: bool,
-        positional: Sequence[tuple[bool, Any]] | None,
-        keyword: Mapping[str, tuple[bool, Any]] | None,
+        positional: Sequence[tuple[Any, ...]] | None,
+        keyword: Mapping[str, tuple[Any, ...]] | None,
         match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]],
         result_form: str,
-        build_result: Callable[[list[torch.Tensor]], Any],
+        build_result: Callable[..., Any],
         match_buffers: Callable[[Any], list[torch.Tensor | None]],
         check_feature_map: Callable[[Any], None],
         current_stream: Callable[[int], int] | None = None,
@@ -718,6 +790,7 @@ class Replay:
         drains_queue: bool = False,
         caller: tuple[int, Callable[[], object] | None, bool] | None = None,
         warn_of_gradients: Callable[[], object] | None = None,
+        sizes: tuple[Instances, list[tuple[int, int, int]], Callable[..., Any]] | None = None,
     ) -> None: ...
     def wait_for_submitted(self) -> None: ...
     def rebind_weights(self) -> None: ...

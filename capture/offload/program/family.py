@@ -139,10 +139,7 @@ class Family:
 
     def evaluated(self, sizes: Sequence[int]) -> tuple[Program, Sequence[int | float]]:
         """As `whole_at`, and the numbers that vary, by their expressions."""
-        try:
-            found = self._numbers.evaluate_all(sizes)
-        except BindingError as error:
-            raise BindingError(f"{self._told(sizes)}: {error}; expected smaller sizes") from None
+        found = self.numbers_at(sizes)
         position = -1
 
         def convert(number: Any) -> Any:
@@ -165,6 +162,20 @@ class Family:
         )
         check_program(program)
         return program, found
+
+    def numbers_at(self, sizes: Sequence[int]) -> Sequence[int | float]:
+        """The results of `expressions`.
+
+        Args:
+            sizes: as `whole_at` has them.
+
+        Raises:
+            BindingError: one has no result at these sizes.
+        """
+        try:
+            return self._numbers.evaluate_all(list(sizes))
+        except BindingError as error:
+            raise BindingError(f"{self._told(sizes)}: {error}; expected smaller sizes") from None
 
     def checked(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes in the order of the Dims, if the Family may be used with them.

@@ -16,8 +16,13 @@ from offload.record import is_plain_class
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"
 
 
-def plain_places(bound: BoundProgram) -> tuple[Any, Any]:
+def plain_places(bound: BoundProgram, sizes: Mapping[int, int]) -> tuple[Any, Any]:
     """The recorded arguments as (is_tensor, constant) pairs, for the native side to compare.
+
+    Args:
+        bound: what is called.
+        sizes: the constants that are sizes, by their place among the constants of the arguments,
+            and their dim; they are (False, None, dim).
 
     Returns:
         A list of the positional ones and a dict of the keyword ones; None for both where only
@@ -30,12 +35,16 @@ def plain_places(bound: BoundProgram) -> tuple[Any, Any]:
         return None, None
     if len(_variadic(bound.program, dict.fromkeys(keyword.keys))) > 1:
         return None, None
-    places = [(child.kind == "tensor", child.constant) for child in positional.children]
-    named = {
-        key: (child.kind == "tensor", child.constant)
-        for key, child in zip(keyword.keys, keyword.children, strict=True)
-    }
-    return places, named
+    places: list[tuple[Any, ...]] = []
+    n_constants = 0
+    for part in parts:
+        is_tensor = part.kind == "tensor"
+        dim = None if is_tensor else sizes.get(n_constants)
+        n_constants += not is_tensor
+        places.append((is_tensor, part.constant) if dim is None else (False, None, dim))
+    n_positional = len(positional.children)
+    named = dict(zip(keyword.keys, places[n_positional:], strict=True))
+    return places[:n_positional], named
 
 
 def tensors_of_call(

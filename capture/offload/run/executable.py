@@ -20,7 +20,7 @@ from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
 from offload.plan.topology import Machine
 from offload.program import Role
 from offload.run.explanation import explain
-from offload.run.native_replay import moving_slots, native_replay
+from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
 from offload.run.predicted_timeline import with_prediction
 from offload.run.recorded_timeline import execution_timeline
@@ -99,7 +99,7 @@ class Executable(_native.CallableReplay):
         self.scheduling = scheduling
         self._backend = backend
         self._keep_timeline: Callable[[Executable, Timeline], None] | None = None
-        self._loaded = backend.instantiate(prepared, plan)
+        self._loaded = self._instantiate(prepared, plan)
         self._steps = watched_steps(prepared.bound, self._loaded)
         _read_weights(self._loaded)
         if verify:
@@ -112,8 +112,16 @@ class Executable(_native.CallableReplay):
             host_scheduled=scheduling is Scheduling.HOST,
             copied={choice.slot for choice in self.copy_choices if choice.is_copied},
             check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
+            sizes=self._sized_calls(),
         )
         self._bind(self._native)
+
+    def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
+        return self._backend.instantiate(prepared, plan)
+
+    def _sized_calls(self) -> SizedCalls | None:
+        """What is known of calls whose sizes vary; None: they do not."""
+        return None
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(

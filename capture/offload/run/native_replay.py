@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 
@@ -14,7 +17,16 @@ from offload.console.user_code import level_of_user
 from offload.interpreter.native_layouts import native_layout
 from offload.native import _native
 from offload.plan import MovingSlot, Plan
-from offload.program import ITEM_BYTES, BoundProgram, Program, Role, Value, is_dense, span_bytes
+from offload.program import (
+    ITEM_BYTES,
+    BoundProgram,
+    Program,
+    Role,
+    TensorView,
+    Value,
+    is_dense,
+    span_bytes,
+)
 from offload.program.structure import Structure, unflatten
 from offload.run.arguments import plain_places, tensors_of_call
 from offload.run.buffers import buffers_of
@@ -28,15 +40,21 @@ def native_replay(
     host_scheduled: bool,
     copied: Set[int],
     check_feature_map: Callable[[object], None],
+    sizes: SizedCalls | None = None,
 ) -> _native.Replay:
     """The native object that executes a loaded Program.
 
     `copied`: the slots that are copied. `check_feature_map` refuses what is no tensor, and all
-    where the feature map does not move.
+    where the feature map does not move. `sizes`: what is known of calls whose sizes vary.
     """
     program = bound.program
-    positional, keyword = plain_places(bound)
+    positional, keyword = plain_places(bound, {} if sizes is None else sizes.constants)
     structure, streams = bound.result_structure, loaded.streams
+
+    def build_result(tensors: list[torch.Tensor], *found: tuple[int, ...]) -> Any:
+        nesting = sizes.results(*found) if sizes is not None else structure
+        return unflatten(nesting, tensors)
+
     return _native.Replay(
         spec=_call_spec(bound, plan, loaded, copied),
         triggers=slot_triggers(plan),
@@ -44,9 +62,9 @@ def native_replay(
         host_scheduled=host_scheduled,
         positional=positional,
         keyword=keyword,
-        match=functools.partial(tensors_of_call, bound),
+        match=functools.partial(tensors_of_call, bound) if sizes is None else sizes.match,
         result_form=_result_form(structure, len(program.results)),
-        build_result=lambda tensors: unflatten(structure, tensors),
+        build_result=build_result,
         match_buffers=functools.partial(buffers_of, structure, len(program.results)),
         check_feature_map=check_feature_map,
         current_stream=None if streams is None else streams.current,
@@ -54,7 +72,29 @@ def native_replay(
         drains_queue=streams is not None and streams.drains_queue,
         caller=_caller(bound, loaded),
         warn_of_gradients=_warn_of_gradients if _trained(program) else None,
+        sizes=None if sizes is None else (sizes.instances, sizes.axes, sizes.find),
     )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizedCalls:
+    """What is known of calls whose sizes vary.
+
+    Attributes:
+        instances: gives the numbers of each choice of sizes.
+        axes: where tensors tell sizes: (dim, input, axis).
+        constants: where integers do: by their place among the constants of the arguments, the dim.
+        find: (args, kwargs): the sizes of a call, for those that tell them in another way.
+        match: (args, kwargs): the tensors of a call.
+        results: (sizes): how the result is nested.
+    """
+
+    instances: _native.Instances
+    axes: list[tuple[int, int, int]]
+    constants: Mapping[int, int]
+    find: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[int]]
+    match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]]
+    results: Callable[[tuple[int, ...]], Structure]
 
 
 def _caller(
@@ -105,14 +145,13 @@ def _call_spec(
             _native.OutputSpec(
                 name=value.name,
                 slot=plan.slot_of(value.index),
-                size_bytes=value.size_bytes,
                 operator_allocated=value.index in loaded.operator_allocated,
                 alignment_bytes=loaded.alignment_bytes,
                 copied=plan.slot_of(value.index) in copied,
             )
             for value in program.of_role(Role.OUTPUT)
         ],
-        results=_result_specs(program),
+        results=_result_specs(bound, loaded),
         weights=[
             _weight_spec(
                 bound,
@@ -122,7 +161,7 @@ def _call_spec(
                 is_written=value.index in written,
                 is_packed=value.index in packed,
             )
-            for value in _device_weights(program)
+            for value in _device_weights(bound, loaded)
         ],
         host_constants=list(_host_constants(bound)),
         overlaps=[
@@ -132,8 +171,38 @@ def _call_spec(
             for one in program.overlaps
         ],
         feature_map_slot=plan.feature_map.index,
-        feature_map_bytes=plan.feature_map_bytes,
         alignment_bytes=plan.alignment_bytes,
+        shapes=_call_shapes(program, plan),
+    )
+
+
+def _call_shapes(program: Program, plan: Plan) -> _native.CallShapes:
+    alone = outputs_shown_once(program)
+    return _native.CallShapes(
+        inputs=[native_layout(view) for view in program.inputs],
+        outputs_bytes=[value.size_bytes for value in program.of_role(Role.OUTPUT)],
+        results=[
+            _native.ResultShape(
+                offset_bytes=result.view.offset_bytes,
+                layout=native_layout(result.view),
+                covers_output=result.view.value in alone and _is_whole(program, result.view),
+            )
+            for result in program.results
+        ],
+        feature_map_bytes=plan.feature_map_bytes,
+    )
+
+
+def _is_whole(program: Program, view: TensorView) -> bool:
+    n_bytes = math.prod(view.shape) * ITEM_BYTES[view.dtype]
+    return view.offset_bytes == 0 and n_bytes == program.values[view.value].size_bytes
+
+
+def outputs_shown_once(program: Program) -> frozenset[int]:
+    """The outputs that one result shows, and no other."""
+    counted = Counter(result.view.value for result in program.results)
+    return frozenset(
+        value.index for value in program.of_role(Role.OUTPUT) if counted[value.index] == 1
     )
 
 
@@ -171,7 +240,6 @@ def _input_specs(
     return [
         _native.InputSpec(
             name=program.values[view.value].name,
-            layout=native_layout(view),
             slot=0 if on_host else plan.slot_of(view.value),
             written=view.value in written,
             may_be_written=program.opaque is not None and not on_host,
@@ -185,8 +253,11 @@ def _input_specs(
     ]
 
 
-def _device_weights(program: Program) -> list[Value]:
-    return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]
+def _device_weights(bound: BoundProgram, loaded: Loaded) -> list[Value]:
+    """Those on the device that something holds: constants of sizes are the device's own affair."""
+    held = bound.bindings.weights.keys() | loaded.weights.tensors.keys()
+    weights = bound.program.of_role(Role.WEIGHT)
+    return [value for value in weights if not value.on_host and value.index in held]
 
 
 def _host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
@@ -241,28 +312,21 @@ def _weight_spec(
     )
 
 
-def _result_specs(program: Program) -> list[_native.ResultSpec]:
+def _result_specs(bound: BoundProgram, loaded: Loaded) -> list[_native.ResultSpec]:
+    program = bound.program
     indices = {
         Role.INPUT: [view.value for view in program.inputs],
-        Role.WEIGHT: [value.index for value in _device_weights(program)],
+        Role.WEIGHT: [value.index for value in _device_weights(bound, loaded)],
         Role.OUTPUT: [value.index for value in program.of_role(Role.OUTPUT)],
     }
-    n_of_value: dict[int, int] = {}
-    for result in program.results:
-        n_of_value[result.view.value] = n_of_value.get(result.view.value, 0) + 1
     specs = []
     for result in program.results:
         value = program.values[result.view.value]
-        n_bytes = math.prod(result.view.shape) * ITEM_BYTES[result.view.dtype]
-        covers = result.view.offset_bytes == 0 and n_bytes == value.size_bytes
         specs.append(
             _native.ResultSpec(
                 source=result_source(value.role),
                 index=indices[value.role].index(value.index),
-                offset_bytes=result.view.offset_bytes,
-                layout=native_layout(result.view),
                 is_argument=result.input_leaf >= 0,
-                covers_output=covers and n_of_value[value.index] == 1,
             )
         )
     return specs

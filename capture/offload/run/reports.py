@@ -47,6 +47,10 @@ class LastExecution:
         launches_proved: launches that it ran by two routes and compared, before it used the faster
             one: on the CPU those of the first execution, 0 later and on other devices.
         proof_ns: of device_ns, what that took beyond the launches themselves.
+        sizes_were_ready: where sizes vary, whether the numbers of these were kept; None elsewhere.
+        prepare_sizes_ns: of convert_ns, what making them ready took.
+        resize_ns: of convert_ns, what it took to give the program other sizes than those of the
+            execution before; 0: it had these.
     """
 
     convert_ns: int
@@ -70,6 +74,9 @@ class LastExecution:
     substages_ns: Mapping[str, int] = dataclasses.field(default_factory=dict)
     launches_proved: int = 0
     proof_ns: int = 0
+    sizes_were_ready: bool | None = None
+    prepare_sizes_ns: int = 0
+    resize_ns: int = 0
 
     @classmethod
     def of(cls, native: _native.LastExecution, substages: Sequence[str]) -> LastExecution:
@@ -110,6 +117,11 @@ class LastExecution:
             f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
             f"patched, {self.bytes_copied} bytes copied"
         )
+        if self.sizes_were_ready is not None:
+            ready = "ready" if self.sizes_were_ready else "new"
+            taken = f", prepared in {self.prepare_sizes_ns / 1e3:.2f} us"
+            header += f"; sizes {ready}{'' if self.sizes_were_ready else taken}"
+            header += f", resized in {self.resize_ns / 1e3:.2f} us" if self.resize_ns else ", kept"
         if self.launches_proved:
             header += f"; proved {self.launches_proved} launches, {self.proof_ns / 1e3:.2f} us"
         if not self.bytes_streamed:

@@ -69,7 +69,10 @@ def tell_executions(run: Executable) -> None:
 
     It becomes a ToldExecutable, so that others are called natively as ever.
     """
-    run.__class__ = ToldExecutable
+    kind = type(run)
+    run.__class__ = (
+        ToldExecutable if kind is Executable else type(kind.__name__, (ToldExecutable, kind), {})
+    )
     cast(ToldExecutable, run)._told = _Told(run)
 
 

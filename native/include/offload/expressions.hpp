@@ -56,6 +56,11 @@ struct Number {
   double real = 0.0;
 };
 
+struct Bounds {
+  Number least;
+  Number greatest;
+};
+
 struct Instruction {
   Operation operation = Operation::kInteger;
   Number operand;  // of kInteger, kReal and kSize
@@ -82,7 +87,16 @@ class Expressions {
   // The result of one of them. `sizes` has n_dims of them. Throws ExpressionError.
   Number evaluate(std::size_t index, const std::int64_t* sizes) const;
 
+  // Between which numbers the result lies for all sizes from `least` to `greatest`, both included;
+  // the bounds need not be reached. Throws ExpressionError where one of these sizes may have no
+  // result, or nothing is known of it.
+  Bounds bounds(std::size_t index, const std::int64_t* least, const std::int64_t* greatest) const;
+
  private:
+  // Runs the code of one of them over operands of any kind.
+  template <typename Operand, typename Apply>
+  Operand run(std::size_t index, Apply apply) const;
+
   std::size_t n_dims_;
   std::vector<Instruction> code_;  // of all, one behind the other
   std::vector<std::size_t> ends_;

@@ -15,6 +15,7 @@
 #include "offload/fence.hpp"
 #include "offload/header.hpp"
 #include "offload/pass_report.hpp"
+#include "offload/sizes.hpp"
 
 namespace offload {
 
@@ -159,6 +160,7 @@ class Resident {
   virtual WeightPasses* weight_passes() { return nullptr; }
   virtual DeviceStreams* device_streams() { return nullptr; }
   virtual GeneratorStates* generator_states() { return nullptr; }
+  virtual SizeChanges* size_changes() { return nullptr; }
 
   // Waits for what was executed and gives back what it holds on the device; nothing is executed
   // any more. Where nobody can wait, as yet, it gives back when it is closed again, or destroyed.

@@ -6,22 +6,16 @@ import contextlib
 import functools
 import os
 import platform
-from collections.abc import Mapping, Set
-from typing import Any
 
-import torch
-
-from offload.backends.base import Capabilities, LaunchReport, Loaded, LoadedWeights, Prepared
-from offload.backends.cpu.streaming import CpuWeights, gathered_tables, make_stream
-from offload.backends.refusals import refuse_shared
-from offload.backends.weight_sources import managed_weights
+from offload.backends.base import Capabilities, Loaded, Prepared
+from offload.backends.cpu.builder import Builder
+from offload.backends.cpu.out_variants import out_variant
+from offload.backends.cpu.resizing import CpuSizes
+from offload.backends.cpu.streaming import CpuWeights
 from offload.errors import CaptureError
-from offload.interpreter.native_layouts import native_layout
-from offload.interpreter.torch_names import find_overload, split_operator, symbol_object
-from offload.native import _native
-from offload.plan import Lifetime, Place, Plan, Slot, SlotKind, check_plan
+from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine
-from offload.program import Argument, BoundProgram, Kernel, Launch, Symbol, TensorView
+from offload.program import BoundProgram, Kernel
 
 # torch's CPU allocator aligns to this, and so do vector instructions at their best.
 ALIGNMENT_BYTES = 64
@@ -44,6 +38,7 @@ class CpuBackend:
     capabilities = Capabilities(runs_kernels=True)
     opaque = timing = offline = None  # to run a callable as one launch would be to call it
     weights = CpuWeights(ALIGNMENT_BYTES)
+    sizes = CpuSizes()
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
@@ -86,283 +81,10 @@ class CpuBackend:
             CaptureError: an operator does not exist in this torch, or takes other arguments.
         """
         check_plan(prepared.program, plan)
-        return _Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
+        return Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: out-variants are proved when they are first executed.
 
         That is on the live inputs, or on made-up ones where a budget was tried out.
         """
-
-
-@functools.cache
-def _out_overload(operator: str) -> str | None:
-    """The overload that computes `operator` into given tensors by itself.
-
-    Generated out-variants are none: they call the functional operator and copy.
-    """
-    if _native.has_thunk(operator):
-        return ""
-    base = find_overload(operator)
-    wanted = [(argument.name, str(argument.type)) for argument in base._schema.arguments]
-    if any(str(one.type) != "Tensor" for one in base._schema.returns) or not base._schema.returns:
-        return None
-    name, _ = split_operator(operator)
-    namespace, _, short = name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), short)
-    for overload in packet.overloads():
-        candidate = getattr(packet, overload)
-        arguments = candidate._schema.arguments
-        outputs = [one for one in arguments if one.kwarg_only and _is_written(one)]
-        rest = [(one.name, str(one.type)) for one in arguments if one not in outputs]
-        fits = rest == wanted and len(outputs) == len(base._schema.returns)
-        if fits and torch.Tag.generated not in candidate.tags:
-            return str(overload)
-    return None
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def out_variant(launch: Launch) -> str | None:
-    """The out overload to prove for a launch (empty: a built-in thunk); None where it has none."""
-    made = tuple(launch.made())
-    suitable = (
-        made
-        and len(made) == len(launch.results)
-        and not launch.random
-        and not launch.guards_shape
-        and launch.guard is None
-        and set(launch.writes) == {view.value for view in made}
-        and not any(view.conjugate or view.negative for view in made)
-    )
-    return _out_overload(launch.name) if suitable else None
-
-
-def _memory(slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
-    if slot.kind is SlotKind.DERIVED:
-        return _native.CpuMemory.KEPT
-    if slot.index in operator_slots:
-        return _native.CpuMemory.OPERATOR
-    return _native.CpuMemory.PATCHED
-
-
-def _derives_from(launch: Launch, value: int) -> bool:
-    """Whether a launch makes something of one weight alone, when that was written."""
-    return (
-        isinstance(launch.callee, Kernel) and launch.callee.derives and set(launch.reads) == {value}
-    )
-
-
-def _needs_no(launch: Launch, value: int) -> bool:
-    """Whether a kernel has something else in the place of a weight."""
-    views = list(launch.views())
-    return isinstance(launch.callee, Kernel) and all(
-        at in launch.callee.packed for at, view in enumerate(views) if view.value == value
-    )
-
-
-def _replaced(launch: Launch) -> _native.CpuReplaced:
-    """The launches that a kernel stands for, as recorded, each result in memory of its own."""
-    assert isinstance(launch.callee, Kernel)
-    program = launch.callee.replaces
-    inputs = [view.value for view in program.inputs]
-    results = [result.view.value for result in program.results]
-    last = dict.fromkeys(results, len(program.launches) + 1)
-    for one in program.launches:
-        for value in (*one.reads, *one.writes):
-            last[value] = max(last.get(value, 0), one.index + 1)
-    made = frozenset(range(len(program.values))) - {*inputs}
-    slots = [
-        Slot(
-            value.index,
-            SlotKind.OPERATOR if value.index in made else SlotKind.INPUT,
-            value.size_bytes,
-            value.name,
-        )
-        for value in program.values
-    ]
-    plan = Plan(
-        tuple(slots),
-        tuple(Place(slot.index, 0) for slot in slots),
-        tuple(Lifetime(0, last.get(slot.index, 0)) for slot in slots),
-        alignment_bytes=1,
-        feature_map_bytes=0,
-        lower_bound_bytes=0,
-        unshared_bytes=0,
-        method="each by itself",
-        n_launches=len(program.launches),
-    )
-    resident, _, _ = _Builder(BoundProgram(program), plan, made).resident()
-    first_result = len(list(launch.views()))
-    words = range(first_result, first_result + len(results))
-    return _native.CpuReplaced(resident, inputs, list(zip(words, results, strict=True)))
-
-
-class _Builder:
-    """Translates one Program and Plan into a CpuResident."""
-
-    def __init__(self, bound: BoundProgram, plan: Plan, operator_allocated: frozenset[int]) -> None:
-        self._program = bound.program
-        self._bound = bound
-        self._plan = plan
-        self._operator_allocated = operator_allocated
-        self._index: dict[TensorView, int] = {}
-        self._tensors: list[_native.CpuTensor] = []
-        self._numbers: Mapping[int, int] = {}  # in the stream, by Value
-        self._tables = gathered_tables(bound, plan.streaming) if plan.streaming is not None else {}
-
-    def loaded(self) -> Loaded:
-        resident, weights, stream = self.resident()
-        packed = self._program.packed_weights
-        return Loaded(
-            resident,
-            self._operator_allocated,
-            lambda: tuple(LaunchReport(mode, size) for mode, size in resident.launch_modes),
-            weights=LoadedWeights(
-                check=functools.partial(refuse_shared, self._bound, packed),
-                tensors=weights,
-                stream=stream,
-                derive_again=resident.derive_again if packed else None,
-            ),
-        )
-
-    def resident(
-        self,
-    ) -> tuple[_native.CpuResident, Mapping[int, torch.Tensor], _native.WeightStream | None]:
-        """The launches on their storages; weights that a stream brings, and the stream."""
-        launches = [
-            None if isinstance(launch.callee, Kernel) else self._describe(launch)
-            for launch in self._program.launches
-        ]
-        operator_slots = {
-            place.slot
-            for index in self._operator_allocated
-            if (place := self._plan.places[index]) is not None
-        }
-        slots = [
-            _native.CpuSlot(slot.size_bytes, _memory(slot, operator_slots))
-            for slot in self._plan.slots
-        ]
-        stream: _native.WeightStream | None = None
-        weights: Mapping[int, torch.Tensor] = {}
-        if self._plan.streaming is not None:
-            stream, weights = make_stream(self._bound, self._plan.streaming)
-            self._numbers = {value: at for at, value in enumerate(managed_weights(self._bound))}
-        resident = _native.CpuResident(slots, self._tensors, stream)
-        for launch, description in zip(self._program.launches, launches, strict=True):
-            if description is None:
-                self._add_kernel(resident, launch)
-                continue
-            try:
-                resident.add(**description)
-            except (TypeError, ValueError) as error:
-                raise CaptureError(f"{launch.source}: {error}") from error
-        if stream is not None:
-            resident.set_packed_weights(self._packed_weights())
-        return resident, weights, stream
-
-    def _add_kernel(self, resident: _native.CpuResident, launch: Launch) -> None:
-        assert isinstance(launch.callee, Kernel)
-        function = self._bound.bindings.kernels[launch.callee.index]
-        words = []
-        for view in (*launch.views(), *launch.made()):
-            place = self._plan.places[view.value]
-            assert place is not None  # check_plan has seen to it
-            words.append((place.slot, place.offset_bytes))
-        resident.add_kernel(
-            function=function.address,
-            words=words,
-            prove=function.prove,
-            make_replaced=functools.partial(_replaced, launch),
-            name=launch.name,
-            source=launch.source,
-            releases=self._releases(launch),
-            sources=self._sources(launch) if launch.callee.derives else (),
-        )
-
-    def _sources(self, launch: Launch) -> list[tuple[torch.Tensor, ...] | int]:
-        holders = self._bound.bindings.weights
-        values = [view.value for view in launch.views()]
-        return [
-            self._numbers[value] if value in self._numbers else tuple(holders[value])
-            for value in values
-        ]
-
-    def _packed_weights(self) -> list[tuple[int, list[int]]]:
-        """The streamed weights of which kernels have what was derived, and nobody needs more.
-
-        Returns:
-            The weight's number in the stream, and the launches that read it as long as their
-            proofs last.
-        """
-        program = self._program
-        seen = {result.view.value for result in program.results}
-        readers: dict[int, list[Launch]] = {}
-        for launch in program.launches:
-            for value in {*launch.reads, *launch.writes} & self._numbers.keys():
-                readers.setdefault(value, []).append(launch)
-        packed = []
-        for value, launches in readers.items():
-            others = [one for one in launches if not _derives_from(one, value)]
-            is_derived = len(others) < len(launches)
-            if is_derived and value not in seen and all(_needs_no(one, value) for one in others):
-                packed.append((self._numbers[value], [one.index for one in others]))
-        return packed
-
-    def _describe(self, launch: Launch) -> dict[str, Any]:
-        name, overload = split_operator(launch.name)
-        is_allocated = any(view.value in self._operator_allocated for view in launch.made())
-        out_overload = None if is_allocated else out_variant(launch)
-        outputs = [] if out_overload is None else [self._tensor(view) for view in launch.made()]
-        return {
-            "operator_name": name,
-            "overload": overload,
-            "arguments": tuple(self._argument(argument) for argument in launch.arguments),
-            "out_overload": out_overload,
-            "outputs": outputs,
-            "made": self._made(launch) if out_overload is None else [],
-            "releases": self._releases(launch),
-            "guard": launch.guard,
-            "guards_shape": launch.guards_shape,
-            "source": launch.source,
-            "table": self._tables.get(launch.index),
-        }
-
-    def _made(self, launch: Launch) -> list[_native.CpuMade]:
-        made = []
-        for position, view in enumerate(launch.results):
-            place = None if view is None else self._plan.places[view.value]
-            if view is not None and place is not None:
-                layout = native_layout(view)
-                made.append(_native.CpuMade(position, place.slot, view.offset_bytes, layout))
-        return made
-
-    def _releases(self, launch: Launch) -> list[int]:
-        """Slots of operator-allocated activations that no later launch uses."""
-        places = [
-            self._plan.places[index]
-            for index in {*launch.reads, *launch.writes} & self._operator_allocated
-            if self._plan.lifetimes[index].last == launch.index + 1
-        ]
-        slots = [self._plan.slots[place.slot] for place in places if place is not None]
-        return sorted(slot.index for slot in slots if slot.kind is SlotKind.OPERATOR)
-
-    def _tensor(self, view: TensorView) -> int:
-        if view not in self._index:
-            place = self._plan.places[view.value]
-            assert place is not None  # check_plan has seen to it
-            offset_bytes = place.offset_bytes + view.offset_bytes
-            self._index[view] = len(self._tensors)
-            self._tensors.append(_native.CpuTensor(place.slot, offset_bytes, native_layout(view)))
-        return self._index[view]
-
-    def _argument(self, argument: Argument) -> Any:
-        if isinstance(argument, TensorView):
-            return _native.TensorIndex(self._tensor(argument))
-        if isinstance(argument, tuple):
-            return tuple(self._argument(item) for item in argument)
-        if isinstance(argument, Symbol):
-            return symbol_object(argument, self._bound.bindings)
-        return argument

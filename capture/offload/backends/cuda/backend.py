@@ -69,7 +69,7 @@ class CudaBackend:
     capabilities = Capabilities(queues_work=True)
     alignment_bytes = ALIGNMENT_BYTES
     current_stream: Callable[[int], int] | None = None  # torch's, whose handle is the driver's
-    offline = None
+    offline = sizes = None
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""

@@ -1,0 +1,140 @@
+"""A Program whose sizes vary on the CPU: one resident, which takes other sizes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence, Set
+
+import torch
+
+from offload.backends.base import Loaded, Prepared
+from offload.backends.cpu.builder import Builder, plan_apart
+from offload.interpreter.settled_family import SettledFamily, SizeConstants
+from offload.native import _native
+from offload.plan import Plan, Slot, SlotKind, check_plan
+from offload.program import BoundProgram, Role, TensorView
+from offload.program.varying_numbers import (
+    Varying,
+    expression_of,
+    scalars,
+    values_bytes,
+    varying_of,
+)
+
+
+class CpuSizes:
+    """Loads Programs whose sizes vary; see `SizeChanger`."""
+
+    def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
+        """As `Backend.instantiate`, of what a Family does at the recorded sizes."""
+        check_plan(prepared.program, plan)
+        builder = _SizedBuilder(
+            prepared.bound, plan, prepared.operator_allocated, settled.constant_values
+        )
+        return builder.loaded()
+
+    def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
+        """What computes the constants of sizes; None where there are none."""
+        return None if settled.constants is None else _constants(settled, settled.constants)
+
+
+def _constants(settled: SettledFamily, constants: SizeConstants) -> _native.SizeConstants:
+    program, given = constants.program, constants.weights.keys()
+    plan = plan_apart(program, given, {*constants.results})
+    made = frozenset(range(len(program.values))) - given
+    bound = BoundProgram(program, settled.bound.bindings)
+    resident, _, _ = _SizedBuilder(bound, plan, made, ()).resident()
+    return _native.SizeConstants(
+        resident=resident,
+        values=values_bytes(program),
+        results=[(one, one) for one in constants.results],
+        given=sorted(constants.weights.items()),
+    )
+
+
+class _SizedBuilder(Builder):
+    """Translates a Program whose numbers vary, and says which of them do."""
+
+    def __init__(
+        self,
+        bound: BoundProgram,
+        plan: Plan,
+        operator_allocated: Set[int],
+        constants: Sequence[int],
+    ) -> None:
+        super().__init__(bound, plan, frozenset(operator_allocated))
+        self._constants = [(plan.slot_of(value), value) for value in constants]
+
+    def resident(
+        self,
+    ) -> tuple[_native.CpuResident, Mapping[int, torch.Tensor], _native.WeightStream | None]:
+        """As `Builder.resident`."""
+        resident, weights, stream = super().resident()
+        _native.set_sizes(
+            resident,
+            views=self._varying_views(),
+            made=self._varying_results(),
+            scalars=self._varying_scalars(),
+            slots=self._varying_slots(),
+            constants=self._constants,
+            feature_map=self._feature_map(),
+        )
+        return resident, weights, stream
+
+    def _key(self, view: TensorView) -> Hashable:
+        """Views that are the same at the recorded sizes may differ at others."""
+        return view, tuple(varying_of(view))
+
+    def _memory(self, slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
+        if any(slot.index == index for index, _ in self._constants):
+            return _native.CpuMemory.OF_SIZES
+        return super()._memory(slot, operator_slots)
+
+    def _feature_map(self) -> int | None:
+        kinds = [slot.kind for slot in self._plan.slots]
+        return kinds.index(SlotKind.FEATURE_MAP) if SlotKind.FEATURE_MAP in kinds else None
+
+    def _varying_views(self) -> list[tuple[int, int, list[int], Varying]]:
+        """What lies in the feature map, whose places depend on sizes, or has numbers that vary."""
+        feature_map = self._feature_map()
+        return [
+            (tensor, view.value, [*view.shape, *view.strides, view.offset_bytes], varying)
+            for tensor, view in enumerate(self._views)
+            if (varying := varying_of(view)) or _slot_of(self._plan, view.value) == feature_map
+        ]
+
+    def _varying_results(self) -> list[tuple[int, int, Varying]]:
+        found = []
+        for launch in self._program.launches:
+            if any(view.value in self._operator_allocated for view in launch.made()):
+                made = [view for view in launch.made() if self._plan.places[view.value]]
+                found += [(launch.index, at, varying_of(view)) for at, view in enumerate(made)]
+        return [one for one in found if one[2]]
+
+    def _varying_scalars(self) -> list[tuple[int, int, int | None, int]]:
+        return [
+            (launch.index, path[0], path[1] if len(path) > 1 else None, expression)
+            for launch in self._program.launches
+            for path, number in scalars(launch.arguments)
+            if (expression := expression_of(number)) is not None
+        ]
+
+    def _varying_slots(self) -> list[tuple[int, int]]:
+        values = self._program.values
+        feature_map = self._feature_map()
+        slots = [(place.slot if place else None, at) for at, place in enumerate(self._plan.places)]
+        return [
+            (slot, value)
+            for slot, value in slots
+            if slot is not None
+            and slot != feature_map
+            and (slot, value) not in self._constants
+            and (
+                values[value].role is Role.INPUT
+                or expression_of(values[value].size_bytes) is not None
+            )
+        ]
+
+
+def _slot_of(plan: Plan, value: int) -> int | None:
+    place = plan.places[value]
+    return None if place is None else place.slot

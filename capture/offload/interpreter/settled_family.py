@@ -1,0 +1,121 @@
+"""A Family made ready to be executed: constants apart, dead launches gone, once for all sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence, Set
+
+import torch
+
+from offload.interpreter.size_constants import made_constants
+from offload.program import BoundProgram, Program
+from offload.program.dead_launches import remove_dead_launches
+from offload.program.family import BoundFamily, Family
+from offload.program.folding import fold, folded_values, is_folded
+from offload.program.rewrite import renumbered
+from offload.program.varying_numbers import varies, varying_program
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SizeConstants:
+    """Launches that make what follows from sizes alone.
+
+    Attributes:
+        program: these launches and the Values that they use; it has neither inputs nor results.
+        results: its Values that others use.
+        weights: of its Values that are the same at all sizes, by whom they are held.
+    """
+
+    program: Program
+    results: tuple[int, ...]
+    weights: Mapping[int, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SettledFamily:
+    """A Family as it is executed.
+
+    Attributes:
+        family: whose it is.
+        bound: what an execution does, at the recorded sizes; its numbers say how they vary. What
+            follows from sizes alone are weights of it that nothing holds.
+        constants: what makes these; None where there are none.
+        constant_values: for each result of `constants` its Value in `bound`.
+    """
+
+    family: Family
+    bound: BoundProgram
+    constants: SizeConstants | None
+    constant_values: tuple[int, ...]
+
+    @property
+    def program(self) -> Program:
+        """What an execution does."""
+        return self.bound.program
+
+
+def settle_family(bound: BoundFamily) -> SettledFamily:
+    """Take out of a Family what follows from sizes alone, and what nobody sees.
+
+    What does not depend on sizes either is computed here, and becomes a weight.
+
+    Raises:
+        ExecutionError: a launch that makes a constant failed.
+    """
+    family, program = bound.family, varying_program(bound.family)
+    folded = folded_values(program, family.foldable)
+    changing = folded & _varying_values(program)
+    same = folded - changing
+    made = made_constants(BoundProgram(program, bound.bindings), family.foldable) if same else {}
+    held = {**bound.bindings.weights, **{index: (made[index],) for index in same}}
+    without = fold(program, folded)
+    alive = remove_dead_launches(without.program)
+    positions = {
+        old: alive.positions[new]
+        for old, new in without.positions.items()
+        if new in alive.positions
+    }
+    bindings = dataclasses.replace(bound.bindings, weights=held).moved(positions)
+    results = tuple(sorted(changing & positions.keys()))
+    return SettledFamily(
+        family,
+        BoundProgram(alive.program, bindings),
+        _constants(program, changing, results, held) if results else None,
+        tuple(positions[one] for one in results),
+    )
+
+
+def _varying_values(program: Program) -> frozenset[int]:
+    """What launches make that is of another size or content at other sizes."""
+    varying: set[int] = set()
+    for launch in program.launches:
+        if varies(launch, program.values) or varying.intersection(launch.reads):
+            varying.update(launch.writes)
+    return frozenset(varying)
+
+
+def _constants(
+    program: Program,
+    changing: Set[int],
+    results: Sequence[int],
+    held: Mapping[int, tuple[torch.Tensor, ...]],
+) -> SizeConstants:
+    """The launches that make these Values, as they are executed by themselves."""
+    launches = [one for one in program.launches if is_folded(one, changing)]
+    used = sorted({index for one in launches for index in (*one.reads, *one.writes)})
+    positions = {index: position for position, index in enumerate(used)}
+    return SizeConstants(
+        program=dataclasses.replace(
+            program,
+            values=tuple(
+                dataclasses.replace(program.values[index], index=position)
+                for position, index in enumerate(used)
+            ),
+            launches=tuple(renumbered(one, at, positions) for at, one in enumerate(launches)),
+            inputs=(),
+            results=(),
+            weight_views={},
+        ),
+        results=tuple(positions[one] for one in results),
+        weights={positions[index]: held[index][0] for index in used if index not in changing},
+    )

@@ -1,0 +1,101 @@
+"""Numbers that say by which expression they vary, wherever a Program is rewritten to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from offload.program.family import Family
+from offload.program.launch import Launch
+from offload.program.numbers import map_numbers
+from offload.program.program import Program
+from offload.program.values import TensorView, Value
+
+Varying = list[tuple[int, int]]
+"""Of a view's numbers those that vary: the position and the expression.
+
+Positions count its sizes, then its strides; the last is its offset.
+"""
+
+
+class VaryingInteger(int):
+    """An integer of the recorded sizes, which one of a Family's expressions gives."""
+
+    expression: int
+
+
+class VaryingReal(float):
+    """A real of the recorded sizes, which one of a Family's expressions gives."""
+
+    expression: int
+
+
+def varying_program(family: Family) -> Program:
+    """The whole Program of the recorded sizes, whose numbers say how they vary."""
+    position = -1
+
+    def told(number: Any) -> Any:
+        nonlocal position
+        position += 1
+        expression = family.varying.get(position)
+        if expression is None:
+            return number
+        kind = VaryingInteger if isinstance(number, int) else VaryingReal
+        varying = kind(number)
+        varying.expression = expression
+        return varying
+
+    return map_numbers(family.program, told)
+
+
+def expression_of(number: Any) -> int | None:
+    """The expression that gives a number; None where it is always the same."""
+    return getattr(number, "expression", None)
+
+
+def varying_of(view: TensorView) -> Varying:
+    """The numbers of a view that vary."""
+    return _told((*view.shape, *view.strides, view.offset_bytes))
+
+
+def _told(numbers: Sequence[Any]) -> Varying:
+    return [
+        (position, expression)
+        for position, expression in enumerate(map(expression_of, numbers))
+        if expression is not None
+    ]
+
+
+def varies(launch: Launch, values: Sequence[Value]) -> bool:
+    """Whether what a launch is given or makes has a number that varies."""
+    made = [values[view.value].size_bytes for view in launch.made()]
+    views = [*launch.views(), *launch.made()]
+    numbers = [number for _, number in scalars(launch.arguments)]
+    return any(map(varying_of, views)) or any(
+        expression_of(one) is not None for one in (*made, *numbers)
+    )
+
+
+def values_bytes(program: Program) -> list[tuple[str, int]]:
+    """How many bytes each Value has, for the native side: fixed, of an expression or an input."""
+    leaves = {view.value: leaf for leaf, view in enumerate(program.inputs)}
+    found: list[tuple[str, int]] = []
+    for value in program.values:
+        expression = expression_of(value.size_bytes)
+        if value.index in leaves:
+            found.append(("input", leaves[value.index]))
+        elif expression is not None:
+            found.append(("expression", expression))
+        else:
+            found.append(("fixed", value.size_bytes))
+    return found
+
+
+def scalars(arguments: Sequence[Any]) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The numbers among a launch's arguments, with the way to each."""
+    for at, argument in enumerate(arguments):
+        if isinstance(argument, tuple):
+            for path, number in scalars(argument):
+                yield (at, *path), number
+        elif isinstance(argument, (int, float)) and not isinstance(argument, bool):
+            yield (at,), argument

@@ -1,0 +1,62 @@
+// Sizes that vary: what they make of a resident program, and who may be told so.
+#pragma once
+
+#include <c10/core/Allocator.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "offload/expressions.hpp"
+
+namespace offload {
+
+// A number that an expression gives: of a tensor by position, its sizes first, then its strides,
+// and last its offset in bytes.
+struct VaryingNumber {
+  std::uint32_t position = 0;
+  std::uint32_t expression = 0;
+};
+
+// Where Values lie in the feature map, for all sizes of a range.
+struct SizedPlaces {
+  std::vector<std::int64_t> offsets_bytes;  // by Value; 0 of those that lie elsewhere
+  std::vector<std::size_t> rooms_bytes;     // by Value: the most that it may have
+  std::size_t feature_map_bytes = 0;
+  std::size_t number = 0;  // no two of one executable have the same
+};
+
+// A program's numbers at one choice of sizes.
+struct SizedProgram {
+  std::vector<Number> numbers;            // by expression
+  std::vector<std::size_t> values_bytes;  // by Value
+  std::shared_ptr<const SizedPlaces> places;
+  std::vector<c10::DataPtr> constants;  // what follows from sizes alone, in the resident's order
+};
+
+// How the sizes of an execution were come by.
+struct SizesFound {
+  bool was_ready = false;        // they were kept
+  std::uint64_t prepare_ns = 0;  // else: what making them ready took
+};
+
+// The role of a resident whose sizes vary. Between two executions all its tensors, and what its
+// launches are given besides, become those of other sizes.
+//
+// Owner, thread: as Resident, and as its methods. Errors: check throws ExpressionError where a
+// tensor would reach beyond its Value, or have a size below 0; resize throws std::bad_alloc alone.
+class SizeChanges {
+ public:
+  // Whether the program can be executed with these numbers. Any thread, at any time.
+  virtual void check(const SizedProgram& sizes) const = 0;
+
+  // Takes these numbers, which were checked, for the executions from now on; they must live until
+  // others are taken. Called before patch.
+  virtual void resize(const SizedProgram& sizes) = 0;
+
+ protected:
+  ~SizeChanges() = default;
+};
+
+}  // namespace offload

@@ -1,0 +1,152 @@
+// Instances: what each choice of sizes makes of a program whose sizes vary, kept while there is
+// room.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "offload/expressions.hpp"
+#include "offload/resident.hpp"
+#include "offload/sizes.hpp"
+#include "run/call.hpp"
+
+namespace offload {
+
+// All numbers of a program at one choice of sizes.
+struct Instance {
+  std::vector<std::int64_t> sizes;
+  SizedProgram program;
+  CallShapes shapes;
+  std::size_t size_bytes = 0;
+};
+
+// A view, of which some numbers vary.
+struct VaryingView {
+  TensorLayout layout;
+  std::int64_t offset_bytes = 0;
+  std::vector<VaryingNumber> numbers;
+};
+
+// How many bytes a Value has: so many, those that an expression gives, or those that an input of
+// the call spans.
+struct VaryingBytes {
+  enum class Source : std::uint8_t { kFixed, kExpression, kInput };
+  Source source = Source::kFixed;
+  std::size_t number = 0;  // of bytes, of the expression, or of the input
+};
+
+struct VaryingResult {
+  VaryingView view;
+  std::optional<std::size_t> alone_on;  // the Value of an output that no other result shows
+};
+
+// What varies of a call.
+struct VaryingCall {
+  std::vector<VaryingView> inputs;
+  std::vector<std::size_t> outputs;  // their Values
+  std::vector<VaryingResult> results;
+};
+
+struct SizedDim {
+  std::int64_t minimum = 0;
+  std::int64_t maximum = 0;
+  std::vector<std::int64_t> bucket_ends;  // ascending; the last is the maximum
+};
+
+// Launches that make what follows from sizes alone: a program of its own.
+struct SizeConstants {
+  std::shared_ptr<Resident> resident;  // with SizeChanges
+  std::vector<VaryingBytes> values;
+  std::vector<std::pair<std::size_t, std::size_t>> results;  // slot and Value of each, in order
+  std::vector<at::Tensor> given;  // whose memory the resident was told, and which must stay
+};
+
+// What became of instances so far.
+struct InstanceCounts {
+  std::uint64_t n_hits = 0;
+  std::uint64_t n_misses = 0;
+  std::uint64_t n_evicted = 0;
+  std::size_t n_kept = 0;
+  std::size_t kept_bytes = 0;
+  std::size_t n_places = 0;
+};
+
+// Makes instances, and keeps those that were used last. The key is the sizes themselves.
+//
+// Owner: shared by one replay and its calls. Thread: any; instances are made one at a time, while
+// those that are kept are found. None needs the GIL, and make must be called without it.
+class Instances {
+ public:
+  struct Parts {
+    std::vector<SizedDim> dims;
+    Expressions numbers;
+    std::vector<bool> reals;  // by number: a real and not an integer
+    Expressions conditions;   // each not 0
+    std::vector<VaryingBytes> values;
+    VaryingCall call;
+    std::optional<SizeConstants> constants;
+    std::shared_ptr<Resident> resident;  // with SizeChanges
+    std::size_t budget_bytes = 0;
+    // Throws what a user is told of sizes that the program does not take.
+    std::function<void(const std::vector<std::int64_t>& sizes)> refuse;
+    // Where Values lie for all sizes from the second to the third argument; for the first alone
+    // where nothing is known of all, which the flag says.
+    std::function<std::pair<SizedPlaces, bool>(const std::vector<std::int64_t>& sizes,
+                                               const std::vector<std::int64_t>& least,
+                                               const std::vector<std::int64_t>& greatest)>
+        place;
+  };
+
+  // Throws std::invalid_argument for parts that do not fit one another.
+  explicit Instances(Parts parts);
+
+  // The instance of these sizes where it is kept; else null.
+  std::shared_ptr<const Instance> ready(const std::vector<std::int64_t>& sizes);
+
+  // As ready, made where it is not kept; `found` is told how it was come by. Throws what `refuse`
+  // and `place` throw, and what a launch does that makes a constant.
+  std::shared_ptr<const Instance> make(const std::vector<std::int64_t>& sizes, SizesFound& found);
+
+  std::size_t n_dims() const { return parts_.dims.size(); }
+
+  InstanceCounts counts() const;
+
+  // Lets go of all; calls that have one go on.
+  void clear();
+
+ private:
+  using Kept = std::list<std::shared_ptr<const Instance>>;
+
+  std::shared_ptr<const Instance> made(const std::vector<std::int64_t>& sizes);
+  bool accepts(const std::vector<std::int64_t>& sizes) const;
+  std::vector<Number> evaluated(const std::vector<std::int64_t>& sizes) const;
+  CallShapes shapes(const SizedProgram& program) const;
+  std::shared_ptr<const SizedPlaces> places_for(const std::vector<std::int64_t>& sizes);
+  void add_constants(const std::vector<std::int64_t>& sizes, SizedProgram& program);
+  void keep(std::shared_ptr<const Instance> instance);
+
+  Parts parts_;
+  SizeChanges* resident_;
+  SizeChanges* constants_ = nullptr;
+  mutable std::mutex mutex_;
+  Kept kept_;  // the latest first
+  std::map<std::vector<std::int64_t>, Kept::iterator> found_;
+  InstanceCounts counts_;
+  std::mutex making_;  // taken before the other
+  std::map<std::vector<std::size_t>, std::shared_ptr<const SizedPlaces>> places_;
+  std::size_t n_places_ = 0;
+};
+
+// The layout and the offset of a view, which an execution may be given; `bytes` for its Value.
+// Throws ExpressionError for sizes below 0.
+std::pair<TensorLayout, std::int64_t> evaluated(const VaryingView& view,
+                                                const std::vector<Number>& numbers);
+
+}  // namespace offload

@@ -1,0 +1,219 @@
+"""One resident for all sizes: numbers, constants, buckets, results and counts."""
+
+import contextlib
+import random
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import offload
+
+N = Dim("n", min=0, max=4096)
+
+
+def load(function, *args, shapes=({0: N},), **sizes):
+    with torch.no_grad():
+        captured = offload.capture(function, *args, dynamic_shapes=shapes)
+    return captured.load(sizes=offload.Sizes(**sizes))
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype and one.shape == other.shape
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def positions(x):
+    n = x.shape[0]
+    mask = torch.full((n, n), float("-inf")).triu(1)
+    return (x @ x.T + mask).softmax(-1) @ x + torch.arange(n).unsqueeze(1)
+
+
+FUNCTIONS = {
+    "constants": positions,
+    "scalars": lambda x: x * x.shape[0] + x.shape[0] ** -0.5,
+    "lists": lambda x: x.reshape(x.shape[0] * 2, -1).sum(0) / (x.shape[0] + 1),
+    "pieces": lambda x: torch.cat([x[: x.shape[0] // 2].exp(), x[x.shape[0] // 2 :].sin()]),
+    "offsets": lambda x: x[x.shape[0] // 3 :].clone().add_(1),
+    "made by operators": lambda x: torch.sort(x, 0),
+    "in place": lambda x: x.clone().mul_(2).t().relu_(),
+    "input views": lambda x: (x[1:], x, x.t()),
+    "integers": lambda x: (x + 1, x.shape[0], [2 * x.shape[0]]),
+    "constant results": lambda x: (torch.arange(x.shape[0]), x + 1),
+    "filled": lambda x: torch.full_like(x, x.shape[0]) + torch.ones(x.shape[0], 1),
+    "padded": lambda x: nn.functional.pad(x, (0, 0, 0, -x.shape[0] % 8)).view(-1, 8, 4).sum(0),
+    "convolved": lambda x: nn.functional.conv1d(x.t().unsqueeze(0), torch.ones(2, 4, 3), padding=1),
+    "random": lambda x: torch.rand(x.shape[0]) + x[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_any_size_gives_eagers_bits(name):
+    function = FUNCTIONS[name]
+    run = load(function, torch.randn(24, 4))
+    n_seen = 0
+    for size in (24, 9, 64, 5, 200, 24, 6, 65, 64, 500, 9, 3, 2, 1, 0):
+        x = torch.randn(size, 4)
+        torch.manual_seed(size)
+        try:
+            expected = function(x)
+        except (RuntimeError, ArithmeticError):
+            with pytest.raises(offload.OffloadError):
+                run(x)
+            continue
+        torch.manual_seed(size)
+        if size < 4:  # torch, and what asks for parts, may have guards
+            with contextlib.suppress(offload.BindingError):
+                assert same(run(x), expected)
+                n_seen += 1
+            continue
+        assert same(run(x), expected), size
+        n_seen += 1
+    assert run.last_execution.n_executions == n_seen
+
+
+def test_an_integer_argument_is_a_size():
+    def step(x, n, scale):
+        return x[:n] * scale, n
+
+    run = load(step, torch.randn(64), 9, 2.0, shapes={"x": None, "n": N, "scale": None})
+    x = torch.randn(64)
+    for n in (9, 20, 64):
+        assert same(run(x, n, 2.0), step(x, n, 2.0))
+        assert same(run(x, n=n, scale=2.0), step(x, n, 2.0))
+    assert run.instances.sizes == (("n", 64),)
+    with pytest.raises(offload.BindingError, match="n: expected an integer"):
+        run(x, 3.0, 2.0)
+    with pytest.raises(offload.BindingError, match=r"recorded with 2\.0, got 3\.0"):
+        run(x, 9, 3.0)
+    with pytest.raises(offload.BindingError, match="capture with a wider Dim"):
+        run(x, 2**70, 2.0)
+
+
+def test_two_tensors_that_tell_one_size_must_agree():
+    run = load(
+        lambda one, other: one @ other.t(),
+        torch.randn(5, 3),
+        torch.randn(3, 5).t(),
+        shapes=(
+            {0: N},
+            {0: N},
+        ),
+    )
+    assert run(torch.randn(7, 3), torch.randn(7, 3).t().contiguous().t()).shape == (7, 7)
+    with pytest.raises(offload.BindingError, match="expected the same, as both are n"):
+        run(torch.randn(7, 3), torch.randn(6, 3))
+    with pytest.raises(offload.BindingError, match=r"expected float32\[7, 3\], got float32\[7\]"):
+        run(torch.randn(7), torch.randn(7, 3))
+
+
+def test_what_follows_from_sizes_is_computed_once_for_each():
+    run = load(positions, torch.randn(24, 4))
+    assert len(run.program.launches) < 8  # without those that make the mask and the positions
+    assert not any("arange" in one.name or "triu" in one.name for one in run.program.launches)
+    first = run(torch.randn(30, 4))
+    kept = run.instances.kept_bytes
+    run(torch.randn(31, 4))
+    assert run.instances.kept_bytes - kept >= 31 * 31 * 4 + 31 * 8
+    assert first.shape == (30, 4)
+
+
+def test_sizes_of_one_bucket_share_places_and_proofs():
+    run = load(lambda x: (x * 2).exp().sum(1).sqrt() + 1, torch.randn(24, 4))
+    proved = []
+    for size in (17, 24, 20, 33, 48, 40, 24):
+        run(torch.randn(size, 4))
+        proved.append(run.last_execution.launches_proved)
+    assert run.instances.buckets == 2
+    assert [one > 0 for one in proved] == [True, False, False, True, False, False, False]
+
+
+def test_buckets_end_where_they_are_said_to():
+    run = load(lambda x: (x * 2).exp().sum(1), torch.randn(24, 4), buckets={"n": [100, 1000]})
+    for size in (24, 99, 100, 3):
+        run(torch.randn(size, 4))
+    assert run.instances.buckets == 1
+    run(torch.randn(101, 4))
+    assert run.instances.buckets == 2
+    assert run.feature_map_bytes_at({"n": 5}) == run.feature_map_bytes_at({"n": 100})
+    for wrong, match in [({"m": [4]}, "is no Dim"), ({"n": [-1]}, "whole numbers")]:
+        with pytest.raises(offload.BindingError, match=match):
+            load(lambda x: x * 2, torch.randn(24, 4), buckets=wrong)
+
+
+def test_an_execution_says_what_became_of_its_sizes():
+    run = load(lambda x: (x * 2).exp(), torch.randn(24, 4))
+    run(torch.randn(9, 4))
+    last = run.last_execution
+    assert (last.sizes_were_ready, last.prepare_sizes_ns > 0, last.resize_ns > 0) == (
+        False,
+        True,
+        True,
+    )
+    assert "sizes new, prepared in" in str(last)
+    run(torch.randn(9, 4))
+    last = run.last_execution
+    assert (last.sizes_were_ready, last.prepare_sizes_ns, last.resize_ns) == (True, 0, 0)
+    assert "sizes ready, kept" in str(last)
+    run(torch.randn(8, 4))
+    run(torch.randn(9, 4))
+    assert run.last_execution.sizes_were_ready
+    assert "sizes ready, resized in" in str(run.last_execution)
+
+
+def test_results_of_other_sizes_stay_as_they_are():
+    run = load(lambda x: (x * 2).exp(), torch.randn(24, 4))
+    inputs = [torch.randn(size, 4) for size in (9, 200, 5)]
+    results = [run(x) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        assert torch.equal(result, (x * 2).exp())
+
+
+def test_host_scheduling_takes_other_sizes_too():
+    with torch.no_grad():
+        captured = offload.capture(positions, torch.randn(24, 4), dynamic_shapes=({0: N},))
+    run = captured.load(sizes=offload.Sizes(), scheduling="host")
+    for size in (9, 40, 9):
+        x = torch.randn(size, 4)
+        assert torch.equal(run(x), positions(x))
+
+
+def test_a_launch_that_fails_leaves_other_sizes_right():
+    table = torch.randn(30, 4)
+
+    def pick(x):
+        return table[(x[:, 0] * 0 + x.shape[0]).long()] + x
+
+    run = load(pick, torch.randn(24, 4))
+    with pytest.raises(offload.ExecutionError, match="index"):
+        run(torch.randn(40, 4))
+    for size in (9, 24):
+        x = torch.randn(size, 4)
+        assert torch.equal(run(x), pick(x))
+
+
+def test_threads_and_tickets_of_many_sizes():
+    run = load(positions, torch.randn(24, 4), instances="64KiB")
+    wrong = []
+
+    def work(seed):
+        choose = random.Random(seed)
+        for _ in range(60):
+            x = torch.randn(choose.randint(2, 90), 4)
+            got = run(x) if choose.random() < 0.5 else run.submit(x).result()
+            if not torch.equal(got, positions(x)):
+                wrong.append(x.shape)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert run.last_execution.n_executions == 240
+    assert run.instances.evicted > 0
