@@ -40,6 +40,13 @@ std::pair<Operand, Operand> bounds(const Expressions& expressions, std::size_t i
   return {to_operand(found.least), to_operand(found.greatest)};
 }
 
+Operand greatest(const Expressions& expressions, std::size_t index,
+                 const std::vector<std::int64_t>& least, const std::vector<std::int64_t>& most) {
+  if (index >= expressions.size()) throw ExpressionError("there is no such expression");
+  return to_operand(expressions.greatest(index, checked_sizes(expressions, least),
+                                         checked_sizes(expressions, most)));
+}
+
 std::vector<Operand> evaluate_all(const Expressions& expressions,
                                   const std::vector<std::int64_t>& sizes) {
   std::vector<Operand> results;
@@ -59,6 +66,7 @@ void register_expressions(py::module_& module) {
       .def("__len__", &Expressions::size)
       .def("evaluate", &evaluate, py::arg("index"), py::arg("sizes"))
       .def("bounds", &bounds, py::arg("index"), py::arg("least"), py::arg("greatest"))
+      .def("greatest", &greatest, py::arg("index"), py::arg("least"), py::arg("greatest"))
       .def("evaluate_all", &evaluate_all, py::arg("sizes"));
 }
 

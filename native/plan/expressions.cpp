@@ -1,9 +1,11 @@
 #include "offload/expressions.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -12,6 +14,9 @@ namespace {
 
 // Deeper than any size that a model computes; what is on the stack is all that an evaluation needs.
 constexpr std::size_t kMostOperands = 64;
+
+// So many sizes are looked at one by one, some fifty microseconds.
+constexpr std::int64_t kMostPoints = 1024;
 
 // Up to here every integer is a double.
 constexpr std::int64_t kMostExact = std::int64_t{1} << 53;
@@ -346,7 +351,7 @@ template <typename Operand, typename Apply>
 Operand Expressions::run(std::size_t index, Apply apply) const {
   std::array<Operand, kMostOperands> stack;
   std::size_t depth = 0;
-  for (std::size_t at = index == 0 ? 0 : ends_[index - 1]; at < ends_[index]; ++at) {
+  for (std::size_t at = begin_of(index); at < ends_[index]; ++at) {
     depth -= operands_of(code_[at].operation);
     stack[depth] = apply(code_[at], &stack[depth]);
     ++depth;
@@ -387,6 +392,44 @@ Bounds Expressions::bounds(std::size_t index, const std::int64_t* least,
         return bounds_of_choice(operands[0], operands[1], operands[2]);
     }
   });
+}
+
+std::vector<std::size_t> Expressions::dims_of(std::size_t index) const {
+  std::vector<std::size_t> dims;
+  for (std::size_t at = begin_of(index); at < ends_[index]; ++at) {
+    const auto dim = static_cast<std::size_t>(code_[at].operand.integer);
+    const bool is_size = code_[at].operation == Operation::kSize;
+    if (is_size && std::find(dims.begin(), dims.end(), dim) == dims.end()) dims.push_back(dim);
+  }
+  return dims;
+}
+
+Number Expressions::greatest(std::size_t index, const std::int64_t* least,
+                             const std::int64_t* greatest) const {
+  const std::vector<std::size_t> dims = dims_of(index);
+  std::int64_t n_points = 1;
+  for (const std::size_t dim : dims) {
+    const std::int64_t n_sizes = std::max<std::int64_t>(0, greatest[dim] - least[dim] + 1);
+    n_points = n_sizes > kMostPoints ? kMostPoints + 1 : n_points * n_sizes;
+    if (n_points > kMostPoints) return bounds(index, least, greatest).greatest;
+  }
+  std::vector<std::int64_t> sizes(least, least + n_dims_);
+  std::optional<Number> found;
+  for (std::int64_t point = 0; point < n_points; ++point) {
+    std::int64_t rest = point;
+    for (const std::size_t dim : dims) {
+      const std::int64_t n_sizes = greatest[dim] - least[dim] + 1;
+      sizes[dim] = least[dim] + rest % n_sizes;
+      rest /= n_sizes;
+    }
+    try {
+      const Number number = evaluate(index, sizes.data());
+      if (!found || compare(number, *found) > 0) found = number;
+    } catch (const ExpressionError&) {  // these sizes have no result, and nobody executes them
+    }
+  }
+  if (!found) refuse("no size has a result");
+  return *found;
 }
 
 }  // namespace offload

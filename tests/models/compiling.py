@@ -13,11 +13,11 @@ from torch import nn
 
 
 def n_captures(graphs: list[Any]) -> list[int]:
-    return [len(graph._runs) for graph in graphs]
+    return [graph._n_captures for graph in graphs]
 
 
 def n_executions(graphs: list[Any]) -> int:
-    loaded = (run for graph in graphs for run in graph._runs.values())
+    loaded = (run for graph in graphs for run in (*graph._runs.values(), *graph._families.values()))
     return sum(run.last_execution.n_executions for run in loaded)
 
 

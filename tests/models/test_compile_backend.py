@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import offload
+from offload.integrations import torch_compile
 from offload.integrations.torch_compile import CAPTURE_LIMIT, backend
 
 pytestmark = pytest.mark.usefixtures("compiler_reset")
@@ -216,8 +218,45 @@ def test_dynamic_sizes(graphs):
     model = nn.Linear(4, 3)
     calls = [Arguments(normal(size, 4)) for size in (2, 3, 5, 3, 5, 2)]
     assert_as_eager(model, *calls)
-    assert n_captures(graphs) == [1, 3]  # the first graph is static; the second takes any size
-    assert n_executions(graphs) == 2
+    # The first graph is static. The second takes any size: it is captured for 3, then for all.
+    assert n_captures(graphs) == [1, 2]
+    assert n_executions(graphs) == 3
+
+
+def test_one_capture_of_all_sizes_serves_those_that_it_has_not_seen(graphs):
+    def function(x, y):
+        return (x @ y).softmax(-1) + x.shape[0], x.shape[1] * 2
+
+    shapes = [(3, 4), (5, 6), (9, 7), (30, 2), (5, 6), (64, 64), (3, 4)]
+    calls = [Arguments(normal(n, m), normal(m, n)) for n, m in shapes]
+    assert_as_eager(function, *calls, dynamic=True)
+    assert n_captures(graphs) == [2]
+    assert n_executions(graphs) == 5
+
+
+def test_sizes_that_break_a_guard_are_captured_by_themselves(graphs, monkeypatch):
+    """Which torch's own guards would keep away: it would trace another graph."""
+    run = compiled(lambda x: x * 2, dynamic=True)
+    with torch.no_grad():
+        for size in (3, 9):
+            run(normal(size))
+        (graph,) = graphs
+        (family,) = graph._families.values()
+        narrow = dataclasses.replace(
+            family.family, dims=(dataclasses.replace(family.family.dims[0], maximum=20),)
+        )
+        monkeypatch.setattr(family, "family", narrow)
+        for size in (20, 21, 20, 21):
+            x = normal(size)
+            assert torch.equal(run(x), x * 2)
+    assert n_captures(graphs) == [3]
+    assert len(graph._runs) == 2
+
+
+@pytest.fixture
+def each_size_by_itself(monkeypatch):
+    """As where sizes may not vary."""
+    monkeypatch.setattr(torch_compile, "dynamic_sizes", lambda graph_module, example_inputs: None)
 
 
 def test_sizes_as_results():
@@ -252,6 +291,7 @@ def test_not_a_number(graphs):
     assert max(n_captures(graphs)) == 1
 
 
+@pytest.mark.usefixtures("each_size_by_itself")
 def test_beyond_the_limit_calls_run_eagerly_with_one_warning(graphs):
     run = compiled(lambda x: (x + 1, x.shape[0]), dynamic=True)
     before = counters["offload"]["calls_beyond_limit"]

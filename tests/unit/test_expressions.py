@@ -1,5 +1,6 @@
 """Arithmetic over sizes: native evaluation against Python's own, and what it refuses."""
 
+import contextlib
 import itertools
 import math
 
@@ -96,6 +97,30 @@ def test_bounds_hold_for_every_size_between(code, one, other):
     least, greatest = found
     for sizes in itertools.product(one, other):
         assert least <= by_python(code, sizes) <= greatest, sizes
+
+
+@given(tree(), ranges(), ranges())
+def test_the_greatest_result_is_one_of_those_between(code, one, other):
+    native = expressions(2, [Expression(tuple(code))])
+    results = []
+    for sizes in itertools.product(one, other):
+        with contextlib.suppress(BindingError):
+            results.append(native.evaluate(0, sizes))
+    least, greatest = (one[0], other[0]), (one[-1], other[-1])
+    if results:
+        assert native.greatest(0, least, greatest) == max(results)
+    else:
+        with pytest.raises(BindingError):
+            native.greatest(0, least, greatest)
+
+
+def test_the_greatest_of_many_sizes_is_a_bound():
+    code = [("size", 0), ("size", 1), ("multiply", 0)]
+    native = expressions(2, [Expression(tuple(code))])
+    assert native.greatest(0, (0, 0), (2**20, 2**20)) == 2**40
+    assert native.greatest(0, (0, 0), (2**40, 2)) == 2**41
+    with pytest.raises(BindingError, match="leaves 64 bits"):
+        native.greatest(0, (0, 0), (2**40, 2**40))
 
 
 @given(tree(), st.tuples(st.integers(0, 600), st.integers(0, 600)))

@@ -19,7 +19,7 @@ def names() -> dict[str, Any]:
     """What the page's code leaves defined, block after block."""
     pytest.importorskip("transformers", reason="the page decodes one of its models")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
@@ -31,13 +31,29 @@ def test_tokens_are_those_of_generate(names):
     expected = names["model"].generate(
         prompt, max_new_tokens=40, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    replayed = names["generate"](prompt, names["decode"], n_tokens=40)
+    replayed = names["generate_static"](prompt, names["static"], n_tokens=40)
     assert torch.equal(replayed, expected[:, 6:])
     assert len(replayed.unique()) > 8, "the tokens vary, so that a wrong cache would show"
 
 
+def test_a_growing_cache_gives_the_same_tokens(names):
+    """In one resident, each length of its own numbers."""
+    run = names["run"]
+    before, n_executions = run.instances, run.last_execution.n_executions
+    prompt = torch.randint(512, (1, 6))
+    expected = names["model"].generate(
+        prompt, max_new_tokens=90, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    replayed = names["generate"](prompt, run, n_tokens=90)
+    assert torch.equal(replayed, expected[:, 6:])
+    assert len(replayed.unique()) > 8, "the tokens vary, so that a wrong cache would show"
+    assert run.last_execution.n_executions == n_executions + 89
+    assert run.instances.misses - before.misses == 44  # lengths of 6 to 50 were met, without 3 to 5
+    assert run.instances.sizes == (("n", 94),)
+
+
 def test_one_program_serves_all(names):
-    run = names["decode"].load()
+    run = names["static"].load()
     token, cache = names["prefill"](torch.randint(512, (1, 4)))
     with torch.no_grad():
         run(run(token, cache), cache)
@@ -56,7 +72,7 @@ def test_the_step_under_a_budget_streams_what_does_not_stay(names):
 def test_other_sizes_are_refused(names):
     token, cache = names["prefill"](torch.randint(512, (2, 4)))
     with pytest.raises(offload.BindingError, match="batch_size"):
-        names["decode"](token, cache)
+        names["static"](token, cache)
 
 
 @torch.no_grad()
@@ -69,7 +85,7 @@ def test_a_prefill_can_be_captured_for_its_length(names):
         cache.reset()
         expected, own = names["prefill"](prompt)
         assert torch.equal(captured(prompt, cache), expected)
-        assert torch.equal(names["decode"](expected, cache), step(expected, own))
+        assert torch.equal(names["static"](expected, cache), step(expected, own))
 
 
 @torch.no_grad()

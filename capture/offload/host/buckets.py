@@ -130,7 +130,7 @@ class Buckets:
                 found.append(size_bytes)
                 continue
             try:
-                _, most = self._numbers.bounds(expression, list(least), list(greatest))
+                most = self._numbers.greatest(expression, list(least), list(greatest))
             except BindingError:
                 return None
             if not 0 <= most < MOST:

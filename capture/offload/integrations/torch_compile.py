@@ -22,6 +22,8 @@ from offload.api import capture
 from offload.api.block_recording import refuse_nested
 from offload.console.user_code import is_user_file, located_at, portable_location
 from offload.errors import CaptureError
+from offload.host import SizedExecutable, Sizes
+from offload.integrations.dynamic_sizes import DynamicSizes, dynamic_sizes
 from offload.run import Executable
 
 # Captures that one compiled graph may make; each holds an arena and its own constants.
@@ -46,10 +48,12 @@ def backend(
 ) -> Callable[..., Any]:
     """Capture and load a traced graph at its first call, and execute it afterwards.
 
-    A graph of dynamic sizes is captured once for each combination of sizes that it is called with,
-    up to a limit. Calls with other sizes then run the graph eagerly, with one warning per graph;
-    `torch._dynamo.utils.counters["offload"]` counts them as `calls_beyond_limit`, beside the
-    `captures` of all graphs.
+    A graph of dynamic sizes is captured for those that it is called with, and at the second
+    combination of them for all, where the device's executables take other sizes and neither `fuse`
+    nor `host_reads` is asked for. Where sizes may not vary, or break a guard, it is captured once
+    for each combination, up to a limit. Calls with other sizes then run the graph eagerly, with one
+    warning per graph; `torch._dynamo.utils.counters["offload"]` counts them as
+    `calls_beyond_limit`, beside the `captures` of all graphs.
     Nothing is recorded or refused before that call: torch would wrap an error raised here, or,
     with `suppress_errors`, run the model without offload.
 
@@ -101,6 +105,9 @@ class CompiledGraph:
             if position in self._numbers or _may_vary(given)
         )
         self._runs: dict[tuple[Any, ...], Executable] = {}
+        self._families: dict[tuple[Any, ...], SizedExecutable] = {}  # by numbers that are no sizes
+        plain = not self._fuse and self._host_reads == "avoid"
+        self._sizes = dynamic_sizes(graph_module, example_inputs) if plain else None
 
     def __call__(self, *args: Any) -> Any:
         """Execute the capture for these sizes, or record it; beyond the limit run eagerly.
@@ -119,7 +126,7 @@ class CompiledGraph:
                 for position, given in enumerate(args)
             )
         key = tuple(_size(args[position]) for position in self._varying)
-        run = self._runs.get(key)
+        run = self._run_of(key, args)
         if run is None:
             return self._record(key, args)
         # `param.data = ...` changes no guard of torch's. What is opaque keeps its addresses.
@@ -144,29 +151,62 @@ class CompiledGraph:
                 "`with torch.no_grad():` instead of torch.set_grad_enabled"
             )
 
+    @property
+    def _n_captures(self) -> int:
+        return len(self._runs) + len(self._families)
+
+    def _run_of(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Executable | None:
+        """What executes a call; None: nothing does as yet."""
+        found = self._runs.get(key)
+        if found is not None or not self._families or self._sizes is None:
+            return found
+        run = self._families.get(self._sizes.rest_of(args))
+        return run if run is not None and self._sizes.fit(run, args) else None
+
+    def _captured(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
+        """Record a call: for its sizes, or once there were others for all. Gives what it gave."""
+        sizes = self._sizes
+        if sizes is not None and self._runs and sizes.are_plain(args):
+            try:
+                if sizes.rest_of(args) not in self._families:
+                    return self._captured_for_all(sizes, args)
+            except CaptureError:  # sizes may not vary: for good, so nothing is tried again
+                self._sizes = None
+        with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
+            result = captured(*args)
+        self._runs[key] = captured.load(fuse=self._fuse)
+        _count("captures")
+        return result
+
+    def _captured_for_all(self, sizes: DynamicSizes, args: tuple[Any, ...]) -> Any:
+        with capture(self._graph, dynamic_shapes=sizes.shapes) as captured, torch.no_grad():
+            result = captured(*args)
+        run = captured.load(sizes=Sizes())
+        if not isinstance(run, SizedExecutable):
+            raise CaptureError("executables of this device take no other sizes")
+        self._families[sizes.rest_of(args)] = run
+        _count("captures")
+        return result
+
     def _record(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if self._refusal is not None:
             raise CaptureError(self._refusal)
-        if len(self._runs) >= self._capture_limit:  # for good, so no recording is waited for
+        if self._n_captures >= self._capture_limit:  # for good, so no recording is waited for
             return self._call_beyond_limit(key, args)
         refuse_nested()  # rather than wait for a thread that waits for this one's recording
         with _one_recording:
-            run = self._runs.get(key)
-            if run is None and len(self._runs) < self._capture_limit:
-                with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
-                    result = captured(*args)
-                self._runs[key] = captured.load(fuse=self._fuse)
-                _count("captures")
-                return result
+            run = self._run_of(key, args)
+            if run is None and self._n_captures < self._capture_limit:
+                return self._captured(key, args)
         if run is None:  # other threads have reached the limit meanwhile
             return self._call_beyond_limit(key, args)
         return _without_gradients(run, args)  # another thread has recorded it meanwhile
 
     def _call_beyond_limit(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        if (run := self._runs.get(key)) is not None:  # the last one, recorded meanwhile
+        if (run := self._run_of(key, args)) is not None:  # the last one, recorded meanwhile
             return _without_gradients(run, args)
         reached = (
-            f"this compiled graph was captured for {len(self._runs)} combinations of sizes and "
+            f"this compiled graph was captured for {self._n_captures} combinations of sizes and "
             f"numbers, its limit, and is called with another: {key}"
         )
         advice = (

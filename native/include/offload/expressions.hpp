@@ -92,10 +92,18 @@ class Expressions {
   // result, or nothing is known of it.
   Bounds bounds(std::size_t index, const std::int64_t* least, const std::int64_t* greatest) const;
 
+  // A number that no result exceeds for all sizes from `least` to `greatest` that have one: of a
+  // few sizes the greatest result, of many the bound. Throws ExpressionError as bounds does, and
+  // where none of the few has a result.
+  Number greatest(std::size_t index, const std::int64_t* least, const std::int64_t* greatest) const;
+
  private:
   // Runs the code of one of them over operands of any kind.
   template <typename Operand, typename Apply>
   Operand run(std::size_t index, Apply apply) const;
+
+  std::size_t begin_of(std::size_t index) const { return index == 0 ? 0 : ends_[index - 1]; }
+  std::vector<std::size_t> dims_of(std::size_t index) const;
 
   std::size_t n_dims_;
   std::vector<Instruction> code_;  // of all, one behind the other
