@@ -20,6 +20,7 @@ from offload.errors import BindingError, CaptureError, CopyError, FileError
 from offload.files import open_saved, save_program
 from offload.host import (
     ExecutableForEachSize,
+    PaddedExecutable,
     SizedExecutable,
     Sizes,
     load_family,
@@ -56,7 +57,7 @@ class Captured:
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._recorded_result: tuple[Any] | None = None
-        self._default: Executable | ExecutableForEachSize | None = None
+        self._default: Executable | PaddedExecutable | ExecutableForEachSize | None = None
         self._load_lock = threading.Lock()
         self._loads: weakref.WeakSet[Executable] = weakref.WeakSet()
 
@@ -133,7 +134,7 @@ class Captured:
             return self._record(args, kwargs)
         return self._loaded()(*args, **kwargs)
 
-    def _loaded(self) -> Executable | ExecutableForEachSize:
+    def _loaded(self) -> Executable | PaddedExecutable | ExecutableForEachSize:
         with self._load_lock:
             if self._default is None:
                 varies = self._bound_family is not None
@@ -172,7 +173,7 @@ class Captured:
         verify: bool = ...,
         progress: Progress = ...,
         sizes: Sizes,
-    ) -> SizedExecutable | ExecutableForEachSize: ...
+    ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize: ...
 
     def load(
         self,
@@ -185,7 +186,7 @@ class Captured:
         fuse: bool | Literal["auto"] = False,
         progress: Progress = None,
         sizes: Sizes | None = None,
-    ) -> Executable | ExecutableForEachSize:
+    ) -> Executable | PaddedExecutable | ExecutableForEachSize:
         """Make the Program resident on a device.
 
         Args:

@@ -3,6 +3,7 @@
 from offload.console.not_called import is_not_called
 from offload.host.executable_for_each_size import ExecutableForEachSize
 from offload.host.loading import load_family, refuse_for_families
+from offload.host.padded_executable import PaddedExecutable, PaddingReport
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import InstanceReport, Sizes
 
@@ -11,6 +12,8 @@ is_not_called(__name__)
 __all__ = [
     "ExecutableForEachSize",
     "InstanceReport",
+    "PaddedExecutable",
+    "PaddingReport",
     "SizedExecutable",
     "Sizes",
     "load_family",

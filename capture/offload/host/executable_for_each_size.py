@@ -87,7 +87,7 @@ class ExecutableForEachSize:
         self._closed = False
         self._making = threading.Lock()  # taken before the other
         self._lock = threading.Lock()
-        self._keeps_order = _leaves_something(bound.family.program)
+        self._keeps_order = leaves_something(bound.family.program)
         self._turn = threading.Lock()
         self._submitted: tuple[Executable, Ticket] | None = None  # the latest; under the turn
 
@@ -263,7 +263,7 @@ class ExecutableForEachSize:
         self.close()
 
 
-def _leaves_something(program: Program) -> bool:
+def leaves_something(program: Program) -> bool:
     """Whether executions leave something that others may find."""
     state = (Role.INPUT, Role.WEIGHT)
     return any(

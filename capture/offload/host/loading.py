@@ -10,6 +10,7 @@ from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.errors import BindingError
 from offload.host.executable_for_each_size import ExecutableForEachSize
+from offload.host.padded_executable import PaddedExecutable
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import Sizes
 from offload.interpreter.settled_family import SettledFamily
@@ -34,7 +35,7 @@ def load_family(
     verify: bool,
     progress: Progress,
     name: str,
-) -> SizedExecutable | ExecutableForEachSize:
+) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
     """Make a Family resident; the arguments are those of `Captured.load`, `name` is for people.
 
     Args:
@@ -54,11 +55,14 @@ def load_family(
     """
     recorded = BoundProgram(bound.family.program, bound.bindings)
     backend, _ = named_backend(recorded.program.device if device is None else device)
-    if backend.sizes is None:
-        return ExecutableForEachSize(bound, sizes, load)
 
     def load_at(chosen: Mapping[str, int]) -> Executable:
         return load(program_at(bound, bound.family.checked(chosen)))
+
+    if sizes.pad:
+        return PaddedExecutable(bound, sizes, load_at)
+    if backend.sizes is None:
+        return ExecutableForEachSize(bound, sizes, load)
 
     with telling(progress), switched(name) as asked:
         options = checked(recorded, backend, scheduling, None, fuse=False)

@@ -22,10 +22,13 @@ class Sizes:
         buckets: by Dim where ranges of sizes end for which activations lie at the same places;
             half steps (16, 24, 32, 48 and so on) where nothing is given, and beyond the last end.
             One that ends later takes more memory, and is planned less often.
+        pad: by parameter what its tensors are padded with to the end of their bucket; then buckets
+            are all that is executed. Nothing: each call is executed at its own sizes.
     """
 
     instances: int | str = "16MiB"
     buckets: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
+    pad: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def ends_for(
         self, dims: Sequence[Dim], ends: Callable[[Dim, Sequence[int]], list[int]]

@@ -1,0 +1,345 @@
+"""Executables of a few sizes of a Family: calls are padded to the next, and results cut again."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import BindingError, CaptureError, ExecutionError
+from offload.host.call_sizes import CallSizes
+from offload.host.executable_for_each_size import leaves_something
+from offload.host.sizes import Sizes
+from offload.interpreter.torch_names import dtype_name
+from offload.program import BoundProgram, TensorView
+from offload.program.family import BoundFamily, Family, with_constants
+from offload.program.structure import Structure, flatten, unflatten
+from offload.program.varying_numbers import varying_of, varying_program
+from offload.run import Executable
+from offload.run.arguments import tensors_of_call
+
+LoadAt = Callable[[Mapping[str, int]], Executable]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PaddingReport:
+    """What became of the calls of a padded executable.
+
+    Attributes:
+        loaded: for each bucket that was met the sizes that it ends with.
+        calls: how many calls there were.
+        elements, padded_elements: of inputs whose sizes vary, as given and as executed.
+    """
+
+    loaded: tuple[tuple[int, ...], ...]
+    calls: int
+    elements: int
+    padded_elements: int
+
+    def __str__(self) -> str:
+        share = 1 - self.elements / self.padded_elements if self.padded_elements else 0.0
+        return (
+            f"{len(self.loaded)} buckets loaded, {self.calls:,} calls, {share:.1%} of the elements "
+            "of inputs were padding"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """The tensors of a call, its sizes, and those that it is executed at."""
+
+    tensors: Sequence[torch.Tensor]
+    sizes: tuple[int, ...]
+    bucket: tuple[int, ...]
+
+
+class PaddedExecutable:
+    """A Family that is executed at the ends of buckets alone.
+
+    A call's tensors are padded to the least bucket that holds its sizes, and the results are views
+    of that execution's: their strides are those of the bucket. The first call that each bucket pads
+    is executed at its own sizes as well, and the results must be the same within rounding.
+
+    Owner of the Executables of its buckets. Calls from several threads are safe. Made by
+    `Captured.load(sizes=Sizes(buckets=, pad=))`.
+
+    Called as an Executable, without `out` and `feature_map`. It raises what that raises, and:
+        BindingError: a size is beyond the last bucket, or the Family does not accept it.
+        CaptureError: results with padding differ from those without: the model does not mask it.
+
+    Attributes:
+        family: whose sizes vary.
+        sizes: the buckets, and what inputs are padded with.
+    """
+
+    def __init__(self, bound: BoundFamily, sizes: Sizes, load_at: LoadAt) -> None:
+        """Load nothing yet.
+
+        Args:
+            bound: the Family.
+            sizes: with buckets for each Dim, and a value for each input that has one.
+            load_at: loads the Program of one choice of sizes.
+
+        Raises:
+            BindingError: a Dim has no buckets, they end where the Family has no size, an input
+                that varies has no value, or the program leaves more than results: padding would
+                be written, too, and random numbers drawn for it.
+        """
+        if leaves_something(bound.family.program):
+            raise BindingError(
+                "sizes.pad: the program writes inputs or weights, or draws random numbers, which "
+                "padding would change: load without pad="
+            )
+        self.family: Family = bound.family
+        self.sizes = sizes
+        self._bound = BoundProgram(bound.family.program, bound.bindings)
+        self._load_at = load_at
+        self._find = CallSizes(self.family)
+        self._ends = _ends(self.family, sizes)
+        program = varying_program(self.family)
+        self._inputs = [(view, varying_of(view)) for view in program.inputs]
+        self._results = [(one.view, varying_of(one.view)) for one in program.results]
+        self._values = _pad_values(self.family, sizes.pad)
+        self._runs: dict[tuple[int, ...], Executable] = {}
+        self._proved: set[tuple[int, ...]] = set()
+        self._loading = threading.Lock()
+        self._n_calls = self._n_elements = self._n_padded = 0
+        self._closed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute at the sizes of the call's bucket."""
+        named = dict(zip(self.family.names, self._find.of(args, kwargs), strict=True))
+        sizes = self.family.checked(named)
+        bucket = self._bucket_of(sizes)
+        own = self._arguments(self.family.numbers_at(sizes))
+        tensors = tensors_of_call(self._with_arguments(own), args, kwargs)
+        self._check(tensors, sizes)
+        if bucket not in self._runs:
+            self._load(bucket)
+        call = _Call(tensors, sizes, bucket)
+        found = self._executed(call)
+        if sizes != bucket and bucket not in self._proved:
+            self._prove(call, found, args, kwargs)
+        return found
+
+    def _load(self, bucket: tuple[int, ...]) -> None:
+        with self._loading:
+            if self._closed:
+                raise ExecutionError("the executable is closed: load the captured program again")
+            if bucket not in self._runs:
+                named = dict(zip(self.family.names, bucket, strict=True))
+                self._runs[bucket] = self._load_at(named)
+
+    def _prove(
+        self, call: _Call, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Compare the result of a bucket's first call that is padded with that without padding.
+
+        Raises:
+            CaptureError: it is another.
+        """
+        names = self.family.names
+        with self._load_at(dict(zip(names, call.sizes, strict=True))) as exact:
+            expected = exact(*args, **kwargs)
+        results = [flatten(one, _is_tensor, share_same=False)[0] for one in (found, expected)]
+        for position, (one, other) in enumerate(zip(*results, strict=True)):
+            try:
+                torch.testing.assert_close(one, other, equal_nan=True, check_stride=False)
+            except AssertionError as error:
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                raise CaptureError(
+                    f"result {position} at {_told(names, call.sizes)} is another where inputs are "
+                    f"padded to {_told(names, call.bucket)}: {'; '.join(lines[:3])}. Mask the "
+                    "padding in the model, pad with other values, or load without pad="
+                ) from None
+        self._proved.add(call.bucket)
+
+    def _executed(self, call: _Call) -> Any:
+        """The result of a call, executed at the sizes of its bucket and cut to its own."""
+        own, ends = self.family.numbers_at(call.sizes), self.family.numbers_at(call.bucket)
+        padded = [
+            _padded(tensor, _shape(*described, ends), value)
+            for tensor, described, value in zip(
+                call.tensors, self._inputs, self._values, strict=True
+            )
+        ]
+        args, kwargs = unflatten(self._arguments(ends), padded)
+        result = self._runs[call.bucket](*args, **kwargs)
+        self._count(call.tensors, padded)
+        leaves, _ = flatten(result, _is_tensor, share_same=True)
+        cut = [
+            _cut(tensor, _shape(*described, own))
+            for tensor, described in zip(leaves, self._results, strict=True)
+        ]
+        chosen = {place: own[index] for place, index in self.family.results.items()}
+        return unflatten(with_constants(self._bound.result_structure, chosen), cut)
+
+    def _count(self, given: Sequence[torch.Tensor], padded: Sequence[torch.Tensor]) -> None:
+        varying = [bool(varying) for _, varying in self._inputs]
+        self._n_calls += 1
+        for is_padded, one, other in zip(varying, given, padded, strict=True):
+            if is_padded:
+                self._n_elements += one.numel()
+                self._n_padded += other.numel()
+
+    def _bucket_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        found = []
+        for name, size, ends in zip(self.family.names, sizes, self._ends, strict=True):
+            at = bisect.bisect_left(ends, size)
+            if at == len(ends):
+                raise BindingError(
+                    f"{name} = {size}: expected at most {ends[-1]}, where the last bucket ends; "
+                    "load with a larger one"
+                )
+            found.append(ends[at])
+        return tuple(found)
+
+    def _arguments(self, numbers: Sequence[int | float]) -> Structure:
+        chosen = {place: numbers[index] for place, index in self.family.arguments.items()}
+        return with_constants(self._bound.arguments_structure, chosen)
+
+    def _with_arguments(self, arguments: Structure) -> BoundProgram:
+        bindings = dataclasses.replace(self._bound.bindings, arguments=arguments)
+        return dataclasses.replace(self._bound, bindings=bindings)
+
+    def _check(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
+        numbers = self.family.numbers_at(sizes)
+        for tensor, described in zip(tensors, self._inputs, strict=True):
+            view, shape = described[0], _shape(*described, numbers)
+            if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (shape, view.dtype):
+                name = self.family.program.values[view.value].name
+                raise BindingError(
+                    f"{name}: expected {view.dtype}{list(shape)}, got "
+                    f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"
+                )
+
+    @property
+    def padding(self) -> PaddingReport:
+        """What became of the calls so far."""
+        return PaddingReport(
+            tuple(sorted(self._runs)), self._n_calls, self._n_elements, self._n_padded
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def rebind_weights(self) -> None:
+        """Use the storages that the parameters have now, as `Executable.rebind_weights`.
+
+        Raises:
+            BindingError: a new storage is laid out otherwise than the recorded one.
+        """
+        for run in list(self._runs.values()):
+            run.rebind_weights()
+
+    def explain(self) -> str:
+        """What varies, and what was loaded."""
+        return f"{self.family}\n{self.padding}"
+
+    def close(self) -> None:
+        """Wait for what is in flight and give the memory back. Closing twice is fine."""
+        self._closed = True
+        for run in list(self._runs.values()):
+            run.close()
+
+    def __enter__(self) -> PaddedExecutable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ends(family: Family, sizes: Sizes) -> list[list[int]]:
+    """Where buckets end, by Dim, ascending.
+
+    Raises:
+        BindingError: a Dim has none, or one ends where it has no size.
+    """
+    given = sizes.ends_for(family.dims, lambda dim, ends: sorted(set(ends)))
+    for dim, ends in zip(family.dims, given, strict=True):
+        if not ends:
+            raise BindingError(
+                f"sizes.pad: expected buckets for each Dim, got none for {dim.name}: give "
+                f"buckets={{{dim.name!r}: [...]}}"
+            )
+        for end in (ends[0], ends[-1]):
+            if end < dim.minimum or (dim.maximum is not None and end > dim.maximum):
+                raise BindingError(
+                    f"sizes.buckets[{dim.name!r}]: expected ends within {dim}, got {end}"
+                )
+    return given
+
+
+def _pad_values(family: Family, pad: Mapping[str, float]) -> list[float]:
+    """By input what it is padded with; 0 where it has no size that varies.
+
+    Raises:
+        BindingError: one that varies has no value, or a value is of no input.
+    """
+    program = varying_program(family)
+    positional, keyword = program.arguments_structure.children
+    names: dict[int, str] = {}
+    for position, child in enumerate(positional.children):
+        parameters = program.parameter_names
+        name = parameters[position] if position < len(parameters) else ""
+        names |= dict.fromkeys(_leaves(child), name or f"args[{position}]")
+    for key, child in zip(keyword.keys, keyword.children, strict=True):
+        names |= dict.fromkeys(_leaves(child), str(key))
+    if unknown := set(pad).difference(names.values()):
+        raise BindingError(
+            f"sizes.pad: expected values for {', '.join(dict.fromkeys(names.values()))}, got one "
+            f"for {min(unknown)}"
+        )
+    values = []
+    for leaf, view in enumerate(program.inputs):
+        if any(position < len(view.shape) for position, _ in varying_of(view)):
+            if names[leaf] not in pad:
+                raise BindingError(
+                    f"sizes.pad: expected a value for {names[leaf]}, whose sizes vary"
+                )
+            values.append(pad[names[leaf]])
+        else:
+            values.append(0)
+    return values
+
+
+def _leaves(structure: Structure) -> list[int]:
+    if structure.kind == "tensor":
+        return [structure.leaf]
+    return [leaf for child in structure.children for leaf in _leaves(child)]
+
+
+def _shape(
+    view: TensorView, varying: Sequence[tuple[int, int]], numbers: Sequence[int | float]
+) -> tuple[int, ...]:
+    shape = list(view.shape)
+    for position, expression in varying:
+        if position < len(shape):
+            shape[position] = int(numbers[expression])
+    return tuple(shape)
+
+
+def _padded(tensor: torch.Tensor, shape: tuple[int, ...], value: float) -> torch.Tensor:
+    if tuple(tensor.shape) == shape:
+        return tensor
+    larger = tensor.new_full(shape, value)
+    larger[tuple(slice(size) for size in tensor.shape)] = tensor
+    return larger
+
+
+def _cut(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return tensor[tuple(slice(size) for size in shape)] if tuple(tensor.shape) != shape else tensor
+
+
+def _told(names: Sequence[str], sizes: Sequence[int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in zip(names, sizes, strict=True))
+
+
+def _is_tensor(thing: Any) -> bool:
+    return isinstance(thing, torch.Tensor)

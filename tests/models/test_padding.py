@@ -1,0 +1,117 @@
+"""Calls padded to the end of a bucket: results, what is refused, and the first call's proof."""
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import offload
+
+N = Dim("n", min=2, max=64)
+
+
+class Masked(nn.Module):
+    """A mean of attention over tokens that the mask keeps."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(50, 16)
+        self.out = nn.Linear(16, 4)
+
+    def forward(self, ids, mask):
+        x = self.embed(ids)
+        scores = (x @ x.transpose(1, 2)).masked_fill(~mask.bool().unsqueeze(1), float("-inf"))
+        mixed = scores.softmax(-1) @ x
+        kept = mask.unsqueeze(-1)
+        return self.out((mixed * kept).sum(1) / kept.sum(1)), mixed, ids.shape[1]
+
+
+def request(n):
+    return torch.randint(1, 50, (2, n)), torch.ones(2, n, dtype=torch.long)
+
+
+SHAPES = {"ids": {1: N}, "mask": {1: N}}
+
+
+@pytest.fixture(scope="module")
+def captured():
+    model = Masked().eval()
+    with torch.no_grad():
+        return model, offload.capture(model, *request(9), dynamic_shapes=SHAPES)
+
+
+def sizes(**options):
+    return offload.Sizes(
+        **{"buckets": {"n": [16, 32, 64]}, "pad": {"ids": 0, "mask": 0}, **options}
+    )
+
+
+@torch.no_grad()
+def test_results_are_those_without_padding(captured):
+    model, captured = captured
+    with captured.load(sizes=sizes()) as run:
+        for n in (9, 16, 17, 3, 60, 64, 33):
+            ids, mask = request(n)
+            got, expected = run(ids, mask=mask), model(ids, mask)
+            torch.testing.assert_close(got[0], expected[0])
+            torch.testing.assert_close(got[1], expected[1])
+            assert got[1].shape == (2, n, 16)
+            assert got[2] == n
+            assert got[1].stride(0) == 16 * {9: 16, 3: 16, 17: 32}.get(n, got[1].stride(0) // 16)
+        report = run.padding
+        assert report.loaded == ((16,), (32,), (64,))
+        assert report.calls == 7
+        given = 2 * 2 * (9 + 16 + 17 + 3 + 60 + 64 + 33)
+        assert report.elements == given
+        assert report.padded_elements == 2 * 2 * (16 + 16 + 32 + 16 + 64 + 64 + 64)
+        assert "3 buckets loaded, 7 calls" in run.explain()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(*request(9))
+
+
+def test_a_model_that_does_not_mask_is_refused():
+    with torch.no_grad():
+        captured = offload.capture(
+            lambda x: x.exp().mean(0), torch.randn(9, 4), dynamic_shapes=({0: N},)
+        )
+        run = captured.load(sizes=offload.Sizes(buckets={"n": [16, 64]}, pad={"x": 0}))
+        x = torch.randn(16, 4)
+        for _ in range(2):
+            with pytest.raises(offload.CaptureError, match="result 0 at n = 9 is another where"):
+                run(torch.randn(9, 4))
+            assert torch.equal(run(x), x.exp().mean(0))  # nothing is padded: it proves nothing
+
+
+def test_a_program_that_leaves_something_is_not_padded():
+    def keep(x, total):
+        return total.add_(x.sum())
+
+    with torch.no_grad():
+        captured = offload.capture(
+            keep, torch.randn(9, 4), torch.zeros(()), dynamic_shapes=({0: N}, None)
+        )
+    with pytest.raises(offload.BindingError, match="padding would change"):
+        captured.load(sizes=offload.Sizes(buckets={"n": [16]}, pad={"x": 0}))
+
+
+def test_what_is_refused(captured):
+    _, captured = captured
+    with pytest.raises(offload.BindingError, match="expected a value for mask"):
+        captured.load(sizes=sizes(pad={"ids": 0}))
+    with pytest.raises(offload.BindingError, match="got one for other"):
+        captured.load(sizes=sizes(pad={"ids": 0, "mask": 0, "other": 1}))
+    with pytest.raises(offload.BindingError, match="got none for n"):
+        captured.load(sizes=sizes(buckets={}))
+    with pytest.raises(offload.BindingError, match="expected ends within"):
+        captured.load(sizes=sizes(buckets={"n": [16, 100]}))
+    run = captured.load(sizes=sizes(buckets={"n": [16]}))
+    with pytest.raises(offload.BindingError, match="where the last bucket ends"):
+        run(*request(17))
+    ids, mask = request(9)
+    with pytest.raises(offload.BindingError, match="expected the same, as both are n"):
+        run(ids, mask[:, :8])
+    with pytest.raises(offload.BindingError, match=r"expected int64\[2, 9\], got int32\[2, 9\]"):
+        run(ids.int(), mask)
+    with pytest.raises(offload.BindingError, match=r"expected int64\[2, 9\], got int64\[1, 9\]"):
+        run(ids[:1], mask)
