@@ -3,6 +3,9 @@
 40 requests of 31 lengths to a model of two layers: what they take altogether, from the model until
 the last result. Each contender begins anew in each round; nothing that it has kept is left. What
 the recording itself takes is told beside it: over symbolic sizes it takes many captures' time.
+
+And what one executable of all lengths takes for a length that it has met, again and again or in
+turns with another one, beside an executable of that length alone.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from torch.export import Dim
 
 import offload
 from measurements import Case, figure_of, ratio_of
-from turns import take_single_turns
+from turns import take_single_turns, take_turns
 
 N_REQUESTS, N_LENGTHS, RECORDED = 40, 31, 24
 OURS, FOR_EACH = "offload", "a capture for each length"
@@ -104,5 +107,48 @@ def test_many_lengths(benchmark: Any, record: Callable[[Case], None], name: str)
                 EAGER: ratio_of(times[EAGER], times[RECORDED_BEFORE]),
             },
             figures={one: figure_of([ns / 1e6 for ns in times[one]], "ms") for one in times},
+        )
+    )
+
+
+ONE_LENGTH, IN_TURNS = "an executable of one length", "lengths in turns"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_length_again(benchmark: Any, record: Callable[[Case], None], name: str) -> None:
+    model = model_of(name)
+    with torch.no_grad():
+        captured = offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES)
+        run = captured.load(sizes=offload.Sizes(instances="256MiB"))
+        given, other = request(48), request(47)
+        alone, other_alone = (captured.load(sizes=offload.Sizes()).at({"n": n}) for n in (48, 47))
+        assert torch.equal(run(**given)[0], alone(**given)[0])
+        assert torch.equal(run(**other)[0], other_alone(**other)[0])
+
+        def in_turns() -> None:
+            run(**given)
+            run(**other)
+
+        def both_alone() -> None:
+            alone(**given)
+            other_alone(**other)
+
+        times = take_turns(
+            {
+                OURS: lambda: run(**given),
+                ONE_LENGTH: lambda: alone(**given),
+                IN_TURNS: in_turns,
+                "both": both_alone,
+            }
+        )
+        benchmark.pedantic(lambda: run(**given), rounds=1)
+    record(
+        Case(
+            f"a length met before: {name}",
+            ratios={
+                ONE_LENGTH: ratio_of(times[ONE_LENGTH], times[OURS], at_least=1 / 1.05),
+                IN_TURNS: ratio_of(times["both"], times[IN_TURNS], at_least=1 / 1.05),
+            },
+            figures={one: figure_of([ns / 1e3 for ns in times[one]], "us") for one in times},
         )
     )
