@@ -150,7 +150,6 @@ void CpuResident::resize(const SizedProgram& sizes) {
   const bool moves = places_ != sizes.places;
   proof_ = {};  // of the execution before
   if (moves) take_proofs_of(*sizes.places);
-  places_ = sizes.places;
   resize_slots(sizes);
   for (CpuSizes::View& view : sizes_->views) {
     if (!moves && view.varying.empty()) continue;
@@ -161,7 +160,7 @@ void CpuResident::resize(const SizedProgram& sizes) {
     tensor.unsafeGetTensorImpl()->set_sizes_and_strides(
         c10::IntArrayRef(view.numbers.data(), n_axes),
         c10::IntArrayRef(view.numbers.data() + n_axes, n_axes),
-        (offset_bytes + places_->offsets_bytes[view.value]) /
+        (offset_bytes + sizes.places->offsets_bytes[view.value]) /
             static_cast<std::int64_t>(tensor.element_size()));
   }
   for (const CpuSizes::Made& made : sizes_->made) {
@@ -180,6 +179,7 @@ void CpuResident::resize(const SizedProgram& sizes) {
     set_scalar(launch.arguments, scalar, number);
     if (!launch.out_stack.empty()) set_scalar(launch.out_stack, scalar, number);
   }
+  places_ = sizes.places;  // last: what fails halfway is done anew
 }
 
 // Kernels may go other ways where tensors are much larger or smaller.

@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
@@ -233,6 +234,7 @@ void Replay::resize(const Call& call, LastExecution& execution) {
   execution.sizes = call.instance->sizes;
   if (call.instance == instance_) return;
   const std::uint64_t begin_ns = now_ns();
+  const auto before = std::exchange(instance_, nullptr);  // nothing, if it cannot be resized
   size_changes_->resize(call.instance->program);
   instance_ = call.instance;
   execution.resize_ns = now_ns() - begin_ns;

@@ -151,7 +151,8 @@ class Resident {
   // At most Submission::kMostSubstages. Asked once.
   virtual std::vector<std::string> substages() const { return {}; }
 
-  // What the last execution proved. Asked once, after the first execution that ended well.
+  // What the last execution proved. Asked after the first execution that ended well, and after
+  // each that had other sizes than the one before.
   virtual Proof proof() const { return {}; }
 
   // None: whoever drives it provides the feature map. Asked once.
