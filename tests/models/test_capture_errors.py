@@ -430,6 +430,7 @@ def test_loading_inside_of_the_block():
             captured.load("cuda")
         with pytest.raises(offload.BindingError, match="scheduling"):
             captured.load(scheduling="no such")
+        assert captured.load(scheduling="auto").scheduling == "offload"
         run = captured.load()
     x = normal(1, 2)
     with torch.no_grad():

@@ -194,7 +194,7 @@ class Captured:
                 was recorded on, or to which its file was read. Or a backend with options of its
                 own, such as `AscendBackend(capturer, refresh="gather")`.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with.
+                baseline that it is compared with. `auto`: as one task.
             verify: prove at load that a captured graph computes the same at other addresses, and
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
@@ -227,8 +227,9 @@ class Captured:
                 they are read twice, before launches are timed and after. What the function raises
                 ends the load.
             sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
-                Family accepts, each of which is loaded when it is first met. None: one for the
-                recorded sizes alone.
+                Family accepts. On the CPU that is one resident, which takes other sizes in place;
+                on other devices each choice of them is loaded when it is first met. With `pad`
+                buckets are. None: one for the recorded sizes alone.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the

@@ -128,13 +128,13 @@ def weight_streamer(bound: BoundProgram, backend: Backend) -> WeightStreamer:
 
 
 def named_scheduling(name: str) -> Scheduling:
-    """The Scheduling that a caller names.
+    """The Scheduling that a caller names; `auto` is that of one task.
 
     Raises:
         BindingError: there is none of this name.
     """
     try:
-        return Scheduling(name)
+        return Scheduling.OFFLOAD if name == AUTO else Scheduling(name)
     except ValueError:
-        expected = [one.value for one in Scheduling]
+        expected = [*(one.value for one in Scheduling), AUTO]
         raise BindingError(f"scheduling: expected one of {expected}, got {name!r}") from None
