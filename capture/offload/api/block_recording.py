@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -113,7 +114,10 @@ class BlockRecording:
         stored: Mapping[str, StoredTensor] | None,
         level: DebugLevel,
         dynamic_shapes: DynamicShapes | None = None,
+        *,
+        training: bool = False,
     ) -> None:
+        self._training = training
         self.captured = Captured(name=callable_name(function))
         self.failure: BaseException | None = None
         self.wrapper: BaseException | None = None
@@ -251,11 +255,12 @@ class BlockRecording:
             host_reads=self._host_reads,
             function=self._function,
             parameters=parameters_of(self._function),
-            runs_opaque=runs_opaque,
+            runs_opaque=(lambda _: False) if self._training else runs_opaque,
             fakes=fakes,
             plain=plain,
             read_untold=read_untold,
             keeps_seen=self._varying is not None,
+            trains=self._training,
         )
 
     def _leave(self) -> None:
@@ -295,10 +300,14 @@ class BlockRecording:
                 handed_out, plain = recorder.finish_plain(result)
                 del recorder, result
                 self._settle(*self._told(plain), plain.read)
+            elif made := recorder.end_step():
+                handed_out = recorder.finish_unrecorded(result)
+                del recorder, result
+                self._settle(*self._recorded_next(made), "")
             else:
                 handed_out, recording = recorder.finish(result)
                 self._fakes_given.close()
-                bound = recorded_program(recorder, recording)
+                bound = guarded(recorder, recorded_program(recorder, recording))
                 try:
                     self._settle(bound, recording.seen, "")
                 except CaptureError as error:
@@ -368,6 +377,31 @@ class BlockRecording:
         finally:
             plain.put_back(before=False)
 
+    def _recorded_next(self, made: str) -> tuple[BoundProgram, SeenLaunches | None]:
+        """The step behind the one that was made, recorded and undone.
+
+        The first step makes gradients and an optimizer's state, which those behind it find.
+
+        Args:
+            made: what the first step made.
+
+        Raises:
+            CaptureError: this one makes something as well; or it cannot be recorded.
+        """
+        recorder = self._recorder()
+        try:
+            result = recorder.call_again(*self._called)
+            if again := recorder.end_step():
+                recorder.abandon()
+                raise CaptureError(
+                    f"the step makes {again} anew in each call, and the first one made {made}: a "
+                    "replay would not hand that on; write it in place"
+                )
+            _, recording = recorder.finish(result)
+            return guarded(recorder, recorded_program(recorder, recording)), recording.seen
+        finally:
+            recorder.undo()
+
     def _recorded_told(self, plain: PlainCall) -> tuple[Recorder, Recording]:
         recorder = self._recorder(plain=plain)
         try:
@@ -375,6 +409,15 @@ class BlockRecording:
         except Exception as error:
             raise _refused_told(plain, error) from error
         return recorder, recorder.finish(result)[1]
+
+
+def guarded(recorder: Recorder, bound: BoundProgram) -> BoundProgram:
+    """The Program with what each execution of a step has to compare."""
+    guard = recorder.guard()
+    if guard is None:
+        return bound
+    bindings = dataclasses.replace(bound.bindings, before_execution=guard)
+    return BoundProgram(bound.program, bindings)
 
 
 def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:

@@ -264,6 +264,10 @@ class LaunchRecorder:
         )
         return made
 
+    def recorded_copy(self, to: torch.Tensor, made: torch.Tensor) -> None:
+        """Copy what the call made to a tensor that is held, by a launch."""
+        self.dispatch(torch.ops.aten.copy_.default, (to, made), {})
+
     def _made_during_call(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, FakeTensor):
             return True

@@ -131,8 +131,8 @@ def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any)
         return
     raise CaptureError(
         f"{user_location()}: {name} differentiates what was computed without gradients, since a "
-        "call is recorded so: compute it under torch.enable_grad() in the forward; steps that "
-        "train are for eager"
+        "call is recorded so: compute it under torch.enable_grad() in the forward; to record a "
+        "step that trains, capture it with training=True"
     )
 
 

@@ -144,6 +144,12 @@ class StorageTable:
             holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
         return self._add(self._held(holders), holders[0])
 
+    def add_held(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
+        """Track a tensor that is held from now on, though the model did not hold it before."""
+        tracked = self._held((tensor,))
+        tracked.value = dataclasses.replace(tracked.value, name=name)
+        return self._add(tracked, tensor)
+
     def add_read_unseen(self, tensor: torch.Tensor) -> TrackedStorage:
         """Track a tensor on the CPU that the model holds, and that unseen code may have read.
 

@@ -15,6 +15,7 @@ from offload.program import Role
 from offload.program.structure import OpaqueStructure, flatten
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
+from offload.run.guarded_executable import GuardedExecutable
 from offload.run.reports import LastExecution
 from offload.run.ticket import Ticket
 
@@ -37,12 +38,16 @@ class ToldExecutable(Executable):
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Queue an execution; what it did is said by the wait for its ticket."""
-        native = self._submit(*args, out=out, feature_map=feature_map, **kwargs)
-        return _ToldTicket(native, self)
+        ticket = super().submit(*args, out=out, feature_map=feature_map, **kwargs)
+        return _ToldTicket(ticket._native, self)
 
     def tell_submitted(self) -> None:
         """Say what the latest execution did, unless that was said."""
         self._told.ended(self.last_execution, None)
+
+
+class _ToldGuardedExecutable(ToldExecutable, GuardedExecutable):
+    """An Executable that is guarded, and says what it does."""
 
 
 class _ToldTicket(Ticket):
@@ -69,7 +74,8 @@ def tell_executions(run: Executable) -> None:
 
     It becomes a ToldExecutable, so that others are called natively as ever.
     """
-    run.__class__ = ToldExecutable
+    is_guarded = isinstance(run, GuardedExecutable)
+    run.__class__ = _ToldGuardedExecutable if is_guarded else ToldExecutable
     cast(ToldExecutable, run)._told = _Told(run)
 
 
