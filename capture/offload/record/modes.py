@@ -19,6 +19,7 @@ from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
 from offload.native import _native
 from offload.record import host_reads
+from offload.record.step_numbers import StepNumbers
 from offload.record.used_generators import UsedGenerators
 
 
@@ -144,9 +145,10 @@ def _refusal(name: str) -> CaptureError:
 class FunctionMode(TorchFunctionMode):
     """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, numbers: StepNumbers | None = None) -> None:
         super().__init__()
         self._watcher = watcher
+        self._numbers = numbers
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -157,6 +159,10 @@ class FunctionMode(TorchFunctionMode):
         else:
             name = getattr(func, "__name__", "")
         with _refusals_kept(self._watcher):
+            if self._numbers is not None:
+                outcome = self._numbers.call(name, args, kwargs)
+                if outcome is not NotImplemented:
+                    return outcome
             if func in _DIFFERENTIATING:
                 _refuse_without_history(name, *args, **kwargs)
             if name in host_reads.REFUSED:

@@ -256,7 +256,10 @@ class Recorder:
         self._seeding.enter_context(seeding_refused(self._log, self._log.generators))
         self._log.generators.begin()  # whoever sets them from now on is noticed
         enter(eager_paths_taken())
-        enter(FunctionMode(self._log))
+        numbers = None if self._trained is None else self._trained.numbers()
+        if numbers is not None:
+            enter(numbers.stacked())
+        enter(FunctionMode(self._log, numbers))
         enter(dispatch_mode(self._log))
 
     def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.record.step_numbers import StepNumbers
 from offload.record.training_guard import Group, Leaf, OptimizerState, Stepped, TrainingGuard
 
 if TYPE_CHECKING:
@@ -164,6 +165,15 @@ class TrainedState:
         for module in self._modules:
             backward = (module._backward_hooks, module._backward_pre_hooks)
             yield f"a module ({type(module).__qualname__}, backward)", any(backward)
+
+    def numbers(self) -> StepNumbers:
+        """What optimizers compute from the step counters in their state."""
+        return StepNumbers(
+            item
+            for state in self._states
+            for item in state.items.values()
+            if isinstance(item, torch.Tensor)
+        )
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

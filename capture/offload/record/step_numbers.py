@@ -1,0 +1,183 @@
+"""Numbers that torch's optimizers compute from their step counters, kept on the device.
+
+Adam, and optimizers like it, read a step counter on the host (`_get_value`, torch/optim/optimizer.py)
+and compute a few numbers of Python from it (`1 - beta1**step`), which scale tensors. Such a number
+would be that of the recorded step in each execution. Here the read gives the counter as a tensor of
+float64 instead, which is what a number of Python is, and what is computed from it is launched. What
+takes numbers alone is given them in another way with the same arithmetic. Whatever else is done with
+such a tensor (a branch, `math`, text) reads it on the host, and is refused as every such read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _get_value, _stack_if_compiling
+
+from offload.console.user_code import user_location
+from offload.errors import CaptureError
+
+_READ: Any = _get_value
+_STACK = "_stack_if_compiling"
+
+# What Python computes from one or two numbers, by the names that torch's functions have.
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": torch.add,
+    "__radd__": lambda one, other: torch.add(other, one),
+    "sub": torch.sub,
+    "__rsub__": lambda one, other: torch.sub(other, one),
+    "mul": torch.mul,
+    "__rmul__": lambda one, other: torch.mul(other, one),
+    "div": torch.div,
+    "__rtruediv__": lambda one, other: torch.div(other, one),
+    "__rdiv__": lambda one, other: torch.div(other, one),
+    "pow": torch.pow,
+    "__pow__": torch.pow,
+    "__rpow__": lambda one, other: torch.pow(other, one),
+}
+
+
+class StepNumbers:
+    """The numbers of one recorded step.
+
+    Owner: one Recorder, on whose thread it is called.
+    """
+
+    def __init__(self, counters: Iterable[torch.Tensor]) -> None:
+        """Begin without any.
+
+        Args:
+            counters: the tensors of optimizers' state that may be read as step counters.
+        """
+        self._counters = {id(one): one for one in counters if one.dim() == 0}
+        self._numbers: dict[int, torch.Tensor] = {}
+        self._read: dict[tuple[int, int], torch.Tensor] = {}
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of a torch function that concerns these numbers.
+
+        Args:
+            name: of the function.
+            args: what it is given; kwargs likewise.
+
+        Returns:
+            NotImplemented where it does not.
+
+        Raises:
+            CaptureError: it is none that is known to compute the same with a tensor.
+        """
+        if name == "item" and id(args[0]) in self._counters:
+            is_read = sys._getframe(2).f_code is _READ.__code__
+            return self._of(args[0]) if is_read else NotImplemented
+        if not self._numbers or not any(map(self._has, (*args, *kwargs.values()))):
+            return NotImplemented
+        outcome = self._computed(name, args, kwargs)
+        if outcome is NotImplemented:
+            raise CaptureError(
+                f"{user_location()}: the optimizer computes {name} from a step counter that it "
+                "reads on the host, which a replay cannot repeat: give it fused=True, or "
+                "capturable=True where the device has it"
+            )
+        return outcome
+
+    def _has(self, argument: Any) -> bool:
+        if isinstance(argument, (list, tuple)):
+            return any(map(self._is_number, argument))
+        return self._is_number(argument)
+
+    def _is_number(self, argument: Any) -> bool:
+        return id(argument) in self._numbers
+
+    def _of(self, counter: torch.Tensor) -> torch.Tensor:
+        """The counter as Python's number; one for all reads until it is written."""
+        key = id(counter), counter._version
+        if key not in self._read:
+            self._read[key] = self._number(counter.to(torch.float64))
+        return self._read[key]
+
+    def _number(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._numbers[id(tensor)] = tensor  # which keeps it, and so its id
+        return tensor
+
+    def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in ("neg", "__neg__") and len(args) == 1:
+            return self._number(torch.neg(args[0]))
+        if name in _ARITHMETIC and len(args) == 2 and not kwargs:
+            one, other = args
+            numbers = self._operand(one), self._operand(other)
+            if None not in numbers:
+                return self._number(_ARITHMETIC[name](*numbers))
+            if name in ("mul", "div") and not self._is_number(one):
+                return _ARITHMETIC[name](one, self._beside(one, other))
+        return self._scaled(name, args, kwargs)
+
+    def _operand(self, argument: Any) -> torch.Tensor | None:
+        """A number of Python as a tensor; None of a tensor that is none of these numbers."""
+        if self._is_number(argument):
+            return argument  # type: ignore[no-any-return]
+        if isinstance(argument, (int, float)):
+            return torch.full((), float(argument), dtype=torch.float64)
+        return None
+
+    def _scaled(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What scales tensors by these numbers."""
+        if name == "addcdiv_" and len(args) == 3 and list(kwargs) == ["value"]:
+            one, first, second = args
+            scalars = kwargs["value"].reshape(1)
+            torch._foreach_addcdiv_([one], [first], [second], scalars)
+            return one
+        if name in ("stack", "_foreach_addcdiv_") and not kwargs:
+            return self._in_one_tensor(name, args)
+        if kwargs or not isinstance(args[-1], (list, tuple)):
+            return NotImplemented
+        if not all(map(self._is_number, args[-1])):
+            return NotImplemented
+        if name in ("_foreach_div_", "_foreach_mul_") and len(args) == 2:
+            function = getattr(torch, name)
+            return function(args[0], list(map(self._beside, *args)))
+        return NotImplemented
+
+    @contextlib.contextmanager
+    def stacked(self) -> Iterator[None]:
+        """Let torch's optimizers scale lists of tensors by these numbers in one tensor.
+
+        They stack numbers that are tensors where they are compiled (`_stack_if_compiling`), and
+        give them as plain numbers otherwise, which tensors are not.
+        """
+        before = {one: vars(one)[_STACK] for one in _modules_that_stack()}
+
+        def stack(given: Any) -> Any:
+            if self._numbers and given and all(map(self._is_number, given)):
+                return torch.stack(given)
+            return _stack_if_compiling(given)
+
+        for module in before:
+            setattr(module, _STACK, stack)
+        try:
+            yield
+        finally:
+            for module, function in before.items():
+                setattr(module, _STACK, function)
+
+    def _in_one_tensor(self, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "stack":
+            return self._number(torch.stack(args[0]))
+        return torch._foreach_addcdiv_(*args)
+
+    @staticmethod
+    def _beside(one: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """A number that is an operand beside a tensor, whose dtype it must not change."""
+        return number if one.dim() else number.to(one.dtype)
+
+
+def _modules_that_stack() -> list[ModuleType]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.optim.") and _STACK in vars(module)
+    ]
