@@ -296,7 +296,11 @@ class BlockRecording:
             ExecutionError: the device failed while that was checked.
         """
         try:
-            if recorder.has_deferred:
+            if recorder.has_deferred and self._training:
+                handed_out = recorder.finish_unrecorded(result)
+                del recorder, result
+                self._settle(*self._next_told())
+            elif recorder.has_deferred:
                 handed_out, plain = recorder.finish_plain(result)
                 del recorder, result
                 self._settle(*self._told(plain), plain.read)
@@ -377,25 +381,50 @@ class BlockRecording:
         finally:
             plain.put_back(before=False)
 
-    def _recorded_next(self, made: str) -> tuple[BoundProgram, SeenLaunches | None]:
+    def _next_told(self) -> tuple[BoundProgram, SeenLaunches | None, str]:
+        """The step behind the one that was made, told that it is being compiled, and undone.
+
+        It is made untold before that, and undone, to be compared with: from the same state.
+
+        Raises:
+            CaptureError: they differ; or it cannot be recorded.
+        """
+        recorder = self._recorder()
+        try:
+            result = recorder.call_again(*self._called)
+            if not recorder.has_deferred:
+                recorder.abandon()
+                raise CaptureError(
+                    "the step reads a tensor on the host in one call, and in the next one not: "
+                    "which of them executions are to repeat is not known"
+                )
+            _, plain = recorder.finish_plain(result)
+        finally:
+            recorder.undo()
+        return *self._recorded_next("", plain), plain.read
+
+    def _recorded_next(
+        self, made: str, plain: PlainCall | None = None
+    ) -> tuple[BoundProgram, SeenLaunches | None]:
         """The step behind the one that was made, recorded and undone.
 
         The first step makes gradients and an optimizer's state, which those behind it find.
 
         Args:
-            made: what the first step made.
+            made: what the first step made; empty where that is not known.
+            plain: the same step untold, where this one is told that it is being compiled.
 
         Raises:
             CaptureError: this one makes something as well; or it cannot be recorded.
         """
-        recorder = self._recorder()
+        recorder = self._recorder(plain=plain)
         try:
             result = recorder.call_again(*self._called)
             if again := recorder.end_step():
                 recorder.abandon()
                 raise CaptureError(
-                    f"the step makes {again} anew in each call, and the first one made {made}: a "
-                    "replay would not hand that on; write it in place"
+                    f"the step makes {again} anew in each call{', ' * bool(made)}{made}: a replay "
+                    "would not hand that on; write it in place"
                 )
             _, recording = recorder.finish(result)
             return guarded(recorder, recorded_program(recorder, recording)), recording.seen

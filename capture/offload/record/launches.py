@@ -303,6 +303,8 @@ class LaunchRecorder:
         if is_foldable:
             self.foldable.add(len(self.launches))
         is_random = operator.draws(arguments)
+        if is_random or drew:
+            self.generators.refuse_forked()
         if is_random or any(one.is_state for one in writes):
             self.guards.note_change()
         if (is_random or drew) and self._fakes is None:

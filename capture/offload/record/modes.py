@@ -195,8 +195,11 @@ class _RandomModule(ModuleType):
 class _UnseededGenerator:
     """Stands for torch's default generator where torch's seeding functions look it up."""
 
-    def __init__(self, generator: torch.Generator, watcher: Watcher, used: UsedGenerators) -> None:
+    def __init__(
+        self, generator: torch.Generator, watcher: Watcher, used: UsedGenerators, may_fork: bool
+    ) -> None:
         self._generator = generator
+        self._may_fork = may_fork
         self._watcher = watcher
         self._used = used
         self._thread = threading.get_ident()
@@ -204,6 +207,8 @@ class _UnseededGenerator:
     def __getattr__(self, name: str) -> Any:
         if name in _SETTERS and threading.get_ident() != self._thread:
             self._used.default_set_elsewhere = True
+        elif name == "set_state" and self._may_fork:
+            return self._used.set_default
         elif name in _SETTERS:
             with _refusals_kept(self._watcher):
                 raise CaptureError(
@@ -216,8 +221,12 @@ class _UnseededGenerator:
 
 
 @contextlib.contextmanager
-def seeding_refused(watcher: Watcher, used: UsedGenerators) -> Iterator[None]:
+def seeding_refused(
+    watcher: Watcher, used: UsedGenerators, *, may_fork: bool = False
+) -> Iterator[None]:
     """Refuse what sets the state of the default generator, on this thread.
+
+    Where it may fork, the state may be set for a while in which nothing is drawn.
 
     By comparing states before and after it would go unseen where the seed happens to be the one
     that was set before the call. Only torch's own functions, which read the module's variables,
@@ -226,7 +235,7 @@ def seeding_refused(watcher: Watcher, used: UsedGenerators) -> Iterator[None]:
     functions = torch.random
     kind, variables = type(functions), vars(functions)
     generator = variables["default_generator"]
-    variables["default_generator"] = _UnseededGenerator(generator, watcher, used)
+    variables["default_generator"] = _UnseededGenerator(generator, watcher, used, may_fork)
     functions.__class__ = _RandomModule
     try:
         yield

@@ -106,7 +106,7 @@ class Recorder:
         self._read_untold = read_untold if plain is None else plain.read
         self._answers = CompilingAnswers(told=bool(self._read_untold))
         self._plain = plain
-        may_defer = self._avoids_reads and fakes is None and not trains
+        may_defer = self._avoids_reads and fakes is None
         self._log = LaunchRecorder(
             self.table,
             guards_reads=not self._avoids_reads,
@@ -253,7 +253,9 @@ class Recorder:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # of which the modes would leave nothing
             return
-        self._seeding.enter_context(seeding_refused(self._log, self._log.generators))
+        may_fork = self._trained is not None
+        used = self._log.generators
+        self._seeding.enter_context(seeding_refused(self._log, used, may_fork=may_fork))
         self._log.generators.begin()  # whoever sets them from now on is noticed
         enter(eager_paths_taken())
         numbers = None if self._trained is None else self._trained.numbers()
@@ -369,6 +371,7 @@ class Recorder:
             self._log.raise_refusal()  # if the forward swallowed it and took another path
             if not self._compiled:  # whose compiler sets generators
                 self._log.generators.check_unseeded()
+                self._log.generators.refuse_forked()
             self._seeding.close()
             with torch.no_grad(), self._deciding():
                 yield
@@ -397,7 +400,8 @@ class Recorder:
         with self._watched_no_more():
             tensors, structure = self._taken_apart(result)
             self.table.state.check_python()
-            self._gradients.check(self._log)
+            if self._trained is None:
+                self._gradients.check(self._log)
             for tracked in unseen_changes(self.table, frozenset()):
                 tracked.written = True
             guards = self._log.guards
@@ -497,7 +501,9 @@ class Recorder:
             return
         outcome = "whether it gives what it gives otherwise is not known: nothing was computed"
         if self._plain is not None:
-            written = [one for one in self.table if one.is_state and one.written]
+            written = [
+                one for one in self.table if one.is_state and one.written and not one.kept_for_step
+            ]
             how = self._plain.compare(result, tensors, written)
             outcome = f"it gives {how} as when it is not"
         self._log.guards.notes.append(

@@ -25,6 +25,26 @@ from offload.errors import CaptureError
 _READ: Any = _get_value
 _STACK = "_stack_if_compiling"
 
+KEPT_ON_DEVICE = (
+    "give the optimizer fused=True, or capturable=True where the device has it (not the CPU), so "
+    "that it reads nothing on the host"
+)
+
+# The functions of torch.optim that compute with a counter what is here computed with a tensor. Others
+# branch by it, or give it where torch takes numbers alone.
+_KNOWN = frozenset(
+    {
+        "_single_tensor_adam",
+        "_multi_tensor_adam",
+        "_single_tensor_adagrad",
+        "_single_tensor_adamax",
+        "_single_tensor_nadam",
+        "_multi_tensor_nadam",
+    }
+)
+
+_ENDINGS = tuple(f"_tensor_{one}" for one in ("adam", "adagrad", "adamax", "nadam", "radam", "asgd"))
+
 # What Python computes from one or two numbers, by the names that torch's functions have.
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": torch.add,
@@ -39,6 +59,12 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "pow": torch.pow,
     "__pow__": torch.pow,
     "__rpow__": lambda one, other: torch.pow(other, one),
+}
+
+_SCALING: dict[str, Callable[[Any, Any], Any]] = {
+    "mul": torch.mul,
+    "mul_": torch.Tensor.mul_,
+    "div": torch.div,
 }
 
 
@@ -72,16 +98,14 @@ class StepNumbers:
             CaptureError: it is none that is known to compute the same with a tensor.
         """
         if name == "item" and id(args[0]) in self._counters:
-            is_read = sys._getframe(2).f_code is _READ.__code__
-            return self._of(args[0]) if is_read else NotImplemented
+            return self._of(args[0]) if _is_known_read() else NotImplemented
         if not self._numbers or not any(map(self._has, (*args, *kwargs.values()))):
             return NotImplemented
         outcome = self._computed(name, args, kwargs)
         if outcome is NotImplemented:
             raise CaptureError(
                 f"{user_location()}: the optimizer computes {name} from a step counter that it "
-                "reads on the host, which a replay cannot repeat: give it fused=True, or "
-                "capturable=True where the device has it"
+                f"reads on the host, which a replay cannot repeat: {KEPT_ON_DEVICE}"
             )
         return outcome
 
@@ -107,13 +131,13 @@ class StepNumbers:
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in ("neg", "__neg__") and len(args) == 1:
             return self._number(torch.neg(args[0]))
-        if name in _ARITHMETIC and len(args) == 2 and not kwargs:
+        if name in {*_ARITHMETIC, *_SCALING} and len(args) == 2 and not kwargs:
             one, other = args
-            numbers = self._operand(one), self._operand(other)
-            if None not in numbers:
-                return self._number(_ARITHMETIC[name](*numbers))
-            if name in ("mul", "div") and not self._is_number(one):
-                return _ARITHMETIC[name](one, self._beside(one, other))
+            first, second = self._operand(one), self._operand(other)
+            if name in _ARITHMETIC and first is not None and second is not None:
+                return self._number(_ARITHMETIC[name](first, second))
+            if name in ("mul", "div", "mul_") and not self._is_number(one):
+                return _SCALING[name](one, self._beside(one, other))
         return self._scaled(name, args, kwargs)
 
     def _operand(self, argument: Any) -> torch.Tensor | None:
@@ -173,6 +197,16 @@ class StepNumbers:
     def _beside(one: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """A number that is an operand beside a tensor, whose dtype it must not change."""
         return number if one.dim() else number.to(one.dtype)
+
+
+def _is_known_read() -> bool:
+    """Whether the torch function that is called reads a counter in a function that is known."""
+    frame = sys._getframe(3)  # below `call` and the mode's `__torch_function__`
+    if frame.f_code is not _READ.__code__:
+        return False
+    while frame.f_back is not None and not frame.f_code.co_name.endswith(_ENDINGS):
+        frame = frame.f_back
+    return frame.f_code.co_name in _KNOWN
 
 
 def _modules_that_stack() -> list[ModuleType]:

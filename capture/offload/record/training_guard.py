@@ -174,6 +174,11 @@ class TrainingGuard:
             BindingError: eager would do something else than was recorded; the message names what
                 differs.
         """
+        if not torch.is_grad_enabled():
+            raise BindingError(
+                "gradients are switched off here (torch.no_grad, torch.inference_mode), where a "
+                "step that trains has none: call it outside"
+            )
         if not all(map(operator.is_, map(_GRADIENT_OF, self._leaves), self._kept)):
             self._order_gradients()
         if not all(map(_REQUIRES_GRADIENT, self._leaves)):
