@@ -34,7 +34,6 @@ class Recording:
         unchecked: why there is no opaque form on a device that runs them.
         computed: what the call gave was computed; otherwise there is nothing to compare with.
         seen: all that was seen; None where nobody asks.
-        trains: gradients were recorded, for which some kernels keep more than otherwise.
     """
 
     bound: BoundProgram
@@ -52,7 +51,6 @@ class Recording:
     unchecked: str = ""
     computed: bool = True
     seen: SeenLaunches | None = None
-    trains: bool = False
 
     def as_opaque(self, reason: str) -> Recording:
         """The same call recorded as one opaque launch.
@@ -112,5 +110,4 @@ def recording_of(
         has_unwritten=any(one.unwritten_at_birth for one in table),
         computed=seen.fakes is None,
         seen=seen.launches(overlaps) if keeps_seen else None,
-        trains=table.state.trained is not None,
     )

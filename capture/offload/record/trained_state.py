@@ -215,6 +215,7 @@ class TrainedState:
         Raises:
             CaptureError: it did what a replay would not do again.
         """
+        _refuse_kernels(log)
         self._refuse_changes(log)
         if made := next(self._made(), ""):
             return made
@@ -348,3 +349,20 @@ def hidden_leaves(
             is_leaf = one.is_leaf and one.requires_grad and id(one) not in watched
             if is_leaf and one.grad is not None and log.table.find(one.grad) is not None:
                 yield tracked.value.name, one
+
+
+# Kernels that keep something for the backward pass by torch's grad mode alone, which executions have
+# switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
+_BY_GRAD_MODE = {
+    "aten::mkldnn_rnn_layer": "call the layer under torch.backends.mkldnn.flags(enabled=False), "
+    "where torch computes it by others"
+}
+
+
+def _refuse_kernels(log: LaunchRecorder) -> None:
+    for launch in log.launches:
+        if advice := _BY_GRAD_MODE.get(launch.name):
+            raise CaptureError(
+                f"{launch.source}: {launch.name} keeps what its gradient needs where gradients are "
+                f"switched on, and executions have them switched off: {advice}"
+            )

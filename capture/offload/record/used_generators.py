@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
@@ -80,14 +81,15 @@ class UsedGenerators:
         A checkpoint computes once more from the state that the forward found, and restores what
         was there (torch/utils/checkpoint.py). That changes nothing where nothing is drawn.
         """
-        generator = torch.default_generator
-        self.check_unseeded()
-        if self._forks and torch.equal(state, self._forks[-1]):
-            self._forks.pop()
-        else:
-            self._forks.append(generator.get_state())
-        generator.set_state(state)
-        self._last[self.note(generator)] = state.clone()
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            generator = torch.default_generator
+            self.check_unseeded()
+            if self._forks and torch.equal(state, self._forks[-1]):
+                self._forks.pop()
+            else:
+                self._forks.append(generator.get_state())
+            generator.set_state(state)
+            self._last[self.note(generator)] = generator.get_state()
 
     def refuse_forked(self) -> None:
         """Refuse draws, or a call's end, while the default generator is restored for a while.

@@ -52,7 +52,7 @@ def verify(recording: Recording, bound: BoundProgram) -> None:
     refused: list[CaptureError] = []
     with (
         current(recording.device),
-        torch.set_grad_enabled(recording.trains),
+        torch.no_grad(),
         # The callable of an opaque program brings the autocast state of its recording.
         seeding_noticed(refused.append) if opaque else torch._C._DisableAutocast(),
     ):
