@@ -41,6 +41,12 @@ def simple_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Ste
     return step
 
 
+def captured_step(step: Step, *batch: torch.Tensor) -> offload.Captured:
+    captured = offload.capture(step, *batch, training=True)
+    assert isinstance(captured, offload.Captured)
+    return captured
+
+
 class Side:
     """One of two twins: a model, its optimizer and a step, with random numbers of their own."""
 
@@ -116,7 +122,7 @@ def check(
     for number in range(n_steps):
         batch = batches[number % len(batches)]
         if number == n_before:
-            captured = ours.call(lambda *args: offload.capture(ours.step, *args, training=True), *batch)
+            captured = ours.call(captured_step, ours.step, *batch)
             got = captured.recorded_result
         else:
             got = ours.call(run, *batch)

@@ -88,9 +88,7 @@ def _resident(
     prepared = backend.prepare(bound)
     plan = place(prepared, backend)
     kind = Executable if bound.bindings.before_execution is None else GuardedExecutable
-    return kind(
-        prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion
-    )
+    return kind(prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion)
 
 
 def _streamed(

@@ -99,7 +99,6 @@ class PythonState:
         tensors: every tensor, by the path on which it was first met and by each other attribute
             that holds it.
         generators: every random generator.
-        modules: every module.
         trainers: where the call trains, every optimizer, scheduler of learning rates and scaler of
             gradients, with its path. They change in each step, so that nothing in them is compared.
     """
@@ -107,7 +106,6 @@ class PythonState:
     def __init__(self, function: object, *, trains: bool = False) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.generators: list[torch.Generator] = []
-        self.modules: list[torch.nn.Module] = []
         self.trainers: list[tuple[str, Any]] = []
         self._trains = trains
         self._places: list[_Place] = []
@@ -117,6 +115,12 @@ class PythonState:
         self._enter("", function, _DEPTH, _FUNCTION_DEPTH)
         while self._pending:
             self._enter(*self._pending.popleft())
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Every module."""
+        owners = (place.owner for place in self._places)
+        return [one for one in owners if isinstance(one, torch.nn.Module)]
 
     def check(self) -> None:
         """Compare with now.
@@ -141,10 +145,7 @@ class PythonState:
         if isinstance(thing, torch.Tensor):
             self.tensors.append((path, thing))
             return
-        if type(thing) is torch.Generator:
-            self.generators.append(thing)
-        if self._trains and isinstance(thing, _TRAINERS):
-            self._enter_trainer(path, thing)
+        if self._is_whole(path, thing):
             return
         if isinstance(thing, (MethodType, functools.partial)) or _is_compiled(thing):
             for part_path, part in _parts_called(path, thing):
@@ -158,8 +159,6 @@ class PythonState:
             return
         self._seen.add(id(thing))
         is_module = isinstance(thing, torch.nn.Module)
-        if is_module:
-            self.modules.append(thing)
         place = _Place(path or ("" if is_function else "self"), thing, contents)
         self._places.append(place)
         for key, item in zip(*contents, strict=True):
@@ -172,6 +171,15 @@ class PythonState:
                 self._pending.append((place.of(key), item, *below))
         if not is_function:
             self._enter_class(type(thing), depth, function_depth)
+
+    def _is_whole(self, path: str, thing: Any) -> bool:
+        """Note what is kept whole; whether nothing is looked for below it."""
+        if type(thing) is torch.Generator:
+            self.generators.append(thing)
+        is_trainer = self._trains and isinstance(thing, _TRAINERS)
+        if is_trainer:
+            self._enter_trainer(path, thing)
+        return is_trainer
 
     def _enter_trainer(self, path: str, thing: Any) -> None:
         """Note what trains, and the optimizer that a scheduler serves."""

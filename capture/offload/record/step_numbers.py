@@ -1,11 +1,12 @@
 """Numbers that torch's optimizers compute from their step counters, kept on the device.
 
-Adam, and optimizers like it, read a step counter on the host (`_get_value`, torch/optim/optimizer.py)
-and compute a few numbers of Python from it (`1 - beta1**step`), which scale tensors. Such a number
-would be that of the recorded step in each execution. Here the read gives the counter as a tensor of
-float64 instead, which is what a number of Python is, and what is computed from it is launched. What
-takes numbers alone is given them in another way with the same arithmetic. Whatever else is done with
-such a tensor (a branch, `math`, text) reads it on the host, and is refused as every such read.
+Adam, and optimizers like it, read a step counter on the host (`_get_value` in
+torch/optim/optimizer.py) and compute a few numbers of Python from it (`1 - beta1**step`), which
+scale tensors. Such a number would be that of the recorded step in each execution. Here the read
+gives the counter as a tensor of float64 instead, which is what a number of Python is, and what is
+computed from it is launched. What takes numbers alone is given them in another way with the same
+arithmetic. Whatever else is done with such a tensor (a branch, `math`, text) reads it on the host,
+and is refused as every such read.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ KEPT_ON_DEVICE = (
     "that it reads nothing on the host"
 )
 
-# The functions of torch.optim that compute with a counter what is here computed with a tensor. Others
-# branch by it, or give it where torch takes numbers alone.
+# The functions of torch.optim that compute with a counter what is here computed with a tensor.
+# Others branch by it, or give it where torch takes numbers alone.
 _KNOWN = frozenset(
     {
         "_single_tensor_adam",
@@ -43,7 +44,9 @@ _KNOWN = frozenset(
     }
 )
 
-_ENDINGS = tuple(f"_tensor_{one}" for one in ("adam", "adagrad", "adamax", "nadam", "radam", "asgd"))
+_ENDINGS = tuple(
+    f"_tensor_{one}" for one in ("adam", "adagrad", "adamax", "nadam", "radam", "asgd")
+)
 
 # What Python computes from one or two numbers, by the names that torch's functions have.
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -89,7 +92,8 @@ class StepNumbers:
 
         Args:
             name: of the function.
-            args: what it is given; kwargs likewise.
+            args: what it is given by position.
+            kwargs: what it is given by name.
 
         Returns:
             NotImplemented where it does not.

@@ -10,7 +10,6 @@ from types import MethodType
 from typing import TYPE_CHECKING
 
 import torch
-
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from offload.console.user_code import user_location

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.optim.optimizer import (
@@ -156,9 +156,8 @@ class TrainedState:
     def _hooks(self) -> Iterator[tuple[str, object]]:
         for stepped in self._optimizers:
             yield f"{stepped.name} (before or behind a step)", stepped.hooks()
-        ours = ("offload.",)
         for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
-            others = [one for one in hooks.values() if not one.__module__.startswith(ours)]
+            others = [one for one in hooks.values() if not _is_ours(one)]
             yield "every optimizer (register_optimizer_step_..._hook)", others
         for one in self._gradients:
             yield f"the gradient of {one.leaf.name}", one.leaf.hooks()
@@ -232,9 +231,8 @@ class TrainedState:
         for state in self._all_states():
             known = before.get((id(state.stepped), id(state.key)), {})
             for key, item in state.items.items():
-                if known.get(key) is not item and isinstance(item, torch.Tensor):
-                    yield f"{key} of {state.of} (state of {state.stepped.name})"
-                elif key not in known:
+                is_other = isinstance(item, torch.Tensor) and known.get(key) is not item
+                if is_other or key not in known:
                     yield f"{key} of {state.of} (state of {state.stepped.name})"
         now = self._all_scaler_tensors()
         for (name, item), (_, other) in zip(now, self._scaler_tensors, strict=True):
@@ -334,9 +332,7 @@ class TrainedState:
         )
 
 
-def hidden_leaves(
-    log: LaunchRecorder, known: Iterable[int]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
     """Tensors that a call used and whose gradients nobody watches, which have one.
 
     Args:
@@ -351,8 +347,8 @@ def hidden_leaves(
                 yield tracked.value.name, one
 
 
-# Kernels that keep something for the backward pass by torch's grad mode alone, which executions have
-# switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
+# Kernels that keep something for the backward pass by torch's grad mode alone, which executions
+# have switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
 _BY_GRAD_MODE = {
     "aten::mkldnn_rnn_layer": "call the layer under torch.backends.mkldnn.flags(enabled=False), "
     "where torch computes it by others"
@@ -366,3 +362,7 @@ def _refuse_kernels(log: LaunchRecorder) -> None:
                 f"{launch.source}: {launch.name} keeps what its gradient needs where gradients are "
                 f"switched on, and executions have them switched off: {advice}"
             )
+
+
+def _is_ours(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("offload.")

@@ -13,10 +13,11 @@ import torch
 from offload.errors import BindingError
 
 # Fields of tensors by C's getters: they are asked of every parameter at each execution.
-_GRADIENT_OF: Any = torch.Tensor.grad.__get__
-_REQUIRES_GRADIENT: Any = torch.Tensor.requires_grad.__get__
-_HOOKS_OF: Any = torch.Tensor._backward_hooks.__get__
-_LATE_HOOKS_OF: Any = torch.Tensor._post_accumulate_grad_hooks.__get__
+_FIELDS: Any = vars(torch._C.TensorBase)
+_GRADIENT_OF = _FIELDS["grad"].__get__
+_REQUIRES_GRADIENT = _FIELDS["requires_grad"].__get__
+_HOOKS_OF = _FIELDS["_backward_hooks"].__get__
+_LATE_HOOKS_OF = _FIELDS["_post_accumulate_grad_hooks"].__get__
 _TRAINING_OF = operator.attrgetter("training")
 
 # What a scheduler notes in a group, and no step reads (torch/optim/lr_scheduler.py).
@@ -118,6 +119,12 @@ def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
+def _hold(held: Sequence[dict[Any, Any]], values: Sequence[object]) -> bool:
+    """Whether mappings hold these objects, in their order."""
+    now = chain.from_iterable(map(dict.values, held))
+    return sum(map(len, held)) == len(values) and all(map(operator.is_, now, values))
+
+
 class TrainingGuard:
     """Compares what a step finds with what the recorded one found, and puts in order what it can.
 
@@ -161,11 +168,8 @@ class TrainingGuard:
         self._held_states = [(one.optimizer, one.optimizer.state) for one in self._optimizers]
         self._held_items = [one.stepped.optimizer.state[one.key] for one in self._states]
         self._items = list(chain.from_iterable(one.values() for one in self._held_items))
-        self._held_groups = [
-            one.stepped.optimizer.param_groups[one.at] for one in self._groups
-        ]
+        self._held_groups = [one.stepped.optimizer.param_groups[one.at] for one in self._groups]
         self._values = list(chain.from_iterable(one.values() for one in self._held_groups))
-        self._params = [one for group in self._groups for one in group.params]
 
     def __call__(self) -> None:
         """Before an execution.
@@ -204,15 +208,11 @@ class TrainingGuard:
                 for group, held in zip(self._groups, self._held_groups, strict=True)
                 if group.at < len(group.stepped.optimizer.param_groups)
             )
-            and _are_same(
-                list(chain.from_iterable(map(dict.values, self._held_items))), self._items
-            )
-            and _are_same(
-                list(chain.from_iterable(map(dict.values, self._held_groups))), self._values
-            )
-            and _are_same(
-                list(chain.from_iterable(one["params"] for one in self._held_groups)),
-                self._params,
+            and _hold(self._held_items, self._items)
+            and _hold(self._held_groups, self._values)
+            and all(
+                _are_same(held["params"], group.params)
+                for group, held in zip(self._groups, self._held_groups, strict=True)
             )
             and sum(len(one.optimizer.param_groups) for one in self._optimizers)
             == len(self._groups)
@@ -328,7 +328,7 @@ def _other_hyperparameter(group: Group, key: str, now: dict[str, Any]) -> str:
     advice = "capture the step again"
     if isinstance(group.values[key], float):
         advice += (
-            "; for a value that changes between steps give the optimizer a tensor "
+            "; for a value that changes between steps give the optimizer fused=True and a tensor "
             f"({key}=torch.tensor({group.values[key]!r})), which a scheduler writes in place"
         )
     return (
