@@ -166,7 +166,8 @@ class TrainingGuard:
     def _look(self) -> None:
         """Note the objects that hold all this now, to be compared by identity."""
         self._held_states = [(one.optimizer, one.optimizer.state) for one in self._optimizers]
-        self._held_items = [one.stepped.optimizer.state[one.key] for one in self._states]
+        all_states = [one.optimizer.state for one in self._optimizers]
+        self._held_items = list(chain.from_iterable(map(dict.values, all_states)))
         self._items = list(chain.from_iterable(one.values() for one in self._held_items))
         self._held_groups = [one.stepped.optimizer.param_groups[one.at] for one in self._groups]
         self._values = list(chain.from_iterable(one.values() for one in self._held_groups))
@@ -208,6 +209,7 @@ class TrainingGuard:
                 for group, held in zip(self._groups, self._held_groups, strict=True)
                 if group.at < len(group.stepped.optimizer.param_groups)
             )
+            and _hold([state for _, state in self._held_states], self._held_items)
             and _hold(self._held_items, self._items)
             and _hold(self._held_groups, self._values)
             and all(
