@@ -232,7 +232,7 @@ def test_a_storage_that_is_another():
     pair = Pair()
     weight = pair.ours.model[0].weight
     weight.data = weight.data.clone()
-    with pytest.raises(offload.BindingError, match="its storage was swapped.*rebind_weights"):
+    with pytest.raises(offload.BindingError, match=r"its storage was swapped.*rebind_weights"):
         pair.run(*batch())
     pair.run.rebind_weights()
     pair.steps()

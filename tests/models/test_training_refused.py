@@ -275,55 +275,54 @@ def test_options_that_exclude_training():
 
 def test_loads_and_files_that_are_refused(tmp_path):
     captured = offload.capture(step_with(), *batch(), training=True)
-    with pytest.raises(offload.BindingError, match="weights_budget: .* writes every weight"):
+    with pytest.raises(offload.BindingError, match=r"weights_budget: .* writes every weight"):
         captured.load(weights_budget="1GiB")
     for fuse in (True, "auto"):
         with pytest.raises(offload.BindingError, match=r"fuse=.*: the program is a step"):
             captured.load(fuse=fuse)
-    with pytest.raises(offload.FileError, match="a step that trains.*state_dict"):
+    with pytest.raises(offload.FileError, match=r"a step that trains.*state_dict"):
         captured.save(tmp_path / "step.offload")
 
 
 # ---- what a refused or first step leaves ---------------------------------------------------------
 
 
-def test_a_capture_is_one_step_and_a_refused_one_too():
+def counted_step(model, counts=None):
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x, target):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        if counts is not None:
+            counts["steps"] += 1
+        return loss.detach()
+
+    return optimizer, step
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_capture_is_one_step_and_a_refused_one_too(fails):
     """The step behind the first is undone, whatever comes of it."""
-    for fails in (False, True):
-        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2))
-        twin = copy.deepcopy(model)
-        counts = {"steps": 0}
-
-        def made(model, counted):
-            optimizer = torch.optim.AdamW(model.parameters())
-
-            def step(x, target):
-                optimizer.zero_grad()
-                loss = F.mse_loss(model(x), target)
-                loss.backward()
-                optimizer.step()
-                if counted:
-                    counts["steps"] += 1
-                return loss.detach()
-
-            return optimizer, step
-
-        optimizer, ours = made(model, fails)
-        other, eager = made(twin, False)
-        x, target = torch.randn(4, 8), torch.randn(4, 16)
-        state = torch.get_rng_state()
-        if fails:
-            assert "counts['steps']" in refusal(ours, x, target)
-        else:
-            offload.capture(ours, x, target, training=True)
-        left = torch.get_rng_state()
-        torch.set_rng_state(state)
-        eager(x, target)
-        assert torch.equal(left, torch.get_rng_state())
-        for (name, one), same in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert torch.equal(one, same), name
-            assert torch.equal(one.grad, same.grad), name
-            for key, item in other.state[same].items():
-                assert torch.equal(optimizer.state[one][key], item), key
-        for one, same in zip(model.buffers(), twin.buffers(), strict=True):
-            assert torch.equal(one, same)
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2))
+    twin = copy.deepcopy(model)
+    optimizer, ours = counted_step(model, {"steps": 0} if fails else None)
+    other, eager = counted_step(twin)
+    x, target = torch.randn(4, 8), torch.randn(4, 16)
+    state = torch.get_rng_state()
+    if fails:
+        assert "counts['steps']" in refusal(ours, x, target)
+    else:
+        offload.capture(ours, x, target, training=True)
+    left = torch.get_rng_state()
+    torch.set_rng_state(state)
+    eager(x, target)
+    assert torch.equal(left, torch.get_rng_state())
+    for (name, one), same in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, same), name
+        assert torch.equal(one.grad, same.grad), name
+        for key, item in other.state[same].items():
+            assert torch.equal(optimizer.state[one][key], item), key
+    for one, same in zip(model.buffers(), twin.buffers(), strict=True):
+        assert torch.equal(one, same)

@@ -7,13 +7,13 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from models import Block
 from nets import ResNet18
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from training import Batch, Side, check, simple_step
 
 import offload
+from models import Block
 
 
 def sgd(parameters):
