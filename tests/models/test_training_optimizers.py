@@ -130,3 +130,39 @@ def test_state_that_is_not_written_in_place_is_refused(how, message):
     optimizer = Momentum(model.parameters(), how)
     with pytest.raises(offload.CaptureError, match=message):
         offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+
+
+def n_launches(captured: offload.Captured, name: str) -> int:
+    return sum(launch.name == name for launch in captured.program.launches)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_numbers_of_counters_that_are_alike_are_computed_once(foreach):
+    captured = check(
+        net(), lambda given: torch.optim.AdamW(given, foreach=foreach), mse_step, batches()
+    )
+    assert n_launches(captured, "aten::equal") == 1
+    assert n_launches(captured, "aten::_to_copy") == 1
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+    step = mse_step(model, optimizer)
+    step(*batches()[0])
+    optimizer.state[model[0].weight]["step"] += 5  # each by itself then
+    captured = offload.capture(step, *batches()[0], training=True)
+    assert n_launches(captured, "aten::equal") == 0
+    assert n_launches(captured, "aten::_to_copy") == 4
+
+
+def test_counters_that_are_not_alike_any_more_are_noticed_before_anything_is_written():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = offload.capture(mse_step(model, optimizer), *batches()[0], training=True).load()
+    counter = optimizer.state[model[0].weight]["step"]
+    counter += 5
+    before = [one.detach().clone() for one in model.parameters()]
+    with pytest.raises(offload.BindingError, match="the step counters of optimizer, all of which"):
+        run(*batches()[0])
+    assert all(map(torch.equal, before, model.parameters()))
+    counter -= 5
+    run(*batches()[0])
+    assert counter == 2

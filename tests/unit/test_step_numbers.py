@@ -77,3 +77,12 @@ def test_whatever_else_is_refused(name):
     numbers = StepNumbers([counter])
     with pytest.raises(CaptureError, match=f"computes {name} from a step counter.*fused=True"):
         numbers.call(name, (numbers._of(counter), 5.0), {})
+
+
+def test_what_counters_share_is_computed_once():
+    counters = [torch.full((), 2.0) for _ in range(3)]
+    numbers = StepNumbers(counters, lambda one: "alike" if one is not counters[2] else None)
+    first, second, other = (adam(numbers, one, 1e-3, 0.9) for one in counters)
+    assert first is second
+    assert first is not other
+    assert torch.equal(first, other)

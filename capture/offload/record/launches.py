@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -267,6 +267,44 @@ class LaunchRecorder:
     def recorded_copy(self, to: torch.Tensor, made: torch.Tensor) -> None:
         """Copy what the call made to a tensor that is held, by a launch."""
         self.dispatch(torch.ops.aten.copy_.default, (to, made), {})
+
+    def guard_same(self, tensors: Sequence[torch.Tensor], what: str) -> None:
+        """Record that every execution must find the same number in all of these.
+
+        Args:
+            tensors: of no dimensions and one dtype.
+            what: they are, for the message of an execution that finds something else.
+        """
+        stacked = self.dispatch(torch.ops.aten.stack.default, (list(tensors),), {})
+        tracked = self.table.of(stacked)
+        first = stacked[:1].expand_as(stacked)
+        self._append(
+            "aten::equal",
+            (self.table.view(stacked, tracked), self.table.view(first, tracked)),
+            results=(None,),
+            reads=_indices((tracked,)),
+            writes=(),
+            guard=True,
+        )
+        self.launches[-1] = dataclasses.replace(self.launches[-1], source=what)
+
+    def added_to(self, tensor: torch.Tensor) -> tuple[object, ...] | None:
+        """What the call has added to a tensor so far, to be compared; None: it wrote otherwise."""
+        index = self.table.of(tensor).value.index
+        added: list[object] = []
+        for launch in self.launches:
+            if index not in launch.writes:
+                continue
+            _, *others = launch.arguments
+            if launch.name == "aten::add_.Tensor" and not any(
+                isinstance(one, TensorView) for one in others
+            ):
+                added.append(tuple(others))
+            elif launch.name.startswith("aten::_foreach_add_."):
+                added.append(launch.index)  # the same to each of its list
+            else:
+                return None
+        return tuple(added)
 
     def _made_during_call(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, FakeTensor):

@@ -258,7 +258,7 @@ class Recorder:
         self._seeding.enter_context(seeding_refused(self._log, used, may_fork=may_fork))
         self._log.generators.begin()  # whoever sets them from now on is noticed
         enter(eager_paths_taken())
-        numbers = None if self._trained is None else self._trained.numbers()
+        numbers = None if self._trained is None else self._trained.numbers(self._log)
         if numbers is not None:
             enter(numbers.stacked())
         enter(FunctionMode(self._log, numbers))

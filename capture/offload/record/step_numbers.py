@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -77,15 +77,23 @@ class StepNumbers:
     Owner: one Recorder, on whose thread it is called.
     """
 
-    def __init__(self, counters: Iterable[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        counters: Iterable[torch.Tensor],
+        alike: Callable[[torch.Tensor], Hashable | None] = lambda _: None,
+    ) -> None:
         """Begin without any.
 
         Args:
             counters: the tensors of optimizers' state that may be read as step counters.
+            alike: of a counter what it shares with those that hold the same number now, in each
+                execution; None: that is not known.
         """
         self._counters = {id(one): one for one in counters if one.dim() == 0}
+        self._alike = alike
         self._numbers: dict[int, torch.Tensor] = {}
-        self._read: dict[tuple[int, int], torch.Tensor] = {}
+        self._read: dict[Hashable, torch.Tensor] = {}
+        self._made: dict[Hashable, torch.Tensor] = {}
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make a call of a torch function that concerns these numbers.
@@ -122,8 +130,9 @@ class StepNumbers:
         return id(argument) in self._numbers
 
     def _of(self, counter: torch.Tensor) -> torch.Tensor:
-        """The counter as Python's number; one for all reads until it is written."""
-        key = id(counter), counter._version
+        """The counter as Python's number; one for all that hold the same."""
+        shared = self._alike(counter)
+        key = (id(counter), counter._version) if shared is None else ("alike", shared)
         if key not in self._read:
             self._read[key] = self._number(counter.to(torch.float64))
         return self._read[key]
@@ -134,12 +143,12 @@ class StepNumbers:
 
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in ("neg", "__neg__") and len(args) == 1:
-            return self._number(torch.neg(args[0]))
+            return self._once(name, lambda one, _: torch.neg(one), args[0], args[0])
         if name in {*_ARITHMETIC, *_SCALING} and len(args) == 2 and not kwargs:
             one, other = args
             first, second = self._operand(one), self._operand(other)
             if name in _ARITHMETIC and first is not None and second is not None:
-                return self._number(_ARITHMETIC[name](first, second))
+                return self._once(name, _ARITHMETIC[name], first, second)
             if name in ("mul", "div", "mul_") and not self._is_number(one):
                 return _SCALING[name](one, self._beside(one, other))
         return self._scaled(name, args, kwargs)
@@ -148,9 +157,25 @@ class StepNumbers:
         """A number of Python as a tensor; None of a tensor that is none of these numbers."""
         if self._is_number(argument):
             return argument  # type: ignore[no-any-return]
-        if isinstance(argument, (int, float)):
-            return torch.full((), float(argument), dtype=torch.float64)
-        return None
+        if not isinstance(argument, (int, float)):
+            return None
+        key = "number", float(argument)
+        if key not in self._made:
+            self._made[key] = torch.full((), float(argument), dtype=torch.float64)
+        return self._made[key]
+
+    def _once(
+        self,
+        name: str,
+        function: Callable[[Any, Any], Any],
+        one: torch.Tensor,
+        other: torch.Tensor,
+    ) -> torch.Tensor:
+        """What is computed of the same numbers is computed once: nobody writes them."""
+        key = name, id(one), id(other)  # which are kept, and so their ids
+        if key not in self._made:
+            self._made[key] = self._number(function(one, other))
+        return self._made[key]
 
     def _scaled(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What scales tensors by these numbers."""

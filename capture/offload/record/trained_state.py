@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -165,14 +165,43 @@ class TrainedState:
             backward = (module._backward_hooks, module._backward_pre_hooks)
             yield f"a module ({type(module).__qualname__}, backward)", any(backward)
 
-    def numbers(self) -> StepNumbers:
-        """What optimizers compute from the step counters in their state."""
-        return StepNumbers(
-            item
-            for state in self._states
-            for item in state.items.values()
-            if isinstance(item, torch.Tensor)
-        )
+    def numbers(self, log: LaunchRecorder) -> StepNumbers:
+        """What optimizers compute from the step counters in their state.
+
+        Where all counters of an optimizer hold the same number, each execution makes sure that they
+        do, ahead of all else: then what is computed of one is that of all.
+        """
+        alike: dict[int, str] = {}
+        for stepped in self._optimizers:
+            counters = self._read_counters(stepped)
+            if len(counters) > 1 and len({float(one) for one in counters}) == 1:
+                log.guard_same(
+                    counters,
+                    f"the step counters of {stepped.name}, all of which were alike when the step "
+                    "was recorded",
+                )
+                alike.update((id(one), stepped.name) for one in counters)
+
+        def shared(counter: torch.Tensor) -> Hashable | None:
+            added = log.added_to(counter) if id(counter) in alike else None
+            return None if added is None else (alike[id(counter)], added)
+
+        return StepNumbers(self._counters_of(self._states), shared)
+
+    def _read_counters(self, stepped: Stepped) -> list[torch.Tensor]:
+        """The counters of an optimizer that may be read on the host: fused ones read none."""
+        if all(group.get("fused") for group in stepped.optimizer.param_groups):
+            return []
+        own = [one for one in self._states if one.stepped is stepped]
+        counters = list(self._counters_of(own, "step"))
+        return [one for one in counters if one.device.type == "cpu"]
+
+    @staticmethod
+    def _counters_of(states: Iterable[OptimizerState], key: str = "") -> Iterator[torch.Tensor]:
+        for state in states:
+            for name, item in state.items.items():
+                if isinstance(item, torch.Tensor) and not item.dim() and key in ("", name):
+                    yield item
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
