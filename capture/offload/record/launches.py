@@ -23,6 +23,7 @@ from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
 from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
+from offload.record.kept_numbers import KeptNumbers
 from offload.record.operators import (
     Overload,
     argument_data,
@@ -62,6 +63,7 @@ class LaunchRecorder:
         allows_unseen: work that cannot be seen is noted rather than refused: the device can run
             the call as one opaque launch; set at the begin.
         unseen: the first such work; empty if there was none.
+        numbers: those that launches are given as tensors; None: they are given as numbers.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LaunchRecorder:
         self.running = ""
         self.allows_unseen = False
         self.unseen = ""
+        self.numbers: KeptNumbers | None = None
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn
@@ -296,15 +299,19 @@ class LaunchRecorder:
             if index not in launch.writes:
                 continue
             _, *others = launch.arguments
-            if launch.name == "aten::add_.Tensor" and not any(
-                isinstance(one, TensorView) for one in others
-            ):
+            if launch.name == "aten::add_.Tensor" and all(map(self._is_fixed, others)):
                 added.append(tuple(others))
             elif launch.name.startswith("aten::_foreach_add_."):
                 added.append(launch.index)  # the same to each of its list
             else:
                 return None
         return tuple(added)
+
+    def _is_fixed(self, argument: Argument) -> bool:
+        """Whether it is the same number in each execution."""
+        if not isinstance(argument, TensorView):
+            return True
+        return self.numbers is not None and self.numbers.has(argument.value)
 
     def _made_during_call(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, FakeTensor):
@@ -349,11 +356,14 @@ class LaunchRecorder:
             of_new = zip(results, outcomes, strict=bool(results))
             new = [tensor for view, tensor in of_new if view is not None]
             self.outcomes.append(RandomOutcome.observed(new, touched, writes))
+        name, kept = operator.name, tuple[torch.Tensor, ...]()
+        if self.numbers is not None:
+            name, arguments, kept = self.numbers.instead(name, arguments)
         self._append(
-            operator.name,
+            name,
             tuple(self._argument(argument) for argument in arguments),
             results=tuple(results),
-            reads=_indices(tracked for _, tracked, _ in touched),
+            reads=_indices([*given, *map(self.table.of, kept)]),
             writes=_indices((*writes, *made)),
             random=is_random or drew,
             guard=outcomes[0] if reads_host else None,

@@ -34,6 +34,7 @@ from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import check_undrawn, may_be_host_constant
 from offload.record.input_overlaps import common_memory, written_overlaps
 from offload.record.input_samples import input_samples
+from offload.record.kept_numbers import KeptNumbers
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
@@ -143,6 +144,7 @@ class Recorder:
         refuse_gradients(self._arguments.tensors, self._arguments.names)
         if self._trained is not None:
             self._trained.begin()
+            self._log.numbers = KeptNumbers(self.table)
         # The guard of a step compares the mode of each module that the step can reach.
         root = None if self._trained is not None else root_module(self._function)
         self._caller = caller_of(root, self.table.device)
