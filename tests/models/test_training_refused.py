@@ -273,6 +273,20 @@ def test_options_that_exclude_training():
         offload.capture(step, *batch(), training=True)
 
 
+def test_a_model_with_a_parameter_of_this_name_is_called_in_the_block():
+    def double(x, training=False):
+        return x * 2 if training else x
+
+    x = torch.ones(3)
+    for training in (False, True):
+        with pytest.raises(offload.CaptureError, match="a parameter of this name as well"):
+            offload.capture(double, x, training=training)
+        with offload.capture(double) as captured:
+            captured(x, training=training)
+        assert torch.equal(captured(x, training=training), x * (2 if training else 1))
+    assert torch.equal(offload.capture(double, x).recorded_result, x)
+
+
 def test_loads_and_files_that_are_refused(tmp_path):
     captured = offload.capture(step_with(), *batch(), training=True)
     with pytest.raises(offload.BindingError, match=r"weights_budget: .* writes every weight"):

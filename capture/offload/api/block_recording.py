@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from offload.api.captured import Captured
+from offload.api.next_step import NextStep, guarded
 from offload.api.recorded_program import recorded_program, runs_opaque
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
@@ -299,7 +299,7 @@ class BlockRecording:
             if recorder.has_deferred and self._training:
                 handed_out = recorder.finish_unrecorded(result)
                 del recorder, result
-                self._settle(*self._next_told())
+                self._settle(*NextStep(self._recorder, self._called).told())
             elif recorder.has_deferred:
                 handed_out, plain = recorder.finish_plain(result)
                 del recorder, result
@@ -307,7 +307,7 @@ class BlockRecording:
             elif made := recorder.end_step():
                 handed_out = recorder.finish_unrecorded(result)
                 del recorder, result
-                self._settle(*self._recorded_next(made), "")
+                self._settle(*NextStep(self._recorder, self._called).recorded(made), "")
             else:
                 handed_out, recording = recorder.finish(result)
                 self._fakes_given.close()
@@ -381,56 +381,6 @@ class BlockRecording:
         finally:
             plain.put_back(before=False)
 
-    def _next_told(self) -> tuple[BoundProgram, SeenLaunches | None, str]:
-        """The step behind the one that was made, told that it is being compiled, and undone.
-
-        It is made untold before that, and undone, to be compared with: from the same state.
-
-        Raises:
-            CaptureError: they differ; or it cannot be recorded.
-        """
-        recorder = self._recorder()
-        try:
-            result = recorder.call_again(*self._called)
-            if not recorder.has_deferred:
-                recorder.abandon()
-                raise CaptureError(
-                    "the step reads a tensor on the host in one call, and in the next one not: "
-                    "which of them executions are to repeat is not known"
-                )
-            _, plain = recorder.finish_plain(result)
-        finally:
-            recorder.undo()
-        return *self._recorded_next("", plain), plain.read
-
-    def _recorded_next(
-        self, made: str, plain: PlainCall | None = None
-    ) -> tuple[BoundProgram, SeenLaunches | None]:
-        """The step behind the one that was made, recorded and undone.
-
-        The first step makes gradients and an optimizer's state, which those behind it find.
-
-        Args:
-            made: what the first step made; empty where that is not known.
-            plain: the same step untold, where this one is told that it is being compiled.
-
-        Raises:
-            CaptureError: this one makes something as well; or it cannot be recorded.
-        """
-        recorder = self._recorder(plain=plain)
-        try:
-            result = recorder.call_again(*self._called)
-            if again := recorder.end_step():
-                recorder.abandon()
-                raise CaptureError(
-                    f"the step makes {again} anew in each call{', ' * bool(made)}{made}: a replay "
-                    "would not hand that on; write it in place"
-                )
-            _, recording = recorder.finish(result)
-            return guarded(recorder, recorded_program(recorder, recording)), recording.seen
-        finally:
-            recorder.undo()
-
     def _recorded_told(self, plain: PlainCall) -> tuple[Recorder, Recording]:
         recorder = self._recorder(plain=plain)
         try:
@@ -438,15 +388,6 @@ class BlockRecording:
         except Exception as error:
             raise _refused_told(plain, error) from error
         return recorder, recorder.finish(result)[1]
-
-
-def guarded(recorder: Recorder, bound: BoundProgram) -> BoundProgram:
-    """The Program with what each execution of a step has to compare."""
-    guard = recorder.guard()
-    if guard is None:
-        return bound
-    bindings = dataclasses.replace(bound.bindings, before_execution=guard)
-    return BoundProgram(bound.program, bindings)
 
 
 def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:

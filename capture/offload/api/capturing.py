@@ -8,7 +8,8 @@ from typing import Any, overload
 
 from offload.api.capture_block import CaptureBlock
 from offload.api.captured import Captured
-from offload.record import DynamicShapes
+from offload.errors import CaptureError
+from offload.record import DynamicShapes, parameters_of
 
 
 @overload
@@ -43,7 +44,7 @@ def capture(
     host_reads: str = "avoid",
     weights: str | os.PathLike[str] | None = None,
     dynamic_shapes: DynamicShapes | None = None,
-    training: bool = False,
+    training: bool | None = None,
     **kwargs: Any,
 ) -> CaptureBlock | Captured:
     """Record one call of `model`: this one, or without arguments the one made in the with-block.
@@ -94,9 +95,19 @@ def capture(
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.
     """
-    block = CaptureBlock(model, host_reads, weights, dynamic_shapes, training=training)
+    if training is not None and "training" in _names_of(model):
+        raise CaptureError(
+            "training=: the model has a parameter of this name as well: call it in a with-block "
+            "(with offload.capture(model) as captured: model(x, training=...))"
+        )
+    block = CaptureBlock(model, host_reads, weights, dynamic_shapes, training=bool(training))
     if not (args or kwargs):
         return block
     with block as captured:
         captured._recorded_result = (captured(*args, **kwargs),)
     return captured
+
+
+def _names_of(model: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = parameters_of(model)
+    return (*parameters.positional, *parameters.keyword_only)
