@@ -238,6 +238,98 @@ def test_a_storage_that_is_another():
     pair.steps()
 
 
+@pytest.mark.parametrize("assigns", [False, True])
+def test_parameters_and_buffers_that_are_replaced(assigns):
+    pair = Pair()
+    model = pair.ours.model
+    if assigns:
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        pair.refused(r"weight of a Linear, .*load_state_dict\(assign=True\)")
+    else:
+        mean = model[1].running_mean
+        model[1].running_mean = mean.clone()
+        pair.refused("running_mean of a BatchNorm1d: expected the tensors of the recorded step")
+        model[1].running_mean = mean
+        pair.steps()
+
+
+def test_a_scaler_that_is_set_otherwise():
+    scalers = []
+
+    def make_step(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scalers.append(scaler)
+
+        def step(x, target):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), target)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    pair = Pair(make_step, lambda given: torch.optim.AdamW(given, fused=True))
+    scalers[0].set_growth_factor(4.0)
+    pair.refused(r"scaler\._growth_factor: expected 2\.0, .* got 4\.0")
+    scalers[0].set_growth_factor(2.0)
+    for one in scalers:
+        one.update(2.0)
+    pair.steps()
+
+
+# ---- beside other steps --------------------------------------------------------------------------
+
+
+def test_steps_in_eager_and_captures_of_other_shapes_between():
+    pair = Pair()
+    small = torch.randn(2, 8), torch.randn(2, 4)
+    assert torch.equal(pair.ours.step(*small), pair.eager.step(*small))
+    pair.steps()
+    other = captured_step(pair.ours.step, *small).load()
+    pair.eager.step(*small)
+    for _ in range(3):
+        pair.steps()
+        assert torch.equal(other(*small), pair.eager.step(*small))
+        assert_alike(pair.ours, pair.eager)
+
+
+def test_accumulation_over_executions():
+    """One step adds to gradients, another one takes them."""
+
+    def adds(model):
+        def add(x, target):
+            loss = F.mse_loss(model(x), target)
+            loss.backward()
+            return loss.detach()
+
+        return add
+
+    model = net()
+    twin = copy.deepcopy(model)
+    optimizer, other = adamw(model.parameters()), adamw(twin.parameters())
+    eager = adds(twin)
+    given = [batch() for _ in range(4)]
+    add = captured_step(adds(model), *given[0]).load()
+    eager(*given[0])
+
+    def update(optimizer):
+        def step():
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    for _ in range(3):
+        for one in given:
+            assert torch.equal(add(*one), eager(*one))
+        update(optimizer)()
+        update(other)()
+    for one, same in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, same)
+
+
 # ---- optimizers ----------------------------------------------------------------------------------
 
 

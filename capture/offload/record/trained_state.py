@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 # What a GradScaler makes when it is first used (torch/amp/grad_scaler.py, `_lazy_init_scale_...`).
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 
+# What its launches are given.
+_SCALER_FIELDS = (
+    *_SCALER_TENSORS,
+    "_enabled",
+    "_growth_factor",
+    "_backoff_factor",
+    "_growth_interval",
+)
+
 # What a scheduler counts (torch/optim/lr_scheduler.py).
 _SCHEDULER_COUNTERS = ("last_epoch", "_step_count", "num_bad_epochs")
 
@@ -354,10 +363,16 @@ class TrainedState:
         """What each execution compares with the recorded step, and puts in order."""
         return TrainingGuard(
             [(one.leaf, one.after, one.is_read) for one in self._gradients],
-            self._all_states(),
-            self._all_groups(),
-            self._optimizers,
-            self._modules,
+            states=self._all_states(),
+            groups=self._all_groups(),
+            optimizers=self._optimizers,
+            modules=self._modules,
+            attributes=[
+                (f"{path}.{name}", one, name)
+                for path, one in self._others
+                if isinstance(one, torch.amp.GradScaler)
+                for name in _SCALER_FIELDS
+            ],
         )
 
 

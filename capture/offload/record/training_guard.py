@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -140,10 +140,12 @@ class TrainingGuard:
     def __init__(
         self,
         gradients: Sequence[tuple[Leaf, torch.Tensor | None, bool]],
+        *,
         states: Sequence[OptimizerState],
         groups: Sequence[Group],
         optimizers: Sequence[Stepped],
         modules: Sequence[torch.nn.Module],
+        attributes: Sequence[tuple[str, object, str]] = (),
     ) -> None:
         """Take what the recorded step left.
 
@@ -154,6 +156,8 @@ class TrainingGuard:
             groups: all groups of the optimizers.
             optimizers: those that the step can reach.
             modules: those that it can reach.
+            attributes: what else is to be the same object or an equal number: its name for people,
+                who has it, and as which attribute.
         """
         self._gradients = tuple(gradients)
         self._leaves = [leaf.tensor for leaf, _, _ in gradients]
@@ -161,6 +165,15 @@ class TrainingGuard:
         self._states, self._groups = tuple(states), tuple(groups)
         self._optimizers, self._modules = tuple(optimizers), tuple(modules)
         self._training = [one.training for one in modules]
+        self._attributes = [
+            (name, owner, attribute, getattr(owner, attribute))
+            for name, owner, attribute in attributes
+        ]
+        held: Iterator[dict[str, Any]] = (
+            one for module in modules for one in (module._parameters, module._buffers)
+        )
+        self._held_tensors = [one for one in held if one]
+        self._tensors = list(chain.from_iterable(map(dict.values, self._held_tensors)))
         self._look()
 
     def _look(self) -> None:
@@ -192,6 +205,14 @@ class TrainingGuard:
             self._refuse_hooks()
         if list(map(_TRAINING_OF, self._modules)) != self._training:
             self._refuse_mode()
+        if not _hold(self._held_tensors, self._tensors):
+            self._refuse_replaced()
+        for name, owner, attribute, recorded in self._attributes:
+            if not _is_same(recorded, getattr(owner, attribute)):
+                raise BindingError(
+                    f"{name}: expected {_described(recorded)}, as in the recorded step, got "
+                    f"{_described(getattr(owner, attribute))}: set it back, {_AGAIN}"
+                )
         for stepped in self._optimizers:
             if stepped.hooks():
                 raise BindingError(
@@ -270,6 +291,20 @@ class TrainingGuard:
                     f"the recorded step, got training={module.training}: call "
                     f"model.{'train' if recorded else 'eval'}() before the step, {_AGAIN}"
                 )
+
+    def _refuse_replaced(self) -> None:
+        recorded = {id(one) for one in self._tensors}
+        names = [
+            f"{name} of a {type(module).__qualname__}"
+            for module in self._modules
+            for name, one in (*module._parameters.items(), *module._buffers.items())
+            if id(one) not in recorded
+        ]
+        raise BindingError(
+            f"{', '.join(names[:3]) or 'a parameter or buffer'}: expected the tensors of the "
+            "recorded step, which executions write, got others (an assignment, or "
+            f"load_state_dict(assign=True)): write them in place (param.copy_(...)), {_AGAIN}"
+        )
 
     # ---- optimizers --------------------------------------------------------------------------
 
