@@ -55,6 +55,15 @@ def test_recorded(name, options):
     check(net(), lambda parameters: make(parameters, **options), mse_step, batches())
 
 
+def test_an_optimizer_of_some_parameters():
+    check(
+        net(),
+        lambda given: torch.optim.Muon([one for one in given if one.dim() == 2]),
+        mse_step,
+        batches(),
+    )
+
+
 # They branch by a counter, or give numbers where torch takes no tensors in their place.
 REFUSED = [
     ("RAdam", {}),
