@@ -30,7 +30,7 @@ from offload.errors import (
 from offload.native.installed_torch import check_installed_torch
 
 if TYPE_CHECKING:
-    from offload.api import Captured, capture, open
+    from offload.api import Captured, capture, capture_training, open
     from offload.costs import CostModel
     from offload.host import SizedExecutable, Sizes
     from offload.observe.calibration import calibrate
@@ -56,6 +56,7 @@ _ON_DEMAND = {
     "Timeline": ("offload.timeline", "Timeline"),
     "calibrate": ("offload.observe.calibration", "calibrate"),
     "capture": ("offload.api", "capture"),
+    "capture_training": ("offload.api", "capture_training"),
     "diagnose": ("offload.observe.diagnosis", "diagnose"),
     "open": ("offload.api", "open"),
 }
@@ -98,6 +99,7 @@ __all__ = [
     "TimelineError",
     "calibrate",
     "capture",
+    "capture_training",
     "diagnose",
     "open",
 ]

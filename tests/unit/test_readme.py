@@ -29,6 +29,7 @@ TESTED = {
     "servers.md": "test_servers",
     "streaming.md": "test_streaming",
     "timelines.md": "test_timelines",
+    "training.md": "test_training",
     "varying_lengths.md": "test_varying_lengths",
 }
 
@@ -143,6 +144,19 @@ def test_varying_lengths(run_page, capsys):
     assert [run.last_execution.n_executions for run in buckets.runs] == [4, 2, 2]
     with pytest.raises(ValueError, match="65 tokens are more than 64"):
         buckets(torch.zeros(1, 65, dtype=torch.long))
+
+
+def test_training(run_page, capsys):
+    names = run_page(DOCS / "training.md")
+    printed = capsys.readouterr().out
+    assert "param_groups[0]['weight_decay']: expected 0.01, with which" in printed
+    assert len(names["losses"]) == 7
+    assert names["made"].recorded_result > names["losses"][-1]
+    first = next(iter(names["model"].parameters()))
+    # The learning rate was halved twice in four steps behind the captured one.
+    assert names["rate"] == torch.tensor(1e-3) / 4
+    assert names["optimizer"].state[first]["step"] == 5
+    assert not torch.equal(names["mean"].module[0].weight, first)
 
 
 def test_saving(run_page, tmp_path, capsys):

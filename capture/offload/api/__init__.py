@@ -1,7 +1,8 @@
-"""What a user calls: `capture` and `open`, and the Captured that they give."""
+"""What a user calls: `capture`, `capture_training` and `open`, and the Captured that they give."""
 
 from offload.api.captured import Captured
 from offload.api.captured import open_model as open
 from offload.api.capturing import capture
+from offload.api.training_step import capture_training
 
-__all__ = ["Captured", "capture", "open"]
+__all__ = ["Captured", "capture", "capture_training", "open"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from offload.api.captured import Captured
+from offload.api.next_step import NextStep, guarded
 from offload.api.recorded_program import recorded_program, runs_opaque
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
@@ -113,7 +114,10 @@ class BlockRecording:
         stored: Mapping[str, StoredTensor] | None,
         level: DebugLevel,
         dynamic_shapes: DynamicShapes | None = None,
+        *,
+        training: bool = False,
     ) -> None:
+        self._training = training
         self.captured = Captured(name=callable_name(function))
         self.failure: BaseException | None = None
         self.wrapper: BaseException | None = None
@@ -251,11 +255,12 @@ class BlockRecording:
             host_reads=self._host_reads,
             function=self._function,
             parameters=parameters_of(self._function),
-            runs_opaque=runs_opaque,
+            runs_opaque=(lambda _: False) if self._training else runs_opaque,
             fakes=fakes,
             plain=plain,
             read_untold=read_untold,
             keeps_seen=self._varying is not None,
+            trains=self._training,
         )
 
     def _leave(self) -> None:
@@ -291,14 +296,22 @@ class BlockRecording:
             ExecutionError: the device failed while that was checked.
         """
         try:
-            if recorder.has_deferred:
+            if recorder.has_deferred and self._training:
+                handed_out = recorder.finish_unrecorded(result)
+                del recorder, result
+                self._settle(*NextStep(self._recorder, self._called).told())
+            elif recorder.has_deferred:
                 handed_out, plain = recorder.finish_plain(result)
                 del recorder, result
                 self._settle(*self._told(plain), plain.read)
+            elif made := recorder.end_step():
+                handed_out = recorder.finish_unrecorded(result)
+                del recorder, result
+                self._settle(*NextStep(self._recorder, self._called).recorded(made), "")
             else:
                 handed_out, recording = recorder.finish(result)
                 self._fakes_given.close()
-                bound = recorded_program(recorder, recording)
+                bound = guarded(recorder, recorded_program(recorder, recording))
                 try:
                     self._settle(bound, recording.seen, "")
                 except CaptureError as error:

@@ -34,8 +34,11 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
         host_reads: str,
         weights: str | os.PathLike[str] | None,
         dynamic_shapes: DynamicShapes | None = None,
+        *,
+        training: bool = False,
     ) -> None:
         self._dynamic_shapes = dynamic_shapes
+        self._training = training
         self._model = model
         self._host_reads = host_reads
         self._weights = weights
@@ -47,9 +50,16 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
             raise CaptureError("the block of a capture is entered once: call offload.capture again")
         dynamic_shapes = self._dynamic_shapes
         _check_may_vary(dynamic_shapes, self._host_reads, self._weights)
+        if self._training:
+            _check_may_train(dynamic_shapes, self._weights)
         stored = _stored_tensors(self._model, self._host_reads, self._weights)
         recording = BlockRecording(
-            self._model, self._host_reads, stored, debug_level(), dynamic_shapes
+            self._model,
+            self._host_reads,
+            stored,
+            debug_level(),
+            dynamic_shapes,
+            training=self._training,
         )
         self._watching.enter_context(_watching(self._model, recording))
         self._recording, captured = recording, recording.captured
@@ -114,6 +124,29 @@ def _check_may_vary(dynamic_shapes: DynamicShapes | None, host_reads: str, weigh
         raise CaptureError(
             "weights= and dynamic_shapes= exclude one another: a call over sizes that vary is "
             "compared with one that was computed"
+        )
+
+
+def _check_may_train(dynamic_shapes: DynamicShapes | None, weights: object) -> None:
+    """Refuse what a step that trains cannot be recorded with.
+
+    Raises:
+        CaptureError: gradients are switched off, sizes may vary, or weights are in files.
+    """
+    if weights is not None:
+        raise CaptureError(
+            "weights= and training=True exclude one another: a step writes the weights, which "
+            "must be in memory"
+        )
+    if dynamic_shapes is not None:
+        raise CaptureError(
+            "dynamic_shapes= and training=True exclude one another: capture the step once for "
+            "each shape of a batch"
+        )
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise CaptureError(
+            "training=True: gradients are switched off here (torch.no_grad, "
+            "torch.inference_mode), so that a step has none: capture outside of it"
         )
 
 

@@ -310,6 +310,12 @@ class Captured:
                 this and still open was given other weights by `streaming.replace`, which the
                 model's tensors do not hold; or the path cannot be written to.
         """
+        if self.bound.bindings.before_execution is not None:
+            raise FileError(
+                f"{os.fspath(path)}: the program is a step that trains, which compares an "
+                "optimizer of this process at each execution: save the model's and the "
+                "optimizer's state_dict, and capture the step again where they are loaded"
+            )
         for run in list(self._loads):
             if not run.closed and run.streaming is not None and run.streaming.replaced:
                 raise FileError(

@@ -8,7 +8,8 @@ from typing import Any, overload
 
 from offload.api.capture_block import CaptureBlock
 from offload.api.captured import Captured
-from offload.record import DynamicShapes
+from offload.errors import CaptureError
+from offload.record import DynamicShapes, parameters_of
 
 
 @overload
@@ -19,6 +20,7 @@ def capture(
     host_reads: str = ...,
     weights: str | os.PathLike[str] | None = ...,
     dynamic_shapes: DynamicShapes | None = ...,
+    training: bool = ...,
 ) -> CaptureBlock: ...
 
 
@@ -30,6 +32,7 @@ def capture(
     host_reads: str = ...,
     weights: str | os.PathLike[str] | None = ...,
     dynamic_shapes: DynamicShapes | None = ...,
+    training: bool = ...,
     **kwargs: Any,
 ) -> Captured: ...
 
@@ -41,6 +44,7 @@ def capture(
     host_reads: str = "avoid",
     weights: str | os.PathLike[str] | None = None,
     dynamic_shapes: DynamicShapes | None = None,
+    training: bool | None = None,
     **kwargs: Any,
 ) -> CaptureBlock | Captured:
     """Record one call of `model`: this one, or without arguments the one made in the with-block.
@@ -51,7 +55,7 @@ def capture(
     `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
     cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
     for modules too. The block is also the way for a model that takes no arguments, or one with a
-    parameter named `host_reads`, `weights` or `dynamic_shapes`.
+    parameter named `host_reads`, `weights`, `dynamic_shapes` or `training`.
 
     With `weights=` the call is recorded without computing it, under fake tensors on the device of
     the inputs: its weights are in files, and neither read nor held in memory, so the model may be
@@ -72,6 +76,10 @@ def capture(
             `torch.export.Dim` objects, or a Dim for an integer argument; None for what does not
             vary. The call is recorded a second time, over symbolic sizes and without computing
             anything, and `captured.family` gives the Program of any sizes that fit.
+        training: `model` is a step that trains: it may record gradients, call `backward()` and step
+            optimizers, all of which executions do again: parameters, gradients and the optimizers'
+            state are written in place. A step that finds neither gradients nor state is made
+            first, and the one behind it is recorded and undone, so that the capture is one step.
         **kwargs: see *args.
 
     Returns:
@@ -87,9 +95,19 @@ def capture(
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.
     """
-    block = CaptureBlock(model, host_reads, weights, dynamic_shapes)
+    if training is not None and "training" in _names_of(model):
+        raise CaptureError(
+            "training=: the model has a parameter of this name as well: call it in a with-block "
+            "(with offload.capture(model) as captured: model(x, training=...))"
+        )
+    block = CaptureBlock(model, host_reads, weights, dynamic_shapes, training=bool(training))
     if not (args or kwargs):
         return block
     with block as captured:
         captured._recorded_result = (captured(*args, **kwargs),)
     return captured
+
+
+def _names_of(model: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = parameters_of(model)
+    return (*parameters.positional, *parameters.keyword_only)

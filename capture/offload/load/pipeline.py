@@ -24,6 +24,7 @@ from offload.load.place import place
 from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.run import Executable
+from offload.run.guarded_executable import GuardedExecutable
 
 Loading = Callable[[BoundProgram, Fusion | None], Executable]
 
@@ -86,9 +87,8 @@ def _resident(
     """With all weights in memory."""
     prepared = backend.prepare(bound)
     plan = place(prepared, backend)
-    return Executable(
-        prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion
-    )
+    kind = Executable if bound.bindings.before_execution is None else GuardedExecutable
+    return kind(prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion)
 
 
 def _streamed(

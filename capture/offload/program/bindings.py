@@ -71,6 +71,8 @@ class Bindings:
             program from a file only the classes of results that were found. None: there are none.
         root: gives the module that was called while it lives; None for a function, and in a
             program from a file.
+        before_execution: is called before each execution, and may raise BindingError: of a step
+            that trains, what it compares and puts in order. None: there is nothing to do.
     """
 
     weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
@@ -82,6 +84,7 @@ class Bindings:
     arguments: Structure | None = None
     results: Structure | None = None
     root: Callable[[], torch.nn.Module | None] | None = None
+    before_execution: Callable[[], None] | None = None
 
     def moved(self, positions: Mapping[int, int]) -> Bindings:
         """The same objects for a Program that was rewritten.

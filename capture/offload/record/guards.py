@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import NO_NESTED_ENCODER
+from offload.record.step_numbers import KEPT_ON_DEVICE
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
@@ -110,6 +113,8 @@ class HostReadGuards:
             CaptureError: as `require`; or it returns something else.
         """
         reason = "it reads a tensor's value on the host"
+        if advice := _advice_of_reader():
+            reason += f" ({advice})"
         if name == "aten::_nested_tensor_from_mask_left_aligned":
             reason += f" ({NO_NESTED_ENCODER} to do without)"
         self.require(name, reason)
@@ -119,3 +124,16 @@ class HostReadGuards:
                 "than one number, which cannot be guarded: call it outside the model"
             )
         self.note(name)
+
+
+def _advice_of_reader() -> str:
+    """How a part of torch that reads on the host in training is kept from it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == "torch.amp.grad_scaler":
+            return "whether a gradient is infinite: give the optimizer fused=True, which keeps it"
+        if name.startswith("torch.optim."):
+            return KEPT_ON_DEVICE
+        frame = frame.f_back
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
 from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
+from offload.record.kept_numbers import KeptNumbers
 from offload.record.operators import (
     Overload,
     argument_data,
@@ -62,6 +63,7 @@ class LaunchRecorder:
         allows_unseen: work that cannot be seen is noted rather than refused: the device can run
             the call as one opaque launch; set at the begin.
         unseen: the first such work; empty if there was none.
+        numbers: those that launches are given as tensors; None: they are given as numbers.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class LaunchRecorder:
         self.running = ""
         self.allows_unseen = False
         self.unseen = ""
+        self.numbers: KeptNumbers | None = None
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn
@@ -264,6 +267,52 @@ class LaunchRecorder:
         )
         return made
 
+    def recorded_copy(self, to: torch.Tensor, made: torch.Tensor) -> None:
+        """Copy what the call made to a tensor that is held, by a launch."""
+        self.dispatch(torch.ops.aten.copy_.default, (to, made), {})
+
+    def guard_same(self, tensors: Sequence[torch.Tensor], what: str) -> None:
+        """Record that every execution must find the same number in all of these.
+
+        Args:
+            tensors: of no dimensions and one dtype.
+            what: they are, for the message of an execution that finds something else.
+        """
+        stacked = self.dispatch(torch.ops.aten.stack.default, (list(tensors),), {})
+        tracked = self.table.of(stacked)
+        first = stacked[:1].expand_as(stacked)
+        self._append(
+            "aten::equal",
+            (self.table.view(stacked, tracked), self.table.view(first, tracked)),
+            results=(None,),
+            reads=_indices((tracked,)),
+            writes=(),
+            guard=True,
+        )
+        self.launches[-1] = dataclasses.replace(self.launches[-1], source=what)
+
+    def added_to(self, tensor: torch.Tensor) -> tuple[object, ...] | None:
+        """What the call has added to a tensor so far, to be compared; None: it wrote otherwise."""
+        index = self.table.of(tensor).value.index
+        added: list[object] = []
+        for launch in self.launches:
+            if index not in launch.writes:
+                continue
+            _, *others = launch.arguments
+            if launch.name == "aten::add_.Tensor" and all(map(self._is_fixed, others)):
+                added.append(tuple(others))
+            elif launch.name.startswith("aten::_foreach_add_."):
+                added.append(launch.index)  # the same to each of its list
+            else:
+                return None
+        return tuple(added)
+
+    def _is_fixed(self, argument: Argument) -> bool:
+        """Whether it is the same number in each execution."""
+        if not isinstance(argument, TensorView):
+            return True
+        return self.numbers is not None and self.numbers.has(argument.value)
+
     def _made_during_call(self, tensor: torch.Tensor) -> bool:
         if isinstance(tensor, FakeTensor):
             return True
@@ -299,17 +348,22 @@ class LaunchRecorder:
         if is_foldable:
             self.foldable.add(len(self.launches))
         is_random = operator.draws(arguments)
+        if is_random or drew:
+            self.generators.refuse_forked()
         if is_random or any(one.is_state for one in writes):
             self.guards.note_change()
         if (is_random or drew) and self._fakes is None:
             of_new = zip(results, outcomes, strict=bool(results))
             new = [tensor for view, tensor in of_new if view is not None]
             self.outcomes.append(RandomOutcome.observed(new, touched, writes))
+        name, kept = operator.name, tuple[torch.Tensor, ...]()
+        if self.numbers is not None:
+            name, arguments, kept = self.numbers.instead(name, arguments)
         self._append(
-            operator.name,
+            name,
             tuple(self._argument(argument) for argument in arguments),
             results=tuple(results),
-            reads=_indices(tracked for _, tracked, _ in touched),
+            reads=_indices([*given, *map(self.table.of, kept)]),
             writes=_indices((*writes, *made)),
             random=is_random or drew,
             guard=outcomes[0] if reads_host else None,

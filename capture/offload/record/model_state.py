@@ -12,6 +12,7 @@ from offload.errors import CaptureError
 from offload.interpreter.eager_run import bytes_of
 from offload.record.operators import has_plain_memory
 from offload.record.python_state import PythonState
+from offload.record.trained_state import TrainedState
 
 # Storages up to this size are kept as they were before the call, so that a write that no schema
 # declares is seen and can be undone; of larger ones a checksum is taken before and after.
@@ -109,17 +110,20 @@ class ModelState:
     Attributes:
         python_state: what it holds in Python.
         generators: the random generators that the callable can reach.
+        trained: what a step trains; None of a call that does not.
     """
 
-    def __init__(self, function: object) -> None:
-        self.python_state = PythonState(function)
+    def __init__(self, function: object, *, trains: bool = False) -> None:
+        self.python_state = PythonState(function, trains=trains)
+        self.trained = TrainedState(self.python_state) if trains else None
         self.generators = tuple(self.python_state.generators)
         self._held: list[tuple[str, _Held]] = []
         self._names: dict[int, str] = {}
         self._holders: dict[int, tuple[torch.Tensor, ...]] = {}
         self._watches: dict[int, StorageWatch] = {}
         self._unwatched: dict[int, str] = {}  # by id; python_state keeps the tensors
-        for path, tensor in self.python_state.tensors:
+        of_steps = () if self.trained is None else self.trained.named_tensors()
+        for path, tensor in (*self.python_state.tensors, *of_steps):
             if not has_plain_memory(tensor):
                 self._unwatched.setdefault(id(tensor), path.removeprefix("self."))
                 continue

@@ -19,6 +19,7 @@ from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
 from offload.native import _native
 from offload.record import host_reads
+from offload.record.step_numbers import StepNumbers
 from offload.record.used_generators import UsedGenerators
 
 
@@ -131,8 +132,8 @@ def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any)
         return
     raise CaptureError(
         f"{user_location()}: {name} differentiates what was computed without gradients, since a "
-        "call is recorded so: compute it under torch.enable_grad() in the forward; steps that "
-        "train are for eager"
+        "call is recorded so: compute it under torch.enable_grad() in the forward; to record a "
+        "step that trains, capture it with training=True"
     )
 
 
@@ -144,9 +145,10 @@ def _refusal(name: str) -> CaptureError:
 class FunctionMode(TorchFunctionMode):
     """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, watcher: Watcher, numbers: StepNumbers | None = None) -> None:
         super().__init__()
         self._watcher = watcher
+        self._numbers = numbers
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -157,6 +159,10 @@ class FunctionMode(TorchFunctionMode):
         else:
             name = getattr(func, "__name__", "")
         with _refusals_kept(self._watcher):
+            if self._numbers is not None:
+                outcome = self._numbers.call(name, args, kwargs)
+                if outcome is not NotImplemented:
+                    return outcome
             if func in _DIFFERENTIATING:
                 _refuse_without_history(name, *args, **kwargs)
             if name in host_reads.REFUSED:
@@ -189,8 +195,11 @@ class _RandomModule(ModuleType):
 class _UnseededGenerator:
     """Stands for torch's default generator where torch's seeding functions look it up."""
 
-    def __init__(self, generator: torch.Generator, watcher: Watcher, used: UsedGenerators) -> None:
+    def __init__(
+        self, generator: torch.Generator, watcher: Watcher, used: UsedGenerators, may_fork: bool
+    ) -> None:
         self._generator = generator
+        self._may_fork = may_fork
         self._watcher = watcher
         self._used = used
         self._thread = threading.get_ident()
@@ -198,6 +207,8 @@ class _UnseededGenerator:
     def __getattr__(self, name: str) -> Any:
         if name in _SETTERS and threading.get_ident() != self._thread:
             self._used.default_set_elsewhere = True
+        elif name == "set_state" and self._may_fork:
+            return self._used.set_default
         elif name in _SETTERS:
             with _refusals_kept(self._watcher):
                 raise CaptureError(
@@ -210,8 +221,12 @@ class _UnseededGenerator:
 
 
 @contextlib.contextmanager
-def seeding_refused(watcher: Watcher, used: UsedGenerators) -> Iterator[None]:
+def seeding_refused(
+    watcher: Watcher, used: UsedGenerators, *, may_fork: bool = False
+) -> Iterator[None]:
     """Refuse what sets the state of the default generator, on this thread.
+
+    Where it may fork, the state may be set for a while in which nothing is drawn.
 
     By comparing states before and after it would go unseen where the seed happens to be the one
     that was set before the call. Only torch's own functions, which read the module's variables,
@@ -220,7 +235,7 @@ def seeding_refused(watcher: Watcher, used: UsedGenerators) -> Iterator[None]:
     functions = torch.random
     kind, variables = type(functions), vars(functions)
     generator = variables["default_generator"]
-    variables["default_generator"] = _UnseededGenerator(generator, watcher, used)
+    variables["default_generator"] = _UnseededGenerator(generator, watcher, used, may_fork)
     functions.__class__ = _RandomModule
     try:
         yield

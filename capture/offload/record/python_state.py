@@ -38,6 +38,11 @@ _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training"} | {
 
 # Packages whose objects and functions are not looked into: their state is their own affair.
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "triton", "numpy", "offload"})
+_TRAINERS = (
+    torch.optim.Optimizer,
+    torch.optim.lr_scheduler.LRScheduler,
+    torch.amp.GradScaler,
+)
 _PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 
 # What stands in a class besides its state.
@@ -94,11 +99,15 @@ class PythonState:
         tensors: every tensor, by the path on which it was first met and by each other attribute
             that holds it.
         generators: every random generator.
+        trainers: where the call trains, every optimizer, scheduler of learning rates and scaler of
+            gradients, with its path. They change in each step, so that nothing in them is compared.
     """
 
-    def __init__(self, function: object) -> None:
+    def __init__(self, function: object, *, trains: bool = False) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []
         self.generators: list[torch.Generator] = []
+        self.trainers: list[tuple[str, Any]] = []
+        self._trains = trains
         self._places: list[_Place] = []
         self._seen: set[int] = set()
         self._classes: set[type] = set()
@@ -106,6 +115,12 @@ class PythonState:
         self._enter("", function, _DEPTH, _FUNCTION_DEPTH)
         while self._pending:
             self._enter(*self._pending.popleft())
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Every module."""
+        owners = (place.owner for place in self._places)
+        return [one for one in owners if isinstance(one, torch.nn.Module)]
 
     def check(self) -> None:
         """Compare with now.
@@ -130,8 +145,8 @@ class PythonState:
         if isinstance(thing, torch.Tensor):
             self.tensors.append((path, thing))
             return
-        if type(thing) is torch.Generator:
-            self.generators.append(thing)
+        if self._is_whole(path, thing):
+            return
         if isinstance(thing, (MethodType, functools.partial)) or _is_compiled(thing):
             for part_path, part in _parts_called(path, thing):
                 self._pending.append((part_path, part, depth, function_depth))
@@ -156,6 +171,25 @@ class PythonState:
                 self._pending.append((place.of(key), item, *below))
         if not is_function:
             self._enter_class(type(thing), depth, function_depth)
+
+    def _is_whole(self, path: str, thing: Any) -> bool:
+        """Note what is kept whole; whether nothing is looked for below it."""
+        if type(thing) is torch.Generator:
+            self.generators.append(thing)
+        is_trainer = self._trains and isinstance(thing, _TRAINERS)
+        if is_trainer:
+            self._enter_trainer(path, thing)
+        return is_trainer
+
+    def _enter_trainer(self, path: str, thing: Any) -> None:
+        """Note what trains, and the optimizer that a scheduler serves."""
+        if id(thing) in self._seen:
+            return
+        self._seen.add(id(thing))
+        self.trainers.append((path, thing))
+        served = getattr(thing, "optimizer", None)
+        if isinstance(served, torch.optim.Optimizer):
+            self._enter_trainer(f"{path}.optimizer", served)
 
     def _enter_class(self, cls: type, depth: int, function_depth: int) -> None:
         """The class's own attributes, and the functions that a call of an instance runs."""

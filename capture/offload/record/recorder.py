@@ -13,7 +13,13 @@ import torch
 from offload.errors import CaptureError, OffloadError
 from offload.interpreter.own_generators import default_generator
 from offload.program import Overlap
-from offload.program.structure import OpaqueStructure, Structure, constants, flatten
+from offload.program.structure import (
+    OpaqueStructure,
+    Structure,
+    constants,
+    flatten,
+    unflatten,
+)
 from offload.record.call_arguments import CallArguments
 from offload.record.call_state import reachable_state, unseen_changes
 from offload.record.callables import (
@@ -28,11 +34,11 @@ from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import check_undrawn, may_be_host_constant
 from offload.record.input_overlaps import common_memory, written_overlaps
 from offload.record.input_samples import input_samples
+from offload.record.kept_numbers import KeptNumbers
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState, changed_unseen_error
 from offload.record.modes import (
     FunctionMode,
-    autocast_cache_off,
     dispatch_mode,
     executions_refused,
     seeding_noticed,
@@ -46,8 +52,15 @@ from offload.record.recording import Recording, recording_of
 from offload.record.recording_device import Allocations, recording_device, refuse_capturing
 from offload.record.results import GivenTensors, handed_out, result_of
 from offload.record.storages import StorageTable, alias
-from offload.record.surroundings import LeafGradients, caller_of, refuse_gradients, root_module
+from offload.record.surroundings import (
+    LeafGradients,
+    caller_of,
+    not_training,
+    refuse_gradients,
+    root_module,
+)
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
+from offload.record.trained_state import TrainedState
 from offload.record.whole_program import SeenCall, SeenLaunches
 
 
@@ -69,6 +82,7 @@ class Recorder:
         plain: PlainCall | None = None,
         read_untold: str = "",
         keeps_seen: bool = False,
+        trains: bool = False,
     ) -> None:
         """Look at what is going to be called.
 
@@ -82,11 +96,12 @@ class Recorder:
                 told that it is being compiled, and must do the same.
             read_untold: the same under fake tensors, where nothing can be read or compared.
             keeps_seen: the Recording keeps all that was seen.
+            trains: the call may record gradients and step optimizers.
         """
         self._keeps_seen = keeps_seen
         self._returned: tuple[list[torch.Tensor], Structure] | None = None
         with torch.no_grad():
-            self.table = StorageTable(ModelState(function))
+            self.table = StorageTable(ModelState(function, trains=trains))
         self._avoids_reads = host_reads == "avoid"
         self._fakes = fakes
         self._read_untold = read_untold if plain is None else plain.read
@@ -127,7 +142,11 @@ class Recorder:
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
         refuse_gradients(self._arguments.tensors, self._arguments.names)
-        root = root_module(self._function)
+        if self._trained is not None:
+            self._trained.begin()
+            self._log.numbers = KeptNumbers(self.table)
+        # The guard of a step compares the mode of each module that the step can reach.
+        root = None if self._trained is not None else root_module(self._function)
         self._caller = caller_of(root, self.table.device)
         self._root = None if root is None else weakref.ref(root)
         self._look_at_compiled()
@@ -147,6 +166,10 @@ class Recorder:
             self._end()
             raise
         return self._call
+
+    @property
+    def _trained(self) -> TrainedState | None:
+        return self.table.state.trained
 
     def _look_at_inputs(self) -> None:
         """Track a twin of each argument; keep what a write may change of two at once."""
@@ -224,8 +247,7 @@ class Recorder:
         enter(self._log.allocations)
         if not self._compiled:
             enter(self._answers.given())
-        enter(torch.no_grad())
-        enter(autocast_cache_off())
+        enter(not_training() if self._trained is None else self._trained.recording())
         enter(executions_refused())
         if self._fakes is not None:
             enter(self._fakes.recording())
@@ -233,10 +255,15 @@ class Recorder:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # of which the modes would leave nothing
             return
-        self._seeding.enter_context(seeding_refused(self._log, self._log.generators))
+        may_fork = self._trained is not None
+        used = self._log.generators
+        self._seeding.enter_context(seeding_refused(self._log, used, may_fork=may_fork))
         self._log.generators.begin()  # whoever sets them from now on is noticed
         enter(eager_paths_taken())
-        enter(FunctionMode(self._log))
+        numbers = None if self._trained is None else self._trained.numbers(self._log)
+        if numbers is not None:
+            enter(numbers.stacked())
+        enter(FunctionMode(self._log, numbers))
         enter(dispatch_mode(self._log))
 
     def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -258,6 +285,64 @@ class Recorder:
         except BaseException:
             self.abandon()
             raise
+
+    def end_step(self) -> str:
+        """Look at what a call that trains left, before its recording is finished.
+
+        Returns:
+            What it made that the next call finds, so that this is to be recorded; empty where it
+            made nothing of the kind, or does not train.
+
+        Raises:
+            CaptureError: it did what a replay would not do again. The recording is over then.
+        """
+        if self._trained is None:
+            return ""
+        try:
+            self._context.close()
+            self._log.raise_refusal()
+            return self._trained.end(self._log)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def guard(self) -> Callable[[], None] | None:
+        """What each execution has to compare beforehand; None where the call does not train."""
+        return None if self._trained is None else self._trained.guard()
+
+    def finish_unrecorded(self, result: Any) -> Any:
+        """End a call of which no Program is made; the result to hand to the caller.
+
+        What it changed in Python is for the call that is recorded to find, and not to change again.
+
+        Raises:
+            CaptureError: the result, or a change of an argument, cannot be replayed.
+        """
+        with self._watched_no_more():
+            tensors, structure = self._taken_apart(result)
+            return self._handed_out(result, tensors, structure)
+
+    def undo(self) -> None:
+        """Let all be as before the call: what it wrote, gradients, and random generators."""
+        with torch.no_grad():
+            for tracked in self.table:
+                if tracked.is_state and tracked.written:
+                    tracked.content().copy_(tracked.kept())
+            if self._trained is not None:
+                self._trained.put_back()
+        for generator, state in self._log.generators:
+            generator.set_state(state)
+
+    def _handed_out(
+        self, result: Any, tensors: Sequence[torch.Tensor], structure: Structure
+    ) -> Any:
+        """The result for the caller; of a call that trains without its history, as executions."""
+        if self._trained is not None:
+            tensors = [
+                one if one.is_leaf or not one.requires_grad else one.detach() for one in tensors
+            ]
+            result = unflatten(structure, list(tensors))
+        return handed_out(result, tensors, structure, self._given)
 
     def abandon(self) -> OffloadError | None:
         """Stop without a Program: the call raised.
@@ -289,6 +374,7 @@ class Recorder:
             self._log.raise_refusal()  # if the forward swallowed it and took another path
             if not self._compiled:  # whose compiler sets generators
                 self._log.generators.check_unseeded()
+                self._log.generators.refuse_forked()
             self._seeding.close()
             with torch.no_grad(), self._deciding():
                 yield
@@ -317,7 +403,8 @@ class Recorder:
         with self._watched_no_more():
             tensors, structure = self._taken_apart(result)
             self.table.state.check_python()
-            self._gradients.check()
+            if self._trained is None:
+                self._gradients.check(self._log)
             for tracked in unseen_changes(self.table, frozenset()):
                 tracked.written = True
             guards = self._log.guards
@@ -405,7 +492,7 @@ class Recorder:
         )
         if self._log.allows_unseen:
             recording = self._with_opaque_form(recording, seen, overlaps)
-        return handed_out(result, tensors, structure, self._given), recording
+        return self._handed_out(result, tensors, structure), recording
 
     def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Hold a call that was told that it is being compiled against the same one untold.
@@ -417,7 +504,9 @@ class Recorder:
             return
         outcome = "whether it gives what it gives otherwise is not known: nothing was computed"
         if self._plain is not None:
-            written = [one for one in self.table if one.is_state and one.written]
+            written = [
+                one for one in self.table if one.is_state and one.written and not one.kept_for_step
+            ]
             how = self._plain.compare(result, tensors, written)
             outcome = f"it gives {how} as when it is not"
         self._log.guards.notes.append(
@@ -444,7 +533,8 @@ class Recorder:
                 no opaque launches; on others they are marked as written.
         """
         self.table.state.check_python()
-        self._gradients.check()
+        if self._trained is None:
+            self._gradients.check(self._log)
         if not self._compiled:  # whose compiler may draw
             self._python_random.warn_of_draws()
         check_undrawn(self._host_state, self._compiled, self.table.device)

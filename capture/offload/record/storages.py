@@ -34,6 +34,7 @@ class TrackedStorage:
         exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
         unwritten_at_birth: made without content (`torch.empty`).
         nbytes_at_birth: the storage's size when it was met.
+        kept_for_step: a gradient that the call made, which executions write where it lies.
     """
 
     value: Value
@@ -47,6 +48,7 @@ class TrackedStorage:
     exposed_at: str = ""
     unwritten_at_birth: bool = False
     nbytes_at_birth: int = 0
+    kept_for_step: bool = False
 
     def __post_init__(self) -> None:
         self.nbytes_at_birth = self.storage.nbytes()
@@ -143,6 +145,13 @@ class StorageTable:
         if tensor.device != self.device:
             holders = tuple(one for one in holders if one.dim() == 0) or (tensor,)
         return self._add(self._held(holders), holders[0])
+
+    def add_held(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
+        """Track a gradient that is held from now on, though nobody held it before."""
+        tracked = self._held((tensor,))
+        tracked.kept_for_step = True
+        tracked.value = dataclasses.replace(tracked.value, name=name)
+        return self._add(tracked, tensor)
 
     def add_read_unseen(self, tensor: torch.Tensor) -> TrackedStorage:
         """Track a tensor on the CPU that the model holds, and that unseen code may have read.

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 from collections.abc import Iterable, Iterator
 from types import MethodType
+from typing import TYPE_CHECKING
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.native import _native
 from offload.program import Caller
+from offload.record.modes import autocast_cache_off
+from offload.record.trained_state import hidden_leaves
+
+if TYPE_CHECKING:
+    from offload.record.launches import LaunchRecorder
+
+_TRAINING = "to record a step that trains, capture it with training=True"
 
 
 def refuse_transforms() -> None:
@@ -64,6 +76,27 @@ def root_module(function: object) -> torch.nn.Module | None:
     return None
 
 
+@contextlib.contextmanager
+def not_training() -> Iterator[None]:
+    """Let a call that does not train run as it is recorded: without gradients."""
+    thread = threading.get_ident()
+
+    def refuse(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if threading.get_ident() == thread:
+            raise CaptureError(
+                f"{user_location()}: the call steps an optimizer "
+                f"({type(optimizer).__qualname__}), whose state and hyperparameters are looked at "
+                f"in training alone: {_TRAINING}"
+            )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        with torch.no_grad(), autocast_cache_off():
+            yield
+    finally:
+        handle.remove()
+
+
 class LeafGradients:
     """The `.grad` of the leaves that a call can reach, as they were before it.
 
@@ -79,19 +112,28 @@ class LeafGradients:
         self._before = [(name, one, _version(one.grad)) for name, one in _leaves(held)]
         self._grads = [one.grad for _, one, _ in self._before]
 
-    def check(self) -> None:
+    def check(self, log: LaunchRecorder) -> None:
         """Compare with now.
+
+        Args:
+            log: what the call launched.
 
         Raises:
             CaptureError: a gradient was made, replaced or written, as `backward()` does.
         """
         for (name, leaf, version), grad in zip(self._before, self._grads, strict=True):
             if leaf.grad is not grad or _version(grad) != version:
-                raise CaptureError(
-                    f"the call changed the gradient of {name} (backward() in it, or an assignment "
-                    "to .grad), which a replay would not do again: steps that train are for eager; "
-                    "to return gradients take them by torch.autograd.grad or torch.func.grad"
-                )
+                raise _changed_gradient(name)
+        for name, _ in hidden_leaves(log, [id(leaf) for _, leaf, _ in self._before]):
+            raise _changed_gradient(name)
+
+
+def _changed_gradient(name: str) -> CaptureError:
+    return CaptureError(
+        f"the call changed the gradient of {name} (backward() in it, or an assignment to .grad), "
+        f"which a replay would not do again: {_TRAINING}; to return gradients take them by "
+        "torch.autograd.grad or torch.func.grad"
+    )
 
 
 def _leaves(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
@@ -37,6 +38,7 @@ class UsedGenerators:
         self.default_set_elsewhere = False
         self._noted: list[tuple[torch.Generator, torch.Tensor]] = []
         self._last: list[torch.Tensor] = []
+        self._forks: list[torch.Tensor] = []
 
     def __iter__(self) -> Iterator[tuple[torch.Generator, torch.Tensor]]:
         return iter(self._noted)
@@ -72,6 +74,36 @@ class UsedGenerators:
         """Take the states as they are now, where the call begins: others may set them before."""
         self._noted = [(generator, generator.get_state()) for generator, _ in self._noted]
         self._last = [state for _, state in self._noted]
+
+    def set_default(self, state: torch.Tensor) -> None:
+        """Restore the default generator on the CPU for a while, or end that.
+
+        A checkpoint computes once more from the state that the forward found, and restores what
+        was there (torch/utils/checkpoint.py). That changes nothing where nothing is drawn.
+        """
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            generator = torch.default_generator
+            self.check_unseeded()
+            if self._forks and torch.equal(state, self._forks[-1]):
+                self._forks.pop()
+            else:
+                self._forks.append(generator.get_state())
+            generator.set_state(state)
+            self._last[self.note(generator)] = generator.get_state()
+
+    def refuse_forked(self) -> None:
+        """Refuse draws, or a call's end, while the default generator is restored for a while.
+
+        Raises:
+            CaptureError: it is.
+        """
+        if self._forks:
+            raise CaptureError(
+                f"{user_location()}: the call restores torch's random generator "
+                "(torch.set_rng_state, a checkpoint) and draws from it before it puts it back, or "
+                "never does: a replay would draw other numbers; take dropout out of what is "
+                "checkpointed"
+            )
 
     def check_unseeded(self) -> None:
         """Refuse a call that has set the state of a generator since the last launch that drew.

@@ -37,8 +37,8 @@ class ToldExecutable(Executable):
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Queue an execution; what it did is said by the wait for its ticket."""
-        native = self._submit(*args, out=out, feature_map=feature_map, **kwargs)
-        return _ToldTicket(native, self)
+        ticket = super().submit(*args, out=out, feature_map=feature_map, **kwargs)
+        return _ToldTicket(ticket._native, self)
 
     def tell_submitted(self) -> None:
         """Say what the latest execution did, unless that was said."""

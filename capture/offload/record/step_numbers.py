@@ -1,0 +1,246 @@
+"""Numbers that torch's optimizers compute from their step counters, kept on the device.
+
+Adam, and optimizers like it, read a step counter on the host (`_get_value` in
+torch/optim/optimizer.py) and compute a few numbers of Python from it (`1 - beta1**step`), which
+scale tensors. Such a number would be that of the recorded step in each execution. Here the read
+gives the counter as a tensor of float64 instead, which is what a number of Python is, and what is
+computed from it is launched. What takes numbers alone is given them in another way with the same
+arithmetic. Whatever else is done with such a tensor (a branch, `math`, text) reads it on the host,
+and is refused as every such read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import _get_value, _stack_if_compiling
+
+from offload.console.user_code import user_location
+from offload.errors import CaptureError
+
+_READ: Any = _get_value
+_STACK = "_stack_if_compiling"
+
+KEPT_ON_DEVICE = (
+    "give the optimizer fused=True, or capturable=True where the device has it (not the CPU), so "
+    "that it reads nothing on the host"
+)
+
+# The functions of torch.optim that compute with a counter what is here computed with a tensor.
+# Others branch by it, or give it where torch takes numbers alone.
+_KNOWN = frozenset(
+    {
+        "_single_tensor_adam",
+        "_multi_tensor_adam",
+        "_single_tensor_adagrad",
+        "_single_tensor_adamax",
+        "_single_tensor_nadam",
+        "_multi_tensor_nadam",
+    }
+)
+
+_ENDINGS = tuple(
+    f"_tensor_{one}" for one in ("adam", "adagrad", "adamax", "nadam", "radam", "asgd")
+)
+
+# What Python computes from one or two numbers, by the names that torch's functions have.
+_ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
+    "add": torch.add,
+    "__radd__": lambda one, other: torch.add(other, one),
+    "sub": torch.sub,
+    "__rsub__": lambda one, other: torch.sub(other, one),
+    "mul": torch.mul,
+    "__rmul__": lambda one, other: torch.mul(other, one),
+    "div": torch.div,
+    "__rtruediv__": lambda one, other: torch.div(other, one),
+    "__rdiv__": lambda one, other: torch.div(other, one),
+    "pow": torch.pow,
+    "__pow__": torch.pow,
+    "__rpow__": lambda one, other: torch.pow(other, one),
+}
+
+_SCALING: dict[str, Callable[[Any, Any], Any]] = {
+    "mul": torch.mul,
+    "mul_": torch.Tensor.mul_,
+    "div": torch.div,
+}
+
+
+class StepNumbers:
+    """The numbers of one recorded step.
+
+    Owner: one Recorder, on whose thread it is called.
+    """
+
+    def __init__(
+        self,
+        counters: Iterable[torch.Tensor],
+        alike: Callable[[torch.Tensor], Hashable | None] = lambda _: None,
+    ) -> None:
+        """Begin without any.
+
+        Args:
+            counters: the tensors of optimizers' state that may be read as step counters.
+            alike: of a counter what it shares with those that hold the same number now, in each
+                execution; None: that is not known.
+        """
+        self._counters = {id(one): one for one in counters if one.dim() == 0}
+        self._alike = alike
+        self._numbers: dict[int, torch.Tensor] = {}
+        self._read: dict[Hashable, torch.Tensor] = {}
+        self._made: dict[Hashable, torch.Tensor] = {}
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call of a torch function that concerns these numbers.
+
+        Args:
+            name: of the function.
+            args: what it is given by position.
+            kwargs: what it is given by name.
+
+        Returns:
+            NotImplemented where it does not.
+
+        Raises:
+            CaptureError: it is none that is known to compute the same with a tensor.
+        """
+        if name == "item" and id(args[0]) in self._counters:
+            return self._of(args[0]) if _is_known_read() else NotImplemented
+        if not self._numbers or not any(map(self._has, (*args, *kwargs.values()))):
+            return NotImplemented
+        outcome = self._computed(name, args, kwargs)
+        if outcome is NotImplemented:
+            raise CaptureError(
+                f"{user_location()}: the optimizer computes {name} from a step counter that it "
+                f"reads on the host, which a replay cannot repeat: {KEPT_ON_DEVICE}"
+            )
+        return outcome
+
+    def _has(self, argument: Any) -> bool:
+        if isinstance(argument, (list, tuple)):
+            return any(map(self._is_number, argument))
+        return self._is_number(argument)
+
+    def _is_number(self, argument: Any) -> bool:
+        return id(argument) in self._numbers
+
+    def _of(self, counter: torch.Tensor) -> torch.Tensor:
+        """The counter as Python's number; one for all that hold the same."""
+        shared = self._alike(counter)
+        key = (id(counter), counter._version) if shared is None else ("alike", shared)
+        if key not in self._read:
+            self._read[key] = self._number(counter.to(torch.float64))
+        return self._read[key]
+
+    def _number(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._numbers[id(tensor)] = tensor  # which keeps it, and so its id
+        return tensor
+
+    def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in ("neg", "__neg__") and len(args) == 1:
+            return self._once(name, lambda one, _: torch.neg(one), args[0], args[0])
+        if name in {*_ARITHMETIC, *_SCALING} and len(args) == 2 and not kwargs:
+            one, other = args
+            first, second = self._operand(one), self._operand(other)
+            if name in _ARITHMETIC and first is not None and second is not None:
+                return self._once(name, _ARITHMETIC[name], first, second)
+            if name in ("mul", "div", "mul_") and not self._is_number(one):
+                return _SCALING[name](one, self._beside(one, other))
+        return self._scaled(name, args, kwargs)
+
+    def _operand(self, argument: Any) -> torch.Tensor | None:
+        """A number of Python as a tensor; None of a tensor that is none of these numbers."""
+        if self._is_number(argument):
+            return argument  # type: ignore[no-any-return]
+        if not isinstance(argument, (int, float)):
+            return None
+        key = "number", float(argument)
+        if key not in self._made:
+            self._made[key] = torch.full((), float(argument), dtype=torch.float64)
+        return self._made[key]
+
+    def _once(
+        self,
+        name: str,
+        function: Callable[[Any, Any], Any],
+        one: torch.Tensor,
+        other: torch.Tensor,
+    ) -> torch.Tensor:
+        """What is computed of the same numbers is computed once: nobody writes them."""
+        key = name, id(one), id(other)  # which are kept, and so their ids
+        if key not in self._made:
+            self._made[key] = self._number(function(one, other))
+        return self._made[key]
+
+    def _scaled(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What scales tensors by these numbers."""
+        if name == "addcdiv_" and len(args) == 3 and list(kwargs) == ["value"]:
+            one, first, second = args
+            scalars = kwargs["value"].reshape(1)
+            torch._foreach_addcdiv_([one], [first], [second], scalars)
+            return one
+        if name in ("stack", "_foreach_addcdiv_") and not kwargs:
+            return self._in_one_tensor(name, args)
+        if kwargs or not isinstance(args[-1], (list, tuple)):
+            return NotImplemented
+        if not all(map(self._is_number, args[-1])):
+            return NotImplemented
+        if name in ("_foreach_div_", "_foreach_mul_") and len(args) == 2:
+            function = getattr(torch, name)
+            return function(args[0], list(map(self._beside, *args)))
+        return NotImplemented
+
+    @contextlib.contextmanager
+    def stacked(self) -> Iterator[None]:
+        """Let torch's optimizers scale lists of tensors by these numbers in one tensor.
+
+        They stack numbers that are tensors where they are compiled (`_stack_if_compiling`), and
+        give them as plain numbers otherwise, which tensors are not.
+        """
+        before = {one: vars(one)[_STACK] for one in _modules_that_stack()}
+
+        def stack(given: Any) -> Any:
+            if self._numbers and given and all(map(self._is_number, given)):
+                return torch.stack(given)
+            return _stack_if_compiling(given)
+
+        for module in before:
+            setattr(module, _STACK, stack)
+        try:
+            yield
+        finally:
+            for module, function in before.items():
+                setattr(module, _STACK, function)
+
+    def _in_one_tensor(self, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "stack":
+            return self._number(torch.stack(args[0]))
+        return torch._foreach_addcdiv_(*args)
+
+    @staticmethod
+    def _beside(one: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """A number that is an operand beside a tensor, whose dtype it must not change."""
+        return number if one.dim() else number.to(one.dtype)
+
+
+def _is_known_read() -> bool:
+    """Whether the torch function that is called reads a counter in a function that is known."""
+    frame = sys._getframe(3)  # below `call` and the mode's `__torch_function__`
+    if frame.f_code is not _READ.__code__:
+        return False
+    while frame.f_back is not None and not frame.f_code.co_name.endswith(_ENDINGS):
+        frame = frame.f_back
+    return frame.f_code.co_name in _KNOWN
+
+
+def _modules_that_stack() -> list[ModuleType]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if name.startswith("torch.optim.") and _STACK in vars(module)
+    ]

@@ -1,0 +1,412 @@
+"""What a step trains: gradients, optimizers and their state, as they were before it and after."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Hashable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
+
+from offload.console.user_code import user_location
+from offload.errors import CaptureError
+from offload.record.step_numbers import StepNumbers
+from offload.record.training_guard import Group, Leaf, OptimizerState, Stepped, TrainingGuard
+
+if TYPE_CHECKING:
+    from offload.record.launches import LaunchRecorder
+    from offload.record.python_state import PythonState
+
+# What a GradScaler makes when it is first used (torch/amp/grad_scaler.py, `_lazy_init_scale_...`).
+_SCALER_TENSORS = ("_scale", "_growth_tracker")
+
+# What its launches are given.
+_SCALER_FIELDS = (
+    *_SCALER_TENSORS,
+    "_enabled",
+    "_growth_factor",
+    "_backoff_factor",
+    "_growth_interval",
+)
+
+# What a scheduler counts (torch/optim/lr_scheduler.py).
+_SCHEDULER_COUNTERS = ("last_epoch", "_step_count", "num_bad_epochs")
+
+_OUTSIDE = "do it between the calls, where all stays torch's own"
+
+
+@dataclasses.dataclass(slots=True)
+class _Gradient:
+    """A leaf, with the gradient that it had before the call and that it has after it."""
+
+    leaf: Leaf
+    before: torch.Tensor | None
+    after: torch.Tensor | None = None
+    is_read: bool = True
+
+
+class TrainedState:
+    """What a call that trains changes besides the tensors that it writes in place.
+
+    Owner: one Recorder.
+    """
+
+    def __init__(self, state: PythonState) -> None:
+        """Look at what is there before the call.
+
+        Args:
+            state: what the call can reach.
+        """
+        found = state.trainers
+        self._optimizers = [
+            Stepped(path or "optimizer", one)
+            for path, one in found
+            if isinstance(one, torch.optim.Optimizer)
+        ]
+        self._others = [
+            (path, one) for path, one in found if not isinstance(one, torch.optim.Optimizer)
+        ]
+        self._modules = state.modules
+        self._gradients = [
+            _Gradient(leaf, leaf.tensor.grad) for leaf in self._leaves(state.tensors)
+        ]
+        self._names = {id(one.leaf.tensor): one.leaf.name for one in self._gradients}
+        self._states = self._all_states()
+        self._groups = self._all_groups()
+        self._counters = self._all_counters()
+        self._scaler_tensors = self._all_scaler_tensors()
+
+    def _leaves(self, reached: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Leaf]:
+        named = [(path.removeprefix("self."), one) for path, one in reached]
+        for stepped in self._optimizers:
+            for at, group in enumerate(stepped.optimizer.param_groups):
+                where = f"{stepped.name}.param_groups[{at}]['params']"
+                named += [(f"{where}[{n}]", one) for n, one in enumerate(group["params"])]
+        seen: set[int] = set()
+        for name, tensor in named:
+            if tensor.is_leaf and tensor.requires_grad and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield Leaf(name, tensor)
+
+    def _all_states(self) -> list[OptimizerState]:
+        return [
+            OptimizerState(stepped, one, self._name(one), dict(items))
+            for stepped in self._optimizers
+            for one, items in stepped.optimizer.state.items()
+        ]
+
+    def _name(self, key: object) -> str:
+        return self._names.get(id(key), "a parameter")
+
+    def _all_groups(self) -> list[Group]:
+        return [
+            Group(stepped, at, dict(group), tuple(group["params"]))
+            for stepped in self._optimizers
+            for at, group in enumerate(stepped.optimizer.param_groups)
+        ]
+
+    def _all_counters(self) -> list[tuple[str, object]]:
+        return [
+            (f"{path}.{name}", getattr(one, name, None))
+            for path, one in self._others
+            if not isinstance(one, torch.amp.GradScaler)
+            for name in _SCHEDULER_COUNTERS
+        ]
+
+    def _all_scaler_tensors(self) -> list[tuple[str, object]]:
+        return [
+            (f"{path}.{name}", getattr(one, name))
+            for path, one in self._others
+            if isinstance(one, torch.amp.GradScaler) and one.is_enabled()
+            for name in _SCALER_TENSORS
+        ]
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that a step may write besides those that the call refers to, by name."""
+        for one in self._gradients:
+            if one.before is not None:
+                yield f"the gradient of {one.leaf.name}", one.before
+        for state in self._states:
+            for key, item in state.items.items():
+                if isinstance(item, torch.Tensor):
+                    yield f"{key} of {state.of}", item
+        for group in self._groups:
+            for key, item in group.values.items():
+                if isinstance(item, torch.Tensor):
+                    yield group.place(key), item
+        for name, item in self._scaler_tensors:
+            if isinstance(item, torch.Tensor):
+                yield name, item
+
+    # ---- the call ----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Refuse what runs Python in each step.
+
+        Raises:
+            CaptureError: an optimizer, a parameter or a module has a hook that a replay would not
+                call.
+        """
+        for name, hooks in self._hooks():
+            if hooks:
+                raise CaptureError(
+                    f"{name} has a hook, which runs Python in each step, and a replay runs none: "
+                    "take it away (handle.remove()), and do what it does in the step itself, with "
+                    "torch operators"
+                )
+
+    def _hooks(self) -> Iterator[tuple[str, object]]:
+        for stepped in self._optimizers:
+            yield f"{stepped.name} (before or behind a step)", stepped.hooks()
+        for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
+            others = [one for one in hooks.values() if not _is_ours(one)]
+            yield "every optimizer (register_optimizer_step_..._hook)", others
+        for one in self._gradients:
+            yield f"the gradient of {one.leaf.name}", one.leaf.hooks()
+        for module in self._modules:
+            backward = (module._backward_hooks, module._backward_pre_hooks)
+            yield f"a module ({type(module).__qualname__}, backward)", any(backward)
+
+    def numbers(self, log: LaunchRecorder) -> StepNumbers:
+        """What optimizers compute from the step counters in their state.
+
+        Where all counters of an optimizer hold the same number, each execution makes sure that they
+        do, ahead of all else: then what is computed of one is that of all.
+        """
+        alike: dict[int, str] = {}
+        for stepped in self._optimizers:
+            counters = self._read_counters(stepped)
+            if len(counters) > 1 and len({float(one) for one in counters}) == 1:
+                log.guard_same(
+                    counters,
+                    f"the step counters of {stepped.name}, all of which were alike when the step "
+                    "was recorded",
+                )
+                alike.update((id(one), stepped.name) for one in counters)
+
+        def shared(counter: torch.Tensor) -> Hashable | None:
+            added = log.added_to(counter) if id(counter) in alike else None
+            return None if added is None else (alike[id(counter)], added)
+
+        return StepNumbers(self._counters_of(self._states), shared)
+
+    def _read_counters(self, stepped: Stepped) -> list[torch.Tensor]:
+        """The counters of an optimizer that may be read on the host: fused ones read none."""
+        if all(group.get("fused") for group in stepped.optimizer.param_groups):
+            return []
+        own = [one for one in self._states if one.stepped is stepped]
+        counters = list(self._counters_of(own, "step"))
+        return [one for one in counters if one.device.type == "cpu"]
+
+    @staticmethod
+    def _counters_of(states: Iterable[OptimizerState], key: str = "") -> Iterator[torch.Tensor]:
+        for state in states:
+            for name, item in state.items.items():
+                if isinstance(item, torch.Tensor) and not item.dim() and key in ("", name):
+                    yield item
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Let the call record gradients as its caller does, all on this thread."""
+        thread = threading.get_ident()
+
+        def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            if threading.get_ident() == thread:
+                self._refuse_unknown(optimizer)
+
+        handle = register_optimizer_step_pre_hook(look)
+        # What autocast has cast before the call would be taken for a constant.
+        torch.clear_autocast_cache()
+        try:
+            with torch.autograd.set_multithreading_enabled(False):
+                yield
+        finally:
+            torch.clear_autocast_cache()
+            handle.remove()
+
+    def _refuse_unknown(self, optimizer: torch.optim.Optimizer) -> None:
+        if all(optimizer is not one.optimizer for one in self._optimizers):
+            raise CaptureError(
+                f"{user_location()}: a {type(optimizer).__qualname__} steps that the call does not "
+                "refer to where it was looked for (its closure, globals and arguments' objects, "
+                "six containers deep), so that its hyperparameters and state cannot be watched: "
+                "let the step name the optimizer"
+            )
+
+    # ---- after the call ----------------------------------------------------------------------
+
+    def end(self, log: LaunchRecorder) -> str:
+        """Look at what the call left, while it is still recorded.
+
+        Returns:
+            What the call made that the next one finds: it has to be recorded from there. Empty:
+            it found all that it left.
+
+        Raises:
+            CaptureError: it did what a replay would not do again.
+        """
+        _refuse_kernels(log)
+        self._refuse_changes(log)
+        if made := next(self._made(), ""):
+            return made
+        with torch.no_grad():
+            for one in self._gradients:
+                self._keep_in_place(one, log)
+        return ""
+
+    def _made(self) -> Iterator[str]:
+        for one in self._gradients:
+            if (one.leaf.tensor.grad is None) is not (one.before is None):
+                yield f"the gradient of {one.leaf.name}"
+        before = {(id(one.stepped), id(one.key)): one.items for one in self._states}
+        for state in self._all_states():
+            known = before.get((id(state.stepped), id(state.key)), {})
+            for key, item in state.items.items():
+                is_other = isinstance(item, torch.Tensor) and known.get(key) is not item
+                if is_other or key not in known:
+                    yield f"{key} of {state.of} (state of {state.stepped.name})"
+        now = self._all_scaler_tensors()
+        for (name, item), (_, other) in zip(now, self._scaler_tensors, strict=True):
+            if item is not other:
+                yield name
+
+    def _refuse_changes(self, log: LaunchRecorder) -> None:
+        counted = zip(self._counters, self._all_counters(), strict=True)
+        for (name, before), (_, now) in counted:
+            if before != now:
+                raise CaptureError(
+                    f"the call steps a scheduler ({name}: {before!r} became {now!r}), which a "
+                    f"replay would not do again: {_OUTSIDE}, with a tensor as learning rate"
+                )
+        groups = self._all_groups()
+        for group in groups if len(groups) == len(self._groups) else ():
+            known = next(one for one in self._groups if one.same_place(group))
+            if key := known.changed_key(group.values):
+                raise CaptureError(
+                    f"the call changes {group.place(key)}, which a replay would not do again: "
+                    f"{_OUTSIDE}, with a tensor in its place"
+                )
+        if len(groups) != len(self._groups):
+            raise CaptureError("the call adds a group of parameters to an optimizer: " + _OUTSIDE)
+        self._refuse_written_hyperparameters(log)
+        self._refuse_numbers()
+        self._refuse_hidden_leaves(log)
+
+    def _refuse_written_hyperparameters(self, log: LaunchRecorder) -> None:
+        for group in self._groups:
+            for key, item in group.values.items():
+                tracked = log.table.find(item) if isinstance(item, torch.Tensor) else None
+                if tracked is not None and tracked.written:
+                    raise CaptureError(
+                        f"the call writes {group.place(key)}, as a scheduler does from numbers of "
+                        f"Python, which a replay would not compute again: {_OUTSIDE}"
+                    )
+
+    def _refuse_numbers(self) -> None:
+        """State that is a number of Python counts in no replay."""
+        before = {(id(one.stepped), id(one.key)): one.items for one in self._states}
+        for state in self._all_states():
+            known = before.get((id(state.stepped), id(state.key)), {})
+            for key, item in state.items.items():
+                is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
+                if is_number and known.get(key, item) != item:
+                    raise CaptureError(
+                        f"the step changes {key!r} of {state.of}, which {state.stepped.name} keeps "
+                        f"as a number of Python ({known[key]!r} became {item!r}): keep it as a "
+                        "tensor that is written in place, as torch's own optimizers do"
+                    )
+
+    def _refuse_hidden_leaves(self, log: LaunchRecorder) -> None:
+        for name, leaf in hidden_leaves(log, self._names):
+            raise CaptureError(
+                f"{name} ({list(leaf.shape)}) has a gradient, and the call does not refer to it "
+                "where it was looked for (six containers or objects deep), so that the gradient "
+                "cannot be watched: give its parameters to the optimizer, or let the step name "
+                "the module that holds them"
+            )
+
+    def _keep_in_place(self, one: _Gradient, log: LaunchRecorder) -> None:
+        """Let executions leave the gradient that the call made where torch finds it."""
+        made, leaf = one.leaf.tensor.grad, one.leaf.tensor
+        if made is None or made is one.before:
+            tracked = None if made is None else log.table.find(made)
+            one.after, one.is_read = made, tracked is not None
+            return
+        tracked = log.table.find(made)
+        if tracked is not None and tracked.is_state:
+            raise CaptureError(
+                f"the gradient of {one.leaf.name} was made to be a tensor that is there from "
+                "before the call: copy it (param.grad.copy_(...))"
+            )
+        assert one.before is not None  # else it were made
+        kept = torch.empty_like(made.detach())
+        kept.copy_(one.before)
+        log.table.add_held(kept, f"the gradient of {one.leaf.name}")
+        log.recorded_copy(kept, made.detach())
+        leaf.grad = kept
+        one.after, one.is_read = kept, False
+
+    def put_back(self) -> None:
+        """Let leaves have the gradients that they had, where no copy has taken their place."""
+        for one in self._gradients:
+            if one.after is None:
+                one.leaf.tensor.grad = one.before
+
+    def guard(self) -> TrainingGuard:
+        """What each execution compares with the recorded step, and puts in order."""
+        return TrainingGuard(
+            [(one.leaf, one.after, one.is_read) for one in self._gradients],
+            states=self._all_states(),
+            groups=self._all_groups(),
+            optimizers=self._optimizers,
+            modules=self._modules,
+            attributes=[
+                (f"{path}.{name}", one, name)
+                for path, one in self._others
+                if isinstance(one, torch.amp.GradScaler)
+                for name in _SCALER_FIELDS
+            ],
+        )
+
+
+def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that a call used and whose gradients nobody watches, which have one.
+
+    Args:
+        log: what the call launched.
+        known: the leaves that are watched, by id.
+    """
+    watched = set(known)
+    for tracked in log.table:
+        for one in tracked.holders:
+            is_leaf = one.is_leaf and one.requires_grad and id(one) not in watched
+            if is_leaf and one.grad is not None and log.table.find(one.grad) is not None:
+                yield tracked.value.name, one
+
+
+# Kernels that keep something for the backward pass by torch's grad mode alone, which executions
+# have switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
+_BY_GRAD_MODE = {
+    "aten::mkldnn_rnn_layer": "call the layer under torch.backends.mkldnn.flags(enabled=False), "
+    "where torch computes it by others"
+}
+
+
+def _refuse_kernels(log: LaunchRecorder) -> None:
+    for launch in log.launches:
+        if advice := _BY_GRAD_MODE.get(launch.name):
+            raise CaptureError(
+                f"{launch.source}: {launch.name} keeps what its gradient needs where gradients are "
+                f"switched on, and executions have them switched off: {advice}"
+            )
+
+
+def _is_ours(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("offload.")

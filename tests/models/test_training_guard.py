@@ -1,0 +1,426 @@
+"""What each execution of a step compares, puts in order or refuses; and what is seen as it is."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from training import Side, assert_alike, captured_step, simple_step, twins
+
+import offload
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 8), torch.randn(4, 4)
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def mse_step(model, optimizer):
+    return simple_step(model, optimizer, F.mse_loss)
+
+
+def adding_step(model, optimizer):
+    """Gradients are not set to zero in it."""
+
+    def step(x, target):
+        loss = F.mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+class Pair:
+    """A captured step and the same one in eager, which are to do the same."""
+
+    def __init__(self, make_step=mse_step, optimizer=adamw) -> None:
+        self.ours, self.eager = twins(net(), optimizer, make_step)
+        given = batch()
+        self.captured = captured_step(self.ours.step, *given)
+        self.eager.step(*given)
+        self.run = self.captured.load()
+        self.steps()
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.ours, self.eager
+
+    def steps(self, n: int = 2) -> None:
+        for _ in range(n):
+            given = batch()
+            assert torch.equal(self.run(*given), self.eager.step(*given))
+            assert_alike(self.ours, self.eager)
+
+    def refused(self, match: str) -> None:
+        n_executions = self.run.last_execution.n_executions
+        for call in (self.run, self.run.submit):
+            with pytest.raises(offload.BindingError, match=match):
+                call(*batch())
+        assert self.run.last_execution.n_executions == n_executions
+
+
+# ---- what is seen as it is -----------------------------------------------------------------------
+
+
+def test_parameters_and_buffers_that_are_written_in_place():
+    pair = Pair()
+    other = net().state_dict()
+    for side in pair.sides:
+        side.model.load_state_dict(other)
+    pair.steps()
+    with torch.no_grad():
+        for side in pair.sides:
+            for one in side.model.parameters():
+                one.mul_(0.5)
+    pair.steps()
+
+
+def test_state_of_the_optimizer_that_is_written_in_place():
+    pair = Pair()
+    for side in pair.sides:
+        for items in side.optimizer.state.values():
+            items["exp_avg"].zero_()
+            items["step"].fill_(7)
+    pair.steps()
+
+
+def test_evaluation_and_averages_between_steps():
+    pair = Pair()
+    x = torch.randn(4, 8)
+    pair.ours.model.eval()
+    with torch.no_grad():
+        evaluated = offload.capture(pair.ours.model, x).load()
+    for _ in range(3):
+        pair.ours.model.train()
+        pair.steps()
+        pair.ours.model.eval()
+        with torch.no_grad():
+            expected = pair.eager.model.eval()(x)
+            assert torch.equal(evaluated(x), expected)
+        pair.eager.model.train()
+    mean = torch.optim.swa_utils.AveragedModel(pair.ours.model)
+    mean.update_parameters(pair.ours.model)
+    assert torch.equal(mean.module[0].weight, pair.ours.model[0].weight)
+
+
+def test_what_torch_counts_of_writes():
+    pair = Pair()
+    weight = pair.ours.model[0].weight
+    version = weight._version
+    pair.steps(1)
+    assert weight._version > version
+    loss = F.mse_loss(pair.ours.model(batch()[0]), torch.zeros(4, 4))
+    pair.steps(0)
+    pair.run(*batch())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def test_gradients_that_are_made_in_the_step_may_be_anything_before():
+    pair = Pair()
+    kept = [one.grad for one in pair.ours.model.parameters()]
+    for side in pair.sides:
+        side.optimizer.zero_grad()  # to None
+    pair.steps()
+    for side in pair.sides:
+        for one in side.model.parameters():
+            one.grad = torch.full_like(one, 3.0)
+    pair.steps()
+    now = [one.grad for one in pair.ours.model.parameters()]
+    assert all(one is other for one, other in zip(kept, now, strict=True))
+
+
+def test_gradients_that_the_step_adds_to():
+    pair = Pair(adding_step)
+    for side in pair.sides:
+        side.optimizer.zero_grad()  # to None: as zeros
+    pair.steps()
+    for side in pair.sides:
+        side.optimizer.zero_grad(set_to_none=False)
+    pair.steps()
+    for side in pair.sides:
+        for one in side.model.parameters():
+            one.grad.fill_(0.25)
+    pair.steps()
+    weight = pair.ours.model[3].weight
+    weight.grad = torch.zeros_like(weight)
+    pair.refused(r"the gradient of model\.3\.weight: expected the tensor that .* got another")
+    weight.grad = None
+    pair.ours.optimizer.zero_grad()
+    pair.eager.optimizer.zero_grad()
+    pair.steps()
+
+
+def test_gradients_where_the_step_had_none():
+    def make_step(model, optimizer):
+        step = adding_step(model, optimizer)
+
+        def and_drop(x, target):
+            loss = step(x, target)
+            optimizer.zero_grad()
+            return loss
+
+        return and_drop
+
+    pair = Pair(make_step)
+    weight = pair.ours.model[0].weight
+    weight.grad = torch.ones_like(weight)
+    pair.refused(r"the gradient of step\.model\.0\.weight: expected None")
+    pair.ours.optimizer.zero_grad()
+    pair.steps()
+
+
+def test_a_parameter_that_is_frozen_later():
+    pair = Pair()
+    weight = pair.ours.model[0].weight
+    weight.requires_grad_(False)
+    pair.refused(r"model\.0\.weight: expected a tensor that requires gradients")
+    weight.requires_grad_()
+    pair.steps()
+
+
+def test_hooks_that_come_later():
+    pair = Pair()
+    weight = pair.ours.model[0].weight
+    for register in (weight.register_hook, weight.register_post_accumulate_grad_hook):
+        handle = register(lambda _: None)
+        pair.refused(r"the gradient of model\.0\.weight has a hook")
+        handle.remove()
+        pair.steps(1)
+    handle = pair.ours.optimizer.register_step_post_hook(lambda *_: None)
+    pair.refused("optimizer has a hook")
+    handle.remove()
+    pair.steps()
+
+
+def test_gradients_that_are_switched_off():
+    pair = Pair()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            pair.refused("gradients are switched off here")
+    pair.steps()
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def test_a_mode_that_is_another():
+    pair = Pair()
+    pair.ours.model[1].eval()
+    pair.refused(r"\(BatchNorm1d\): expected training=True, .*model\.train\(\)")
+    pair.ours.model.eval()
+    pair.refused(r"expected training=True")
+    pair.ours.model.train()
+    pair.steps()
+
+
+def test_a_storage_that_is_another():
+    pair = Pair()
+    weight = pair.ours.model[0].weight
+    weight.data = weight.data.clone()
+    with pytest.raises(offload.BindingError, match=r"its storage was swapped.*rebind_weights"):
+        pair.run(*batch())
+    pair.run.rebind_weights()
+    pair.steps()
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+def test_parameters_and_buffers_that_are_replaced(assigns):
+    pair = Pair()
+    model = pair.ours.model
+    if assigns:
+        model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+        pair.refused(r"weight of a Linear, .*load_state_dict\(assign=True\)")
+    else:
+        mean = model[1].running_mean
+        model[1].running_mean = mean.clone()
+        pair.refused("running_mean of a BatchNorm1d: expected the tensors of the recorded step")
+        model[1].running_mean = mean
+        pair.steps()
+
+
+def test_a_scaler_that_is_set_otherwise():
+    scalers = []
+
+    def make_step(model, optimizer):
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        scalers.append(scaler)
+
+        def step(x, target):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), target)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step
+
+    pair = Pair(make_step, lambda given: torch.optim.AdamW(given, fused=True))
+    scalers[0].set_growth_factor(4.0)
+    pair.refused(r"scaler\._growth_factor: expected 2\.0, .* got 4\.0")
+    scalers[0].set_growth_factor(2.0)
+    for one in scalers:
+        one.update(2.0)
+    pair.steps()
+
+
+# ---- beside other steps --------------------------------------------------------------------------
+
+
+def test_steps_in_eager_and_captures_of_other_shapes_between():
+    pair = Pair()
+    small = torch.randn(2, 8), torch.randn(2, 4)
+    assert torch.equal(pair.ours.step(*small), pair.eager.step(*small))
+    pair.steps()
+    other = captured_step(pair.ours.step, *small).load()
+    pair.eager.step(*small)
+    for _ in range(3):
+        pair.steps()
+        assert torch.equal(other(*small), pair.eager.step(*small))
+        assert_alike(pair.ours, pair.eager)
+
+
+def test_accumulation_over_executions():
+    """One step adds to gradients, another one takes them."""
+
+    def adds(model):
+        def add(x, target):
+            loss = F.mse_loss(model(x), target)
+            loss.backward()
+            return loss.detach()
+
+        return add
+
+    model = net()
+    twin = copy.deepcopy(model)
+    optimizer, other = adamw(model.parameters()), adamw(twin.parameters())
+    eager = adds(twin)
+    given = [batch() for _ in range(4)]
+    add = captured_step(adds(model), *given[0]).load()
+    eager(*given[0])
+
+    def update(optimizer):
+        def step():
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    for _ in range(3):
+        for one in given:
+            assert torch.equal(add(*one), eager(*one))
+        update(optimizer)()
+        update(other)()
+    for one, same in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, same)
+
+
+# ---- optimizers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("lr", 0.5, r"expected 0\.001, .* got 0\.5.*fused=True and a tensor"),
+        ("betas", (0.8, 0.999), r"expected \(0\.9, 0\.999\), .* got \(0\.8, 0\.999\)"),
+        ("weight_decay", 0.0, r"expected 0\.01, .* got 0\.0"),
+        ("eps", 1e-6, r"expected 1e-08, .* got 1e-06"),
+        ("amsgrad", True, "expected False, .* got True"),
+        ("lr", torch.tensor(0.001), r"expected 0\.001, .* got a tensor"),
+    ],
+)
+def test_a_hyperparameter_that_is_another(key, value, shown):
+    pair = Pair()
+    (group,) = pair.ours.optimizer.param_groups
+    before = group[key]
+    group[key] = value
+    pair.refused(rf"optimizer\.param_groups\[0\]\['{key}'\]: {shown}")
+    group[key] = copy.copy(before)  # equal is enough
+    pair.steps()
+
+
+def test_a_scheduler_of_a_number_is_noticed():
+    schedulers = []
+
+    def make_step(model, optimizer):
+        schedulers.append(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.1))
+        return mse_step(model, optimizer)
+
+    pair = Pair(make_step)
+    schedulers[0].step()
+    pair.refused(r"\['lr'\]: expected 0\.001")
+
+
+def test_groups_and_parameters_that_are_others():
+    pair = Pair()
+    (group,) = pair.ours.optimizer.param_groups
+    taken = group["params"].pop()
+    pair.refused(r"\['params'\]: other parameters")
+    group["params"].append(taken)
+    pair.steps()
+    pair.ours.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    pair.refused("expected 1 groups of parameters, .* got 2")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [adamw, lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.1), fused=True)],
+)
+def test_a_state_that_is_loaded(optimizer):
+    pair = Pair(optimizer=optimizer)
+    states = [copy.deepcopy(side.optimizer.state_dict()) for side in pair.sides]
+    models = [copy.deepcopy(side.model.state_dict()) for side in pair.sides]
+    pair.steps(3)
+    for side, state, model in zip(pair.sides, states, models, strict=True):
+        side.optimizer.load_state_dict(state)
+        side.model.load_state_dict(model)
+    pair.steps(3)
+    again = copy.deepcopy(pair.ours.optimizer.state_dict())
+    assert again["state"][0]["step"] == 6
+
+
+def test_a_state_that_does_not_fit():
+    pair = Pair()
+    weight = pair.ours.model[0].weight
+    items = pair.ours.optimizer.state[weight]
+    kept = items["exp_avg"]
+    items["exp_avg"] = torch.zeros(3)
+    pair.refused(r"exp_avg of model\.0\.weight .*expected a tensor of shape \[16, 8\]")
+    items["exp_avg"] = kept
+    items["more"] = torch.zeros(3)
+    pair.refused("got more, which the recorded step had not")
+    del items["more"]
+    pair.steps()
+    pair.ours.optimizer.state.clear()
+    pair.refused(r"of model\.0\.weight .* got none")
+
+
+def test_a_group_with_another_learning_rate_is_refused_when_it_is_loaded():
+    pair = Pair()
+    state = copy.deepcopy(pair.ours.optimizer.state_dict())
+    state["param_groups"][0]["lr"] = 0.2
+    pair.ours.optimizer.load_state_dict(state)
+    pair.refused(r"\['lr'\]: expected 0\.001, .* got 0\.2")
+
+
+def test_what_is_told_of_executions_is_guarded_too(monkeypatch, capsys):
+    monkeypatch.setenv("OFFLOAD_DEBUG", "3")
+    pair = Pair()
+    pair.ours.model.eval()
+    pair.refused("expected training=True")
+    assert "execution 2:" in capsys.readouterr().err

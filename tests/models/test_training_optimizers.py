@@ -1,0 +1,177 @@
+"""torch's optimizers in recorded steps: with eager's bits, or refused by what to set."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from training import Batch, check, simple_step
+
+import offload
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+
+def batches() -> list[Batch]:
+    return [(torch.randn(4, 8), torch.randn(4, 4)) for _ in range(3)]
+
+
+def mse_step(model, optimizer):
+    return simple_step(model, optimizer, F.mse_loss)
+
+
+RECORDED = {
+    "SGD": [
+        {"lr": 0.1},
+        {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "weight_decay": 0.01},
+        {"lr": 0.1, "momentum": 0.9, "nesterov": True, "foreach": True},
+        {"lr": 0.1, "momentum": 0.9, "fused": True, "maximize": True},
+    ],
+    "Adam": [
+        {},
+        {"amsgrad": True, "weight_decay": 0.1},
+        {"amsgrad": True, "foreach": True},
+        {"foreach": True, "maximize": True},
+        {"fused": True},
+    ],
+    "AdamW": [{}, {"foreach": True}, {"fused": True, "amsgrad": True}],
+    "Adagrad": [{"lr_decay": 0.1}, {"fused": True}],
+    "Adamax": [{}],
+    "NAdam": [{}, {"foreach": True}],
+    "RMSprop": [{"momentum": 0.9}, {"foreach": True, "centered": True}],
+    "Adadelta": [{}, {"foreach": True}],
+    "Rprop": [{}],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, one) for name, given in RECORDED.items() for one in given]
+)
+def test_recorded(name, options):
+    make = getattr(torch.optim, name)
+    check(net(), lambda parameters: make(parameters, **options), mse_step, batches())
+
+
+def test_an_optimizer_of_some_parameters():
+    check(
+        net(),
+        lambda given: torch.optim.Muon([one for one in given if one.dim() == 2]),
+        mse_step,
+        batches(),
+    )
+
+
+# They branch by a counter, or give numbers where torch takes no tensors in their place.
+REFUSED = [
+    ("RAdam", {}),
+    ("ASGD", {}),
+    ("Adagrad", {"foreach": True}),
+    ("Adamax", {"foreach": True}),
+    ("AdamW", {"lr": torch.tensor(0.01)}),
+    ("SGD", {"lr": torch.tensor(0.01)}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), REFUSED)
+def test_refused_with_what_to_set(name, options):
+    model = net()
+    optimizer = getattr(torch.optim, name)(model.parameters(), **options)
+    with pytest.raises(offload.CaptureError, match=r"on the host.*fused=True"):
+        offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+
+
+def test_groups_with_hyperparameters_of_their_own():
+    def optimizer(parameters):
+        weight, *others = parameters
+        groups = [{"params": [weight], "lr": 0.01}, {"params": others, "betas": (0.5, 0.9)}]
+        return torch.optim.AdamW(groups, lr=1e-3)
+
+    captured = check(net(), optimizer, mse_step, batches())
+    assert captured.bindings.before_execution is not None
+
+
+def test_parameters_in_float64_and_bfloat16():
+    for dtype in (torch.float64, torch.bfloat16):
+        given = [tuple(one.to(dtype) for one in batch) for batch in batches()]
+        check(net().to(dtype), torch.optim.AdamW, mse_step, given)
+
+
+class Momentum(torch.optim.Optimizer):
+    """One of somebody's own, which keeps its state in tensors that it writes in place, or not."""
+
+    def __init__(self, parameters, how="in place"):
+        self.how = how
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                state = self.state[one]
+                if not state:
+                    state["mean"] = torch.zeros_like(one)
+                    state["count"] = 0
+                if self.how == "anew":
+                    state["mean"] = state["mean"] * 0.9 + one.grad
+                else:
+                    state["mean"].mul_(0.9).add_(one.grad)
+                if self.how == "counting":
+                    state["count"] += 1
+                one.sub_(state["mean"], alpha=group["lr"])
+
+
+def test_an_optimizer_of_ones_own():
+    check(net(), Momentum, mse_step, batches())
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("anew", r"mean of model\.0\.weight \(state of optimizer\) anew in each call"),
+        ("counting", r"'count' of model\.0\.weight.*number of Python \(1 became 2\).*a tensor"),
+    ],
+)
+def test_state_that_is_not_written_in_place_is_refused(how, message):
+    model = net()
+    optimizer = Momentum(model.parameters(), how)
+    with pytest.raises(offload.CaptureError, match=message):
+        offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+
+
+def n_launches(captured: offload.Captured, name: str) -> int:
+    return sum(launch.name == name for launch in captured.program.launches)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_numbers_of_counters_that_are_alike_are_computed_once(foreach):
+    captured = check(
+        net(), lambda given: torch.optim.AdamW(given, foreach=foreach), mse_step, batches()
+    )
+    assert n_launches(captured, "aten::equal") == 1
+    assert n_launches(captured, "aten::_to_copy") == 1
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+    step = mse_step(model, optimizer)
+    step(*batches()[0])
+    optimizer.state[model[0].weight]["step"] += 5  # each by itself then
+    captured = offload.capture(step, *batches()[0], training=True)
+    assert n_launches(captured, "aten::equal") == 0
+    assert n_launches(captured, "aten::_to_copy") == 4
+
+
+def test_counters_that_are_not_alike_any_more_are_noticed_before_anything_is_written():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = offload.capture(mse_step(model, optimizer), *batches()[0], training=True).load()
+    counter = optimizer.state[model[0].weight]["step"]
+    counter += 5
+    before = [one.detach().clone() for one in model.parameters()]
+    with pytest.raises(offload.BindingError, match="the step counters of optimizer, all of which"):
+        run(*batches()[0])
+    assert all(map(torch.equal, before, model.parameters()))
+    counter -= 5
+    run(*batches()[0])
+    assert counter == 2

@@ -1,0 +1,143 @@
+"""What the tests of steps that train share: a captured step against the same one in eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import offload
+
+Batch = tuple[torch.Tensor, ...]
+Step = Callable[..., Any]
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+N_STEPS = 20
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    kind = _INTEGERS[one.element_size()]
+    pair = (each.detach().contiguous().view(kind) for each in (one, other))
+    return torch.equal(*pair)
+
+
+def simple_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Step) -> Step:
+    """The loop's body that most people write."""
+
+    def step(x, target):
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def captured_step(step: Step, *batch: torch.Tensor) -> offload.Captured:
+    captured = offload.capture(step, *batch, training=True)
+    assert isinstance(captured, offload.Captured)
+    return captured
+
+
+class Side:
+    """One of two twins: a model, its optimizer and a step, with random numbers of their own."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: Step) -> None:
+        self.model, self.optimizer, self.step = model, optimizer, step
+        self.generator_state = torch.get_rng_state()
+
+    def call(self, function: Step, *args: Any) -> Any:
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.generator_state)
+        try:
+            return function(*args)
+        finally:
+            self.generator_state = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def named(self) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """All that a step leaves: parameters, buffers, gradients, the optimizer's state."""
+        yield from self.model.state_dict().items()
+        for name, one in self.model.named_parameters():
+            yield f"{name}.grad", one.grad
+            for key, item in self.optimizer.state.get(one, {}).items():
+                yield f"{name}: {key}", item
+        yield "generator", self.generator_state
+
+
+def assert_alike(ours: Side, eager: Side) -> None:
+    got, expected = dict(ours.named()), dict(eager.named())
+    assert got.keys() == expected.keys()
+    for name, item in expected.items():
+        if isinstance(item, torch.Tensor):
+            assert got[name] is not None, name
+            assert same_bits(got[name], item), name
+        else:
+            assert got[name] == item, name
+
+
+def twins(
+    model: nn.Module, optimizer: MakeOptimizer, make_step: Callable[..., Step]
+) -> tuple[Side, Side]:
+    """The same model twice, each with an optimizer and a step of its own."""
+    sides = []
+    for one in (model, copy.deepcopy(model)):
+        own = optimizer(one.parameters())
+        sides.append(Side(one, own, make_step(one, own)))
+    return sides[0], sides[1]
+
+
+def check(
+    model: nn.Module,
+    optimizer: MakeOptimizer,
+    make_step: Callable[..., Step],
+    batches: Sequence[Batch],
+    *,
+    between: Callable[[Side, int], None] = lambda side, number: None,
+    n_steps: int = N_STEPS,
+    n_before: int = 0,
+) -> offload.Captured:
+    """Capture one step, execute the others, and compare with eager's bits after each.
+
+    Args:
+        model: what is trained.
+        optimizer: makes one for parameters.
+        make_step: makes the step of a model and its optimizer.
+        batches: taken in turn.
+        between: what is done to each side after a step, with the step's number.
+        n_steps: how many.
+        n_before: how many of them are made before the capture.
+    """
+    ours, eager = twins(model, optimizer, make_step)
+    run: Any = ours.step
+    captured: offload.Captured | None = None
+    for number in range(n_steps):
+        batch = batches[number % len(batches)]
+        if number == n_before:
+            captured = ours.call(captured_step, ours.step, *batch)
+            got = captured.recorded_result
+        else:
+            got = ours.call(run, *batch)
+        expected = eager.call(eager.step, *batch)
+        for one, other in zip(_tensors(got), _tensors(expected), strict=True):
+            assert same_bits(one, other), number
+        assert_alike(ours, eager)
+        for side in (ours, eager):
+            side.call(between, side, number)
+        if captured is not None and run is ours.step:
+            run = captured.load()
+    assert captured is not None
+    assert run.last_execution.n_executions == n_steps - n_before - 1
+    return captured
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
