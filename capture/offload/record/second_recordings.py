@@ -61,10 +61,10 @@ class SecondRecordings:
         varying = self._varying
         sizes = SymbolicSizes(varying.dims, varying.axes, self._device)
         family = family_of(real, self._seen(sizes, "over sizes that vary"), sizes, varying.places)
+        plain = VariedSizes(varying.axes, self._device)
         for chosen in _compared(family):
             told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, chosen, strict=True))
-            static = VariedSizes(varying.axes, self._device, chosen)
-            check_family(family, chosen, self._seen(static, f"at {told}"))
+            check_family(family, chosen, self._seen(plain.at(chosen), f"at {told}"))
         return without_unused(BoundFamily(family, real.bindings))
 
     def _seen(self, sizes: VariedSizes, how: str) -> SeenLaunches:

@@ -10,6 +10,7 @@ like others, and two sizes that happen to be the same are two.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,21 @@ class _Environment(WatchedEnvironment):
         self.guards: _PlacedGuards = _PlacedGuards()
 
 
+class _SymbolicMode(FakeTensorMode):
+    """torch's fake tensors over symbolic sizes, which remembers what whole operators give.
+
+    What these call in turn is asked for only where they are not remembered, and remembering it
+    takes longer than it saves.
+    """
+
+    def _dispatch_impl(self, *given: Any) -> Any:
+        remembers, self.cache_enabled = self.cache_enabled, False
+        try:
+            return super()._dispatch_impl(*given)
+        finally:
+            self.cache_enabled = remembers
+
+
 class VariedSizes(FakeWeights):
     """The fake tensors of a recording at other sizes than those of the call.
 
@@ -85,6 +101,16 @@ class VariedSizes(FakeWeights):
         self._axes = axes
         if mode is not None:
             self.mode = mode
+
+    def at(self, sizes: Sequence[int]) -> VariedSizes:
+        """The fake tensors of another recording, which shares those of the model with this one.
+
+        Args:
+            sizes: of the Dims, in order.
+        """
+        other = copy.copy(self)
+        other.sizes = tuple(sizes)
+        return other
 
     def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
         """A fake tensor like an argument, some of whose sizes vary, on memory of its own.
@@ -128,7 +154,7 @@ class SymbolicSizes(VariedSizes):
             device: of the recording.
         """
         self._environment = _Environment()
-        mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
+        mode = _SymbolicMode(shape_env=self._environment, allow_non_fake_inputs=True)
         super().__init__(axes, device, mode=mode)
         self.dims = dims
         self._symbols: list[Any] = []
