@@ -122,20 +122,27 @@ class VariedSizes(FakeWeights):
         if not axes:
             return super().input(tensor, leaf)
         shape = [self.sizes[axes[at]] if at in axes else one for at, one in enumerate(tensor.shape)]
-        order = _memory_order(tensor, leaf)
         with self.mode, self.deciding():
-            placed = torch.empty(
-                [shape[axis] for axis in order], dtype=tensor.dtype, device=self.device
-            )
-            is_ordered = order == list(range(tensor.dim()))
-            back = [order.index(axis) for axis in range(tensor.dim())]
-            fake = placed if is_ordered else placed.permute(back)
+            fake = self._placed(tensor, shape, leaf)
             if tensor.is_conj():
                 fake = torch._conj(fake)
             if tensor.is_neg():
                 fake = torch._neg_view(fake)
         self._keep(fake)
         return fake.requires_grad_(tensor.requires_grad)
+
+    def _placed(self, tensor: torch.Tensor, shape: Sequence[Any], leaf: int) -> torch.Tensor:
+        """A fake tensor of another shape that lies in memory as a given one does."""
+        order = _memory_order(tensor)
+        if order is None:
+            strides = _strides_with_gaps(tensor, self._axes[leaf], leaf)
+            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.device)
+        placed = torch.empty(
+            [shape[axis] for axis in order], dtype=tensor.dtype, device=self.device
+        )
+        if order == list(range(tensor.dim())):
+            return placed
+        return placed.permute([order.index(axis) for axis in range(tensor.dim())])
 
 
 class SymbolicSizes(VariedSizes):
@@ -255,21 +262,36 @@ class SymbolicSizes(VariedSizes):
                 yield sympy.Le(symbol, found.upper)
 
 
-def _memory_order(tensor: torch.Tensor, leaf: int) -> list[int]:
-    """The axes of a tensor from the outermost in memory to the innermost.
-
-    Raises:
-        CaptureError: it has gaps, or elements that share memory, so that nothing tells its strides
-            at other sizes.
-    """
+def _memory_order(tensor: torch.Tensor) -> list[int] | None:
+    """The axes of a tensor from the outermost in memory to the innermost; None: it has gaps."""
     if tensor.is_contiguous():
         return list(range(tensor.dim()))
+    order = _by_stride(tensor)
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _by_stride(tensor: torch.Tensor) -> list[int]:
     strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    if tensor.permute(order).is_contiguous():
-        return order
-    raise CaptureError(
-        f"input {leaf} has the shape {list(tensor.shape)} with strides {list(tensor.stride())}: "
-        "expected one without gaps where sizes vary, whose strides follow from them; pass its "
-        ".contiguous()"
-    )
+    return sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+
+
+def _strides_with_gaps(tensor: torch.Tensor, axes: Axes, leaf: int) -> tuple[int, ...]:
+    """The strides of a tensor with gaps at all sizes: those that it has.
+
+    Raises:
+        CaptureError: they may be others where sizes are, as one that varies lies within another
+            axis; or elements share memory.
+    """
+    order = _by_stride(tensor)
+    strides, n_items = tensor.stride(), 1
+    for place, axis in reversed(list(enumerate(order))):
+        is_within = place > 0 and axis in axes
+        if strides[axis] < n_items or is_within:
+            raise CaptureError(
+                f"input {leaf} has the shape {list(tensor.shape)} with strides {list(strides)}: "
+                "expected one without gaps where sizes vary, or with gaps in which only the "
+                "outermost axis in memory varies, since its strides follow from no size; pass its "
+                ".contiguous()"
+            )
+        n_items = strides[axis] * tensor.shape[axis]
+    return strides

@@ -23,6 +23,7 @@ from torch.utils._sympy.functions import Identity
 
 from offload.console.user_code import is_user_file, user_location
 from offload.errors import CaptureError
+from offload.record.symbolic_functions import functions
 from offload.record.symbolic_resizes import resizes
 
 _NUMBERS: tuple[tuple[type, type], ...] = (
@@ -94,6 +95,8 @@ class _Watch:
             self._replace(kind, "__repr__", _text_of(kind, plain))
         for name, resize in resizes(_is_watched):
             self._replace(torch._C._nn, name, resize)
+        for owner, name, function in functions(_is_watched):
+            self._replace(owner, name, function)
 
     def _replace(self, kind: Any, name: str, new: Any) -> None:
         self._replaced.append((kind, name, kind.__dict__.get(name)))
