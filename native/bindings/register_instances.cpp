@@ -92,8 +92,8 @@ SizeConstants to_constants(std::shared_ptr<Resident> resident, const std::vector
 std::shared_ptr<Instances> make(
     const std::vector<std::tuple<std::int64_t, std::int64_t, Sizes>>& dims,
     const std::vector<Code>& numbers, std::vector<bool> reals, const std::vector<Code>& conditions,
-    const std::vector<Bytes>& values, std::vector<VaryingView> inputs,
-    std::vector<std::size_t> outputs,
+    const std::vector<Sizes>& compared, const std::vector<Bytes>& values,
+    std::vector<VaryingView> inputs, std::vector<std::size_t> outputs,
     std::vector<std::pair<VaryingView, std::optional<std::size_t>>> results,
     const std::optional<SizeConstants>& constants, std::shared_ptr<Resident> resident,
     std::size_t budget_bytes, py::object refuse, py::object place) {
@@ -101,10 +101,18 @@ std::shared_ptr<Instances> make(
   for (const auto& [minimum, maximum, ends] : dims) sized.push_back({minimum, maximum, ends});
   VaryingCall call{std::move(inputs), std::move(outputs), {}};
   for (auto& [view, alone_on] : results) call.results.push_back({std::move(view), alone_on});
-  return std::make_shared<Instances>(Instances::Parts{
-      std::move(sized), to_expressions(dims.size(), numbers), std::move(reals),
-      to_expressions(dims.size(), conditions), to_bytes(values), std::move(call), constants,
-      std::move(resident), budget_bytes, to_refuse(std::move(refuse)), to_place(std::move(place))});
+  return std::make_shared<Instances>(Instances::Parts{std::move(sized),
+                                                      to_expressions(dims.size(), numbers),
+                                                      std::move(reals),
+                                                      to_expressions(dims.size(), conditions),
+                                                      {compared.begin(), compared.end()},
+                                                      to_bytes(values),
+                                                      std::move(call),
+                                                      constants,
+                                                      std::move(resident),
+                                                      budget_bytes,
+                                                      to_refuse(std::move(refuse)),
+                                                      to_place(std::move(place))});
 }
 
 void set_sizes(
@@ -151,9 +159,9 @@ void register_instances(py::module_& module) {
       .def_readonly("n_places", &InstanceCounts::n_places);
   py::class_<Instances, std::shared_ptr<Instances>>(module, "Instances")
       .def(py::init(&make), py::kw_only(), py::arg("dims"), py::arg("numbers"), py::arg("reals"),
-           py::arg("conditions"), py::arg("values"), py::arg("inputs"), py::arg("outputs"),
-           py::arg("results"), py::arg("constants"), py::arg("resident"), py::arg("budget_bytes"),
-           py::arg("refuse"), py::arg("place"))
+           py::arg("conditions"), py::arg("compared"), py::arg("values"), py::arg("inputs"),
+           py::arg("outputs"), py::arg("results"), py::arg("constants"), py::arg("resident"),
+           py::arg("budget_bytes"), py::arg("refuse"), py::arg("place"))
       .def(
           "feature_map_bytes",
           [](Instances& self, const Sizes& sizes) {

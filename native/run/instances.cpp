@@ -154,6 +154,7 @@ bool Instances::accepts(const std::vector<std::int64_t>& sizes) const {
     const SizedDim& dim = parts_.dims.at(index);
     if (sizes[index] < dim.minimum || sizes[index] > dim.maximum) return false;
   }
+  if (parts_.compared.count(sizes) != 0) return true;
   for (std::size_t index = 0; index < parts_.conditions.size(); ++index) {
     const Number holds = parts_.conditions.evaluate(index, sizes.data());
     if (holds.is_real ? holds.real == 0 : holds.integer == 0) return false;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "offload/expressions.hpp"
@@ -87,8 +88,9 @@ class Instances {
   struct Parts {
     std::vector<SizedDim> dims;
     Expressions numbers;
-    std::vector<bool> reals;  // by number: a real and not an integer
-    Expressions conditions;   // each not 0
+    std::vector<bool> reals;                       // by number: a real and not an integer
+    Expressions conditions;                        // each not 0
+    std::set<std::vector<std::int64_t>> compared;  // sizes of which conditions need not hold
     std::vector<VaryingBytes> values;
     VaryingCall call;
     std::optional<SizeConstants> constants;

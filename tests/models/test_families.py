@@ -322,8 +322,6 @@ def test_transposed_inputs_keep_their_order_in_memory():
     captured = offload.capture(lambda x: x @ x.T, rows(7).T, dynamic_shapes=({1: N},))
     x = rows(20).T
     assert torch.equal(captured(x), x @ x.T)
-    with pytest.raises(offload.CaptureError, match="without gaps"):
-        offload.capture(lambda x: x * 2, rows(8)[::2], dynamic_shapes=({0: N},))
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,10 @@ TOLD = {
 }  # fmt: skip
 
 
+# Of one token torch takes paths of its own there: other launches.
+APART_AT_1 = {"mpnet", "deberta", "neox", "phi", "t5_encoder", "t5"}
+
+
 @pytest.fixture(scope="module")
 def transformers() -> Any:
     return pytest.importorskip("transformers")
@@ -113,7 +117,7 @@ def test_each_length_gives_what_a_capture_records_or_a_guard_refuses(transformer
                 continue
             recorded = offload.capture(model, **batch(family, length)).program
             assert same(program, recorded), length
-    assert refused in ([], [1])  # torch has paths of its own for a size of 1
+    assert refused == ([1] if family in APART_AT_1 else [])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -1,5 +1,7 @@
 """Operators whose C++ or whose rule asks a size for a number: recorded over sizes that vary."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -31,6 +33,16 @@ def of_pairs():
     return lambda x: layer(x, x)
 
 
+def layer(module, *, transposed=False):
+    module.eval()
+
+    def run(x):
+        result = module(x.transpose(1, 2) if transposed else x)
+        return result[0] if isinstance(result, tuple) else result
+
+    return run
+
+
 def resized(**options):
     return lambda x: functional.interpolate(x[:, None], **options)
 
@@ -41,6 +53,13 @@ OPERATORS = {
     "masked_attention": masked(),
     "bilinear_layer": of_pairs(),
     "unfold": lambda x: functional.unfold(x[:, None], 2, padding=1),
+    "lstm": layer(nn.LSTM(8, 8, 2, batch_first=True, bidirectional=True)),
+    "lstm_without_biases": layer(nn.LSTM(8, 8, bias=False, batch_first=True)),
+    "lstm_over_the_batch": layer(nn.LSTM(8, 8)),
+    "max_pool1d": lambda x: functional.max_pool1d(x.transpose(1, 2), 2),
+    "max_pool1d_of_more": layer(nn.MaxPool1d(3, 2, padding=1, ceil_mode=True), transposed=True),
+    "square_root": lambda x: x / math.sqrt(x.shape[1]) + math.sqrt(x.shape[1] * 0.5),
+    "square_root_of_others": lambda x: x * math.sqrt(x.shape[2]),
     "fractional_steps": lambda x: x.sum() + torch.arange(0, x.shape[1] * 0.1, 0.1),
     "nearest": resized(scale_factor=2),
     "nearest_of_fraction": resized(scale_factor=1.7),
@@ -82,15 +101,49 @@ def test_sizes_that_c_plus_plus_asks_for_are_named():
         offload.capture(cell, torch.randn(7, 4), dynamic_shapes={"input": {0: N}})
 
 
+def test_a_square_root_that_python_has_not_is_refused():
+    def scaled(x):
+        return x * math.sqrt(x.shape[1] - 5)
+
+    captured = offload.capture(scaled, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
+    assert torch.equal(captured(x := torch.randn(2, 6, 8)), scaled(x))
+    with pytest.raises(offload.BindingError, match=r"n = 4: expected .*test_family_operators"):
+        captured(torch.randn(2, 4, 8))
+
+
+STEPPING = {
+    "gru": nn.GRU(8, 8, batch_first=True),
+    "rnn": nn.RNN(8, 8, batch_first=True),
+    "projected_lstm": nn.LSTM(8, 8, proj_size=4, batch_first=True),
+    "double_lstm": nn.LSTM(8, 8, batch_first=True, dtype=torch.float64),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", STEPPING)
+def test_layers_that_launch_each_of_their_steps_are_refused(name):
+    model = STEPPING[name].eval()
+    x = torch.randn(2, 7, 8, dtype=next(model.parameters()).dtype)
+    why = r"test_family_operators.*(for each length|for each size)"
+    with torch.no_grad(), pytest.raises(offload.CaptureError, match=why):
+        offload.capture(model, x, dynamic_shapes=({1: N},))
+
+
 def test_a_refusal_shows_no_frames_of_c_plus_plus():
     model = nn.LSTM(8, 8, batch_first=True).eval()
+
+    def own(x):
+        states = torch.zeros(1, 2, 8), torch.zeros(1, 2, 8)
+        return torch.lstm(x, states, model._flat_weights, True, 1, 0.0, False, False, True)[0]
+
     with torch.no_grad(), pytest.raises(offload.CaptureError, match="cannot be over") as refused:
-        offload.capture(model, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
+        offload.capture(own, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
     assert "frame #" not in str(refused.value)
 
 
-def test_functions_that_resize_are_torchs_own_again():
-    before = torch._C._nn.upsample_nearest2d
+def test_functions_are_their_own_again():
+    before = torch._C._nn.upsample_nearest2d, torch.max_pool1d, math.sqrt, torch._VF.lstm
     with torch.no_grad():
         offload.capture(OPERATORS["nearest"], torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
-    assert torch._C._nn.upsample_nearest2d is before
+    after = torch._C._nn.upsample_nearest2d, torch.max_pool1d, math.sqrt, torch._VF.lstm
+    assert all(one is other for one, other in zip(before, after, strict=True))

@@ -77,6 +77,55 @@ def test_a_size_is_an_int_to_the_callers_code(name):
     assert n_right >= 4
 
 
+ANSWERED = {
+    "result": lambda x: (x * 2, x.shape[0] > 5),
+    "factor": lambda x: x * (x.shape[0] > 5),
+    "argument": lambda x: x.sum() + torch.full((2,), x.shape[0] > 5),
+    "both": lambda x: (x * 2, (x.shape[0] > 5) & (x.shape[0] < 100)),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERED)
+def test_an_answer_that_is_kept_is_guarded(name):
+    function = ANSWERED[name]
+    run = captured_over(function, rows(7)).load(sizes=offload.Sizes())
+    for size in (6, 7, 8, 20, 50, 99):
+        x = rows(size)
+        got, expected = run(x), function(x)
+        if isinstance(expected, tuple):
+            assert got[1] is expected[1]
+            got, expected = got[0], expected[0]
+        assert torch.equal(got, expected)
+    with pytest.raises(offload.BindingError, match=r"n = 5: expected .*5 < n"):
+        run(rows(5))
+
+
+def test_what_may_be_written_instead_of_numbers_of_python():
+    def instead(x):
+        n = x.shape[0]
+        half = torch.sym_int(n * 0.5)
+        return x[:half] * torch.sym_float(n), x[torch.arange(n)] * torch.full((), n)
+
+    captured = captured_over(instead, rows(7))
+    for size in (4, 5, 7, 12, 55, 300):  # of 2 and 3 a half is one row
+        x = rows(size)
+        assert all(map(torch.equal, captured(x), instead(x)))
+    with pytest.raises(offload.CaptureError, match=r"write torch\.sym_int\(a\)"):
+        captured_over(lambda x: x * int(x.shape[0]), rows(7))
+
+
+def test_a_generator_that_is_seeded_at_some_sizes_alone_is_noticed():
+    generator = torch.Generator()
+
+    def seeding(x):
+        if type(x.shape[0]) is int and x.shape[0] > 200:
+            generator.manual_seed(generator.initial_seed())
+        return x * 2
+
+    with pytest.raises(offload.CaptureError, match=r"at n = 300: .*test_family_questions.*seeds"):
+        captured_over(seeding, rows(7))
+
+
 DIVIDED = {
     "by_fraction": lambda x: x * (x.shape[0] // 1.1),
     "fraction": lambda x: x * ((x.shape[0] * 0.1) // 3),

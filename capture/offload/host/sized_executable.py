@@ -175,6 +175,7 @@ def _native_instances(
         numbers=_codes(family.expressions),
         reals=[isinstance(one, float) for one in family.numbers_at(recorded)],
         conditions=_codes([one.condition for one in family.guards]),
+        compared=family.compared,
         values=values_bytes(program),
         inputs=[_varying_view(view) for view in program.inputs],
         outputs=[value.index for value in program.of_role(Role.OUTPUT)],

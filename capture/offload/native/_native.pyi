@@ -106,6 +106,7 @@ class Instances:
         numbers: Sequence[Sequence[tuple[str, int | float]]],
         reals: Sequence[bool],
         conditions: Sequence[Sequence[tuple[str, int | float]]],
+        compared: Sequence[Sequence[int]],
         values: Sequence[tuple[str, int]],
         inputs: Sequence[VaryingView],
         outputs: Sequence[int],

@@ -85,6 +85,8 @@ class Family:
         arguments, results: likewise for integers among the constants of the arguments and of the
             result, by their place in these.
         guards: what must hold of sizes.
+        compared: sizes of which guards need not hold, in the order of the Dims: another recording
+            has seen there just what the Family gives.
     """
 
     dims: tuple[Dim, ...]
@@ -96,6 +98,7 @@ class Family:
     guards: tuple[SizeGuard, ...]
     arguments: Mapping[int, int] = dataclasses.field(default_factory=dict)
     results: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    compared: tuple[tuple[int, ...], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -194,7 +197,8 @@ class Family:
                 raise BindingError(f"{dim.name}: expected a whole number, got {size!r}")
             if size < dim.minimum or (dim.maximum is not None and size > dim.maximum):
                 raise BindingError(f"expected {dim}, got {size}: capture with a wider Dim")
-        self._check_guards(ordered)
+        if ordered not in self.compared:
+            self._check_guards(ordered)
         return ordered
 
     def _check_guards(self, sizes: tuple[int, ...]) -> None:
@@ -233,6 +237,7 @@ class Family:
             f"  guard {one.condition.text(self.names)}" + (f"  # {one.place}" if one.place else "")
             for one in self.guards
         ]
+        lines += [f"  compared at {self._told(one)}" for one in self.compared]
         lines += [f"  size {text}" for text in dict.fromkeys(self._texts())]
         return "\n".join(lines)
 

@@ -39,6 +39,7 @@ def encode_family(family: Family) -> dict[str, Any]:
         "guards": [
             {"condition": _code(one.condition), "place": one.place} for one in family.guards
         ],
+        "compared": [list(sizes) for sizes in family.compared],
     }
 
 
@@ -60,9 +61,10 @@ def decode_family(node: Node, program: Program) -> Family:
     Raises:
         ProgramError: the data is no family of this Program.
     """
-    dims, places, foldable, codes, varying, arguments, results, guards = node.fields(
-        "dims", "places", "foldable", "expressions", "varying", "arguments", "results", "guards"
-    )
+    dims, places, foldable, codes, varying, arguments, results, guards, compared = node.fields(
+        "dims", "places", "foldable", "expressions", "varying", "arguments", "results", "guards",
+        "compared",
+    )  # fmt: skip
     family = Family(
         dims=dims.each(_dim),
         places=places.each(_place),
@@ -73,6 +75,7 @@ def decode_family(node: Node, program: Program) -> Family:
         arguments=_mapping(arguments),
         results=_mapping(results),
         guards=guards.each(_guard),
+        compared=compared.each(Node.integers),
     )
     _check(family, node)
     return family
@@ -143,6 +146,7 @@ def _check(family: Family, node: Node) -> None:
             for varying, count in counts
             for place, index in varying.items()
         )
+        and all(len(sizes) == n_dims for sizes in family.compared)
         and not program.overlaps
     )
     if not holds:

@@ -98,6 +98,8 @@ class FakeLaunches:
         """What an operator is given with a fake twin for each tensor that is in memory."""
         if isinstance(given, (list, tuple)):
             return type(given)(self._all_fake(name, one) for one in given)
+        if isinstance(given, torch.SymBool):  # of which a Program holds the answer
+            return bool(given)
         if isinstance(given, dict):
             return {key: self._all_fake(name, one) for key, one in given.items()}
         if not isinstance(given, torch.Tensor) or isinstance(given, FakeTensor):

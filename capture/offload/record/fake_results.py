@@ -44,7 +44,14 @@ def _native_multi_head_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tenso
     return result, weights if {**given, **kwargs}.get("need_weights", True) else None
 
 
+def _mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """What the CPU's operator gives without gradients: no workspace; torch's rule, an empty one."""
+    results = torch.ops.aten.mkldnn_rnn_layer.default(*args, **kwargs)
+    return (*results[:3], None)
+
+
 _RULES: dict[tuple[str, Any], Callable[..., Any]] = {
     ("cpu", torch.ops.aten._native_multi_head_attention.default): _native_multi_head_attention,
+    ("cpu", torch.ops.aten.mkldnn_rnn_layer.default): _mkldnn_rnn_layer,
     ("npu", torch.ops.aten.native_dropout.default): _native_dropout_of_npu,
 }

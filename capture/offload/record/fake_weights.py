@@ -299,7 +299,8 @@ class FakeWeights:
                 f"a tensor of shape {list(tensor.shape)} is on {tensor.device}, and the inputs on "
                 f"{self.device}: move what the files do not hold there"
             )
-        self._make_whole(tensor.untyped_storage())
+        if not _is_whole(tensor):
+            self._make_whole(tensor.untyped_storage())
         fake = self.mode.fake_tensor_converter.from_real_tensor(self.mode, tensor)
         self._originals.setdefault(id(fake), tensor)
         self._fakes.append(fake)
@@ -323,6 +324,12 @@ class FakeWeights:
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory that a fake one stands for; others stand for themselves."""
         return self._originals.get(id(tensor), tensor)
+
+
+def _is_whole(tensor: torch.Tensor) -> bool:
+    """Whether a tensor shows all bytes of its storage."""
+    n_bytes = tensor.numel() * tensor.element_size()
+    return tensor.is_contiguous() and n_bytes == tensor.untyped_storage().nbytes()
 
 
 def _saved_names(model: torch.nn.Module) -> set[str]:

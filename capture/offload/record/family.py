@@ -34,6 +34,7 @@ from offload.program.family import (
     with_constants,
 )
 from offload.program.numbers import map_numbers, numbers_of, numbers_of_value
+from offload.program.structure import Structure
 from offload.record.size_expressions import to_expression
 from offload.record.symbolic_sizes import SymbolicSizes
 from offload.record.whole_program import SeenLaunches
@@ -84,6 +85,7 @@ def family_of(
         raise CaptureError(
             "inputs share memory that the call writes, and sizes are to vary: pass copies"
         )
+    symbolic = dataclasses.replace(symbolic, results=_with_answers(symbolic.results))
     guards = _guards(sizes)
     numbers = _Numbers(sizes)
     with sizes.deciding():
@@ -103,6 +105,14 @@ def family_of(
     )
     _check_same(family, symbolic, sizes)
     return family
+
+
+def _with_answers(results: Structure) -> Structure:
+    """A nesting in which what was asked of sizes is answered, and guarded."""
+    asked = enumerate(constants_of(results))
+    return with_constants(
+        results, {place: bool(one) for place, one in asked if isinstance(one, torch.SymBool)}
+    )
 
 
 def without_unused(bound: BoundFamily) -> BoundFamily:
@@ -142,10 +152,13 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
             )
             raise CaptureError(
                 f"{names[at]} may not vary: the call needs it to be {fixed}"
-                f"{f' ({place})' if place else ''}, as when a size is made a Python number or text "
-                "(int(n), range(n), a list's index, print) or compared with the recorded one; a "
-                "size of 1 or 0 often takes a path of its own, so record a larger one. "
-                "Otherwise leave the Dim out, and capture the model for each size"
+                f"{f' ({place})' if place else ''}, as when a size is made a Python number or "
+                "text, or compared with the recorded one. Instead of int(a), float(n), "
+                "torch.tensor(n) and x[list(range(n))] write torch.sym_int(a), torch.sym_float(n), "
+                "torch.full((), n) and x[torch.arange(n)]; a loop over range(n) or len(x) makes "
+                "other launches at each size; a size of 1 or 0 often takes a path of its own, so "
+                "record a larger one. Otherwise leave the Dim out, and capture the model for each "
+                "size"
             )
     return tuple(guards)
 

@@ -24,6 +24,7 @@ from offload.record.folding import note_constants
 from offload.record.guards import HostReadGuards, refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.kept_numbers import KeptNumbers
+from offload.record.modes import seeding_unnoticed
 from offload.record.operators import (
     Overload,
     argument_data,
@@ -113,6 +114,10 @@ class LaunchRecorder:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
+        with seeding_unnoticed():
+            return self._dispatch(func, args, kwargs)
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         operator = operator_of(func)
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         call = func

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +15,7 @@ from offload.record.call_arguments import CallArguments
 from offload.record.callables import parameters_of
 from offload.record.dynamic_shapes import VaryingSizes
 from offload.record.fake_weights import device_of_call
-from offload.record.family import check_family, family_of, without_unused
+from offload.record.family import check_family, difference_of, family_of, without_unused
 from offload.record.recorder import Recorder
 from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
 from offload.record.whole_program import SeenLaunches
@@ -61,11 +64,28 @@ class SecondRecordings:
         varying = self._varying
         sizes = SymbolicSizes(varying.dims, varying.axes, self._device)
         family = family_of(real, self._seen(sizes, "over sizes that vary"), sizes, varying.places)
+        plain = VariedSizes(varying.axes, self._device)
         for chosen in _compared(family):
             told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, chosen, strict=True))
-            static = VariedSizes(varying.axes, self._device, chosen)
-            check_family(family, chosen, self._seen(static, f"at {told}"))
+            check_family(family, chosen, self._seen(plain.at(chosen), f"at {told}"))
+        family = self._with_one(family, plain)
         return without_unused(BoundFamily(family, real.bindings))
+
+    def _with_one(self, family: Family, plain: VariedSizes) -> Family:
+        """The Family, which may be used at a size of 1 too if a recording sees the same there.
+
+        What torch asks of sizes before it takes paths of its own at 1, guards would refuse.
+        """
+        if len(family.dims) > 1 or family.dims[0].minimum > 1:
+            return family
+        with contextlib.suppress(BindingError):
+            family.checked({family.names[0]: 1})
+            return family
+        with contextlib.suppress(OffloadError), _quiet():
+            seen = self._seen(plain.at((1,)), "at 1")
+            if not difference_of(family, seen, family.whole_at((1,))):
+                return dataclasses.replace(family, compared=((1,),))
+        return family
 
     def _seen(self, sizes: VariedSizes, how: str) -> SeenLaunches:
         """What is seen of the call at sizes.
@@ -105,6 +125,18 @@ class SecondRecordings:
         given = CallArguments(*self._called)
         args, kwargs = unflatten(with_constants(given.live, numbers), given.tensors)
         return args, kwargs
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let torch not write down errors of fake tensors, of which nothing follows here."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _compared(family: Family) -> Iterator[tuple[int, ...]]:

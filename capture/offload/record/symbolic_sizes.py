@@ -10,6 +10,7 @@ like others, and two sizes that happen to be the same are two.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,21 @@ class _Environment(WatchedEnvironment):
         self.guards: _PlacedGuards = _PlacedGuards()
 
 
+class _SymbolicMode(FakeTensorMode):
+    """torch's fake tensors over symbolic sizes, which remembers what whole operators give.
+
+    What these call in turn is asked for only where they are not remembered, and remembering it
+    takes longer than it saves.
+    """
+
+    def _dispatch_impl(self, *given: Any) -> Any:
+        remembers, self.cache_enabled = self.cache_enabled, False
+        try:
+            return super()._dispatch_impl(*given)
+        finally:
+            self.cache_enabled = remembers
+
+
 class VariedSizes(FakeWeights):
     """The fake tensors of a recording at other sizes than those of the call.
 
@@ -86,6 +102,16 @@ class VariedSizes(FakeWeights):
         if mode is not None:
             self.mode = mode
 
+    def at(self, sizes: Sequence[int]) -> VariedSizes:
+        """The fake tensors of another recording, which shares those of the model with this one.
+
+        Args:
+            sizes: of the Dims, in order.
+        """
+        other = copy.copy(self)
+        other.sizes = tuple(sizes)
+        return other
+
     def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
         """A fake tensor like an argument, some of whose sizes vary, on memory of its own.
 
@@ -96,20 +122,27 @@ class VariedSizes(FakeWeights):
         if not axes:
             return super().input(tensor, leaf)
         shape = [self.sizes[axes[at]] if at in axes else one for at, one in enumerate(tensor.shape)]
-        order = _memory_order(tensor, leaf)
         with self.mode, self.deciding():
-            placed = torch.empty(
-                [shape[axis] for axis in order], dtype=tensor.dtype, device=self.device
-            )
-            is_ordered = order == list(range(tensor.dim()))
-            back = [order.index(axis) for axis in range(tensor.dim())]
-            fake = placed if is_ordered else placed.permute(back)
+            fake = self._placed(tensor, shape, leaf)
             if tensor.is_conj():
                 fake = torch._conj(fake)
             if tensor.is_neg():
                 fake = torch._neg_view(fake)
         self._keep(fake)
         return fake.requires_grad_(tensor.requires_grad)
+
+    def _placed(self, tensor: torch.Tensor, shape: Sequence[Any], leaf: int) -> torch.Tensor:
+        """A fake tensor of another shape that lies in memory as a given one does."""
+        order = _memory_order(tensor)
+        if order is None:
+            strides = _strides_with_gaps(tensor, self._axes[leaf], leaf)
+            return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=self.device)
+        placed = torch.empty(
+            [shape[axis] for axis in order], dtype=tensor.dtype, device=self.device
+        )
+        if order == list(range(tensor.dim())):
+            return placed
+        return placed.permute([order.index(axis) for axis in range(tensor.dim())])
 
 
 class SymbolicSizes(VariedSizes):
@@ -128,7 +161,7 @@ class SymbolicSizes(VariedSizes):
             device: of the recording.
         """
         self._environment = _Environment()
-        mode = FakeTensorMode(shape_env=self._environment, allow_non_fake_inputs=True)
+        mode = _SymbolicMode(shape_env=self._environment, allow_non_fake_inputs=True)
         super().__init__(axes, device, mode=mode)
         self.dims = dims
         self._symbols: list[Any] = []
@@ -229,21 +262,36 @@ class SymbolicSizes(VariedSizes):
                 yield sympy.Le(symbol, found.upper)
 
 
-def _memory_order(tensor: torch.Tensor, leaf: int) -> list[int]:
-    """The axes of a tensor from the outermost in memory to the innermost.
-
-    Raises:
-        CaptureError: it has gaps, or elements that share memory, so that nothing tells its strides
-            at other sizes.
-    """
+def _memory_order(tensor: torch.Tensor) -> list[int] | None:
+    """The axes of a tensor from the outermost in memory to the innermost; None: it has gaps."""
     if tensor.is_contiguous():
         return list(range(tensor.dim()))
+    order = _by_stride(tensor)
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _by_stride(tensor: torch.Tensor) -> list[int]:
     strides = tensor.stride()
-    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
-    if tensor.permute(order).is_contiguous():
-        return order
-    raise CaptureError(
-        f"input {leaf} has the shape {list(tensor.shape)} with strides {list(tensor.stride())}: "
-        "expected one without gaps where sizes vary, whose strides follow from them; pass its "
-        ".contiguous()"
-    )
+    return sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+
+
+def _strides_with_gaps(tensor: torch.Tensor, axes: Axes, leaf: int) -> tuple[int, ...]:
+    """The strides of a tensor with gaps at all sizes: those that it has.
+
+    Raises:
+        CaptureError: they may be others where sizes are, as one that varies lies within another
+            axis; or elements share memory.
+    """
+    order = _by_stride(tensor)
+    strides, n_items = tensor.stride(), 1
+    for place, axis in reversed(list(enumerate(order))):
+        is_within = place > 0 and axis in axes
+        if strides[axis] < n_items or is_within:
+            raise CaptureError(
+                f"input {leaf} has the shape {list(tensor.shape)} with strides {list(strides)}: "
+                "expected one without gaps where sizes vary, or with gaps in which only the "
+                "outermost axis in memory varies, since its strides follow from no size; pass its "
+                ".contiguous()"
+            )
+        n_items = strides[axis] * tensor.shape[axis]
+    return strides

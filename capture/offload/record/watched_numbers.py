@@ -23,6 +23,7 @@ from torch.utils._sympy.functions import Identity
 
 from offload.console.user_code import is_user_file, user_location
 from offload.errors import CaptureError
+from offload.record.symbolic_functions import functions
 from offload.record.symbolic_resizes import resizes
 
 _NUMBERS: tuple[tuple[type, type], ...] = (
@@ -33,6 +34,15 @@ _NUMBERS: tuple[tuple[type, type], ...] = (
 # Of fractions Python rounds a quotient down by its exact remainder (Objects/floatobject.c,
 # float_floor_div), which is another number than the rounded quotient rounded down.
 _DIVISIONS = ("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__")
+# What torch computes of one or two numbers alone (torch/fx/experimental/sym_node.py,
+# `magic_methods`); `round` and `sym_ite` take others as well.
+_OPERATIONS = tuple(
+    name
+    for operation in sym_node.magic_methods
+    for name in (f"_{operation}", f"_sym_{operation}")
+    if operation not in ("round", "sym_ite") and name in vars(sym_node.SymNode)
+)
+_ROUNDED = ("_add", "_sub", "_mul")
 
 
 class WatchedEnvironment(ShapeEnv):
@@ -40,9 +50,15 @@ class WatchedEnvironment(ShapeEnv):
 
     Attributes:
         refusal: the first thing that was refused; the call may have swallowed the error.
+        computed: what operations gave, by their name and what they were given.
     """
 
     refusal: CaptureError | None = None
+
+    def __init__(self, **options: Any) -> None:
+        """Begin with nothing computed; the options are torch's."""
+        super().__init__(**options)
+        self.computed: dict[tuple[Any, ...], Any] = {}
 
 
 class _Watch:
@@ -67,8 +83,10 @@ class _Watch:
                 delattr(kind, name) if before is None else setattr(kind, name, before)
 
     def _replace_all(self) -> None:
-        for name in ("add", "sub", "mul"):
-            self._replace(sym_node.SymNode, name, _kept_apart(getattr(sym_node.SymNode, name)))
+        for name in _OPERATIONS:
+            function = getattr(sym_node.SymNode, name)
+            computed = _kept_apart(function) if name in _ROUNDED else function
+            self._replace(sym_node.SymNode, name, _remembered(name, computed))
         for divided in (torch.SymInt, torch.SymFloat):
             for name in _DIVISIONS:
                 self._replace(divided, name, _refused_for_fractions(getattr(divided, name)))
@@ -77,6 +95,8 @@ class _Watch:
             self._replace(kind, "__repr__", _text_of(kind, plain))
         for name, resize in resizes(_is_watched):
             self._replace(torch._C._nn, name, resize)
+        for owner, name, function in functions(_is_watched):
+            self._replace(owner, name, function)
 
     def _replace(self, kind: Any, name: str, new: Any) -> None:
         self._replaced.append((kind, name, kind.__dict__.get(name)))
@@ -110,6 +130,26 @@ def _kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
             return result
         kept = sym_node.SymNode(Identity(result._expr), environment, float, result._hint)
         return kept if result._expr.free_symbols else result
+
+    return computed
+
+
+def _remembered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same, computed once: a recording does the same arithmetic thousands of times.
+
+    A symbol that has been replaced meanwhile is replaced where an expression is read.
+    """
+
+    @functools.wraps(function)
+    def computed(self: Any, *others: Any) -> Any:
+        environment = self.shape_env
+        if not isinstance(environment, WatchedEnvironment):
+            return function(self, *others)
+        key = (name, self._expr, self.pytype, *[(one._expr, one.pytype) for one in others])
+        result = environment.computed.get(key)
+        if result is None:
+            result = environment.computed[key] = function(self, *others)
+        return result
 
     return computed
 
@@ -156,9 +196,18 @@ def _text_of(kind: Any, plain: Callable[[Any], Any]) -> Callable[[Any], str]:
 def _asked_by_user(number: Any) -> bool:
     """Whether a number is watched, and the code that asks is neither torch's nor offload's."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith("<"):
+    while frame is not None:
+        is_users = _is_users(frame.f_code.co_filename)
+        if is_users is not None:
+            return is_users and _is_watched(number)
         frame = frame.f_back
-    return frame is not None and is_user_file(frame.f_code.co_filename) and _is_watched(number)
+    return False
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users(filename: str) -> bool | None:
+    """Whether a file is the user's; None of generated code, which asks for whom calls it."""
+    return None if filename.startswith("<") else is_user_file(filename)
 
 
 def _is_watched(number: Any) -> bool:
