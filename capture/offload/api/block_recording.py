@@ -23,8 +23,8 @@ from offload.record import (
     PlainCall,
     Recorder,
     Recording,
-    SeenLaunches,
     VaryingSizes,
+    WholeProgram,
     device_of_call,
     parameters_of,
     refuse_hidden_reads,
@@ -323,7 +323,7 @@ class BlockRecording:
             say(f"{program_line(self.captured.program, what)}, at {user_location()}")
         return handed_out
 
-    def _settle(self, bound: BoundProgram, seen: SeenLaunches | None, read_untold: str) -> None:
+    def _settle(self, bound: BoundProgram, seen: WholeProgram | None, read_untold: str) -> None:
         """Give what was recorded to the Captured, with its Family where sizes may vary.
 
         Args:
@@ -368,7 +368,7 @@ class BlockRecording:
             error.add_note(f"told that it is being compiled: {again}")
             raise error from None
 
-    def _told(self, plain: PlainCall) -> tuple[BoundProgram, SeenLaunches | None]:
+    def _told(self, plain: PlainCall) -> tuple[BoundProgram, WholeProgram | None]:
         """The same call recorded, told that it is being compiled; it leaves what that left.
 
         Raises:

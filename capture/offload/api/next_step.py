@@ -9,7 +9,7 @@ from typing import Any
 from offload.api.recorded_program import recorded_program
 from offload.errors import CaptureError
 from offload.program import BoundProgram
-from offload.record import PlainCall, Recorder, SeenLaunches
+from offload.record import PlainCall, Recorder, WholeProgram
 
 
 def guarded(recorder: Recorder, bound: BoundProgram) -> BoundProgram:
@@ -40,7 +40,7 @@ class NextStep:
         self._recorder = recorder
         self._called = called
 
-    def told(self) -> tuple[BoundProgram, SeenLaunches | None, str]:
+    def told(self) -> tuple[BoundProgram, WholeProgram | None, str]:
         """Record it told that it is being compiled, so that it reads nothing on the host.
 
         It is made untold before that, and undone, to be compared with: from the same state.
@@ -67,7 +67,7 @@ class NextStep:
 
     def recorded(
         self, made: str, plain: PlainCall | None = None
-    ) -> tuple[BoundProgram, SeenLaunches | None]:
+    ) -> tuple[BoundProgram, WholeProgram | None]:
         """Record it.
 
         Args:

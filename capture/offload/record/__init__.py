@@ -6,12 +6,12 @@ from offload.record.dynamic_shapes import DynamicShapes, VaryingSizes, varying_s
 from offload.record.fake_weights import FakeWeights, device_of_call
 from offload.record.operators import is_plain_class
 from offload.record.plain_call import PlainCall
-from offload.record.recorded_call import called_again, is_called_again
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
+from offload.record.repeatable_call import called_again, is_called_again
 from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
-from offload.record.whole_program import SeenLaunches
+from offload.record.whole_program import WholeProgram
 
 is_not_called(__name__)
 
@@ -23,8 +23,8 @@ __all__ = [
     "PlainCall",
     "Recorder",
     "Recording",
-    "SeenLaunches",
     "VaryingSizes",
+    "WholeProgram",
     "called_again",
     "device_of_call",
     "is_called_again",

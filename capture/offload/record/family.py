@@ -37,7 +37,7 @@ from offload.program.numbers import map_numbers, numbers_of, numbers_of_value
 from offload.program.structure import Structure
 from offload.record.size_expressions import to_expression
 from offload.record.symbolic_sizes import SymbolicSizes
-from offload.record.whole_program import SeenLaunches
+from offload.record.whole_program import WholeProgram
 
 
 class _Numbers:
@@ -63,8 +63,8 @@ class _Numbers:
 
 
 def family_of(
-    real: SeenLaunches,
-    symbolic: SeenLaunches,
+    real: WholeProgram,
+    symbolic: WholeProgram,
     sizes: SymbolicSizes,
     places: Sequence[SizePlace],
 ) -> Family:
@@ -163,7 +163,7 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
     return tuple(guards)
 
 
-def _check_same(family: Family, symbolic: SeenLaunches, sizes: SymbolicSizes) -> None:
+def _check_same(family: Family, symbolic: WholeProgram, sizes: SymbolicSizes) -> None:
     """Refuse a Family that does not give the recorded Program at the recorded sizes.
 
     Raises:
@@ -182,7 +182,7 @@ def _check_same(family: Family, symbolic: SeenLaunches, sizes: SymbolicSizes) ->
         )
 
 
-def _at_recorded(symbolic: SeenLaunches, sizes: SymbolicSizes) -> Program:
+def _at_recorded(symbolic: WholeProgram, sizes: SymbolicSizes) -> Program:
     """The Program that was recorded over sizes, with the recorded ones in their place."""
     with sizes.deciding():
         program = map_numbers(symbolic.program, sizes.recorded)
@@ -191,7 +191,7 @@ def _at_recorded(symbolic: SeenLaunches, sizes: SymbolicSizes) -> Program:
     return dataclasses.replace(program, result_structure=results)
 
 
-def check_family(family: Family, sizes: Sequence[int], seen: SeenLaunches) -> None:
+def check_family(family: Family, sizes: Sequence[int], seen: WholeProgram) -> None:
     """Refuse a Family that does not give what a recording at these sizes has seen.
 
     Raises:
@@ -207,7 +207,7 @@ def check_family(family: Family, sizes: Sequence[int], seen: SeenLaunches) -> No
         )
 
 
-def difference_of(family: Family, seen: SeenLaunches, expected: Program) -> str:
+def difference_of(family: Family, seen: WholeProgram, expected: Program) -> str:
     """How what was seen differs from a Program of a Family; empty if it does not."""
     found = seen.program
     pairs: list[tuple[Launch, Launch] | tuple[Value, Value]] = [

@@ -47,9 +47,9 @@ from offload.record.modes import (
 from offload.record.operators import is_tensor
 from offload.record.plain_call import PlainCall, plain_call
 from offload.record.python_random import PythonRandom
-from offload.record.recorded_call import RecordedCall, Surroundings, called_again
 from offload.record.recording import Recording, recording_of
 from offload.record.recording_device import Allocations, recording_device, refuse_capturing
+from offload.record.repeatable_call import RepeatableCall, Surroundings, called_again
 from offload.record.results import GivenTensors, handed_out, result_of
 from offload.record.storages import StorageTable, alias
 from offload.record.surroundings import (
@@ -61,7 +61,7 @@ from offload.record.surroundings import (
 )
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.record.trained_state import TrainedState
-from offload.record.whole_program import SeenCall, SeenLaunches
+from offload.record.whole_program import ObservedCall, WholeProgram
 
 
 class Recorder:
@@ -447,7 +447,7 @@ class Recorder:
             refusal, read, results=tensors, structure=structure, table=self.table, drawn=drawn
         )
 
-    def finish_seen(self, result: Any) -> SeenLaunches:
+    def finish_seen(self, result: Any) -> WholeProgram:
         """End a recording that is only looked at.
 
         Raises:
@@ -465,8 +465,8 @@ class Recorder:
     def _deciding(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext() if self._fakes is None else self._fakes.deciding()
 
-    def _seen(self, tensors: Sequence[torch.Tensor], structure: Structure) -> SeenCall:
-        return SeenCall(
+    def _seen(self, tensors: Sequence[torch.Tensor], structure: Structure) -> ObservedCall:
+        return ObservedCall(
             self.table,
             self._log,
             self._arguments,
@@ -552,7 +552,7 @@ class Recorder:
         return overlaps, {self.table.of(self._inputs[leaf]).storage._cdata for leaf in leaves}
 
     def _with_opaque_form(
-        self, recording: Recording, seen: SeenCall, overlaps: tuple[Overlap, ...]
+        self, recording: Recording, seen: ObservedCall, overlaps: tuple[Overlap, ...]
     ) -> Recording:
         """The recording with what a device needs to tell whether it is all, or as opaque already.
 
@@ -567,7 +567,7 @@ class Recorder:
             if self._log.unseen:
                 raise
             return dataclasses.replace(recording, observed=observed, unchecked=str(error))
-        call = RecordedCall(
+        call = RepeatableCall(
             self._function,
             self.table.state.python_state,
             self._arguments.live,

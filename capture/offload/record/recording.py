@@ -9,7 +9,7 @@ import torch
 
 from offload.program import BoundProgram, Opaque, Overlap
 from offload.record.random_outcomes import RandomOutcome
-from offload.record.whole_program import SeenCall, SeenLaunches
+from offload.record.whole_program import ObservedCall, WholeProgram
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Recording:
     opaque: BoundProgram | None = None
     unchecked: str = ""
     computed: bool = True
-    seen: SeenLaunches | None = None
+    seen: WholeProgram | None = None
 
     def as_opaque(self, reason: str) -> Recording:
         """The same call recorded as one opaque launch.
@@ -68,7 +68,7 @@ class Recording:
 
 
 def recording_of(
-    seen: SeenCall,
+    seen: ObservedCall,
     overlaps: tuple[Overlap, ...],
     results: tuple[torch.Tensor, ...],
     overlapping: Set[int],

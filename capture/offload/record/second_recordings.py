@@ -18,7 +18,7 @@ from offload.record.fake_weights import device_of_call
 from offload.record.family import check_family, difference_of, family_of, without_unused
 from offload.record.recorder import Recorder
 from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
-from offload.record.whole_program import SeenLaunches
+from offload.record.whole_program import WholeProgram
 
 # Beyond the recorded size, where a Dim has no greatest one; odd, and a power of nothing.
 _FACTOR, _BEYOND = 4, 3
@@ -51,7 +51,7 @@ class SecondRecordings:
         self._read_untold = read_untold
         self._device = device_of_call(*called)
 
-    def family(self, real: SeenLaunches) -> BoundFamily:
+    def family(self, real: WholeProgram) -> BoundFamily:
         """The Family of the call, compared with recordings at some other sizes.
 
         Args:
@@ -87,7 +87,7 @@ class SecondRecordings:
                 return dataclasses.replace(family, compared=((1,),))
         return family
 
-    def _seen(self, sizes: VariedSizes, how: str) -> SeenLaunches:
+    def _seen(self, sizes: VariedSizes, how: str) -> WholeProgram:
         """What is seen of the call at sizes.
 
         Raises:

@@ -29,12 +29,12 @@ from offload.record.callables import Parameters
 from offload.record.fake_weights import FakeWeights
 from offload.record.folding import holders_of
 from offload.record.launches import LaunchRecorder
-from offload.record.recorded_call import RecordedCall
+from offload.record.repeatable_call import RepeatableCall
 from offload.record.storages import StorageTable, TrackedStorage
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SeenLaunches:
+class WholeProgram:
     """All that was seen of a call, to be compared with what another recording of it has seen.
 
     Attributes:
@@ -52,7 +52,7 @@ class SeenLaunches:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SeenCall:
+class ObservedCall:
     """What was seen of a call.
 
     Attributes:
@@ -91,17 +91,17 @@ class SeenCall:
         """
         return self._folded(self._whole(overlaps), folds=folds)
 
-    def launches(self, overlaps: tuple[Overlap, ...]) -> SeenLaunches:
+    def launches(self, overlaps: tuple[Overlap, ...]) -> WholeProgram:
         """All that was seen, as it was seen."""
         whole = self._whole(overlaps)
         bindings = self._bindings(whole.weight_views.keys())
         foldable = frozenset(self.log.foldable)
-        return SeenLaunches(whole, bindings, foldable, self.arguments.structure, self.structure)
+        return WholeProgram(whole, bindings, foldable, self.arguments.structure, self.structure)
 
     def opaque_program(
         self,
         overlaps: tuple[Overlap, ...],
-        call: RecordedCall,
+        call: RepeatableCall,
         reason: str,
         *,
         state: Sequence[TrackedStorage],

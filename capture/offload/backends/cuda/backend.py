@@ -35,7 +35,7 @@ from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.opaque import CudaOpaqueLauncher
 from offload.backends.cuda.prepared_graph import prepare_captured
 from offload.backends.cuda.resident_graph import (
-    CapturedProgram,
+    TemplateGraph,
     make_resident,
     set_nodes,
 )
@@ -169,7 +169,7 @@ class CudaBackend:
             ExecutionError: the driver failed; memory that ran out is said in bytes.
         """
         check_plan(prepared.program, plan)
-        captured: CapturedProgram = prepared.state
+        captured: TemplateGraph = prepared.state
         named = {word.value for word in captured.discovery.words}
         check = functools.partial(check_weights, prepared.bound, named, self.alignment_bytes)
         check()
@@ -247,7 +247,7 @@ class CudaBackend:
                 reads what was taken for padding.
             ExecutionError: the device failed, or has no memory for the proof.
         """
-        captured: CapturedProgram = prepared.state
+        captured: TemplateGraph = prepared.state
         names = launch_names(prepared.program)
         memory = self.proof_memory(captured.device)
         prove_twins(captured, prepared.bound, plan, names, memory)

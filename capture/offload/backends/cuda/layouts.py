@@ -16,7 +16,7 @@ from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.fixed_memory import FixedMemory
 from offload.backends.cuda.host_memory import with_host_words
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
-from offload.backends.cuda.resident_graph import CapturedProgram
+from offload.backends.cuda.resident_graph import TemplateGraph
 from offload.errors import CaptureError
 from offload.native import _native
 from offload.program import BoundProgram, Program
@@ -48,7 +48,7 @@ def capture_in_layouts(
     capturer: Capturer,
     seed: int,
     fixed: FixedMemory = FixedMemory(),  # noqa: B008  (immutable)
-) -> tuple[CapturedProgram, GraphCapture, GraphCapture, GraphCapture]:
+) -> tuple[TemplateGraph, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
     The first of the two is let go before the same addresses are given out again. A capture in
@@ -104,11 +104,11 @@ def capture_in_layouts(
     chunk_bytes = _native.cuda_granularity_bytes(device)
     decoy_address = pool.allocate(2 * chunk_bytes) + chunk_bytes
     nothing = Discovery((), (), (), ())
-    captured = CapturedProgram(device, template, pool, nothing, [], decoy_address, fixed)
+    captured = TemplateGraph(device, template, pool, nothing, [], decoy_address, fixed)
     return captured, again, other, last
 
 
-def clear_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
+def clear_decoy(captured: TemplateGraph, memory: DeviceMemory) -> None:
     """Fill with zeros what lies at all addresses that the template was captured with.
 
     The pool shows a chunk of memory there or two, which the decoy fills. No capture is disturbed
@@ -121,7 +121,7 @@ def clear_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
         memory.fill(address, n_bytes)
 
 
-def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
+def write_decoy(captured: TemplateGraph, memory: DeviceMemory) -> None:
     """Fill it with the decoy's numbers, before the proof executes what should not read them.
 
     Raises:
@@ -132,7 +132,7 @@ def write_decoy(captured: CapturedProgram, memory: DeviceMemory) -> None:
 
 
 def check_decoy(
-    captured: CapturedProgram, memory: DeviceMemory, describe: Callable[[Noise], str]
+    captured: TemplateGraph, memory: DeviceMemory, describe: Callable[[Noise], str]
 ) -> None:
     """Refuse kernels that have written to the decoy, after the proof.
 

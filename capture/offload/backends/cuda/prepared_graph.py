@@ -23,7 +23,7 @@ from offload.backends.cuda.graph import describe_address, is_known_address
 from offload.backends.cuda.layouts import as_data, capture_in_layouts
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
-from offload.backends.cuda.resident_graph import CapturedProgram
+from offload.backends.cuda.resident_graph import TemplateGraph
 from offload.errors import CaptureError
 from offload.program import BoundProgram, Program
 
@@ -55,7 +55,7 @@ def prepare_captured(bound: BoundProgram, capturer: Capturer) -> Prepared:
     )
 
 
-def _explained(bound: BoundProgram, capturer: Capturer, seed: int) -> CapturedProgram:
+def _explained(bound: BoundProgram, capturer: Capturer, seed: int) -> TemplateGraph:
     """Captured, with as little as possible at addresses that stay, so that no word needs more."""
     captured = _discovered(bound, capturer, seed, FixedMemory())
     if not captured.discovery.unexplained:
@@ -74,14 +74,12 @@ def _explained(bound: BoundProgram, capturer: Capturer, seed: int) -> CapturedPr
 
 def _discovered(
     bound: BoundProgram, capturer: Capturer, seed: int, fixed: FixedMemory
-) -> CapturedProgram:
+) -> TemplateGraph:
     captured, *others = capture_in_layouts(bound, capturer, seed, fixed)
     return dataclasses.replace(captured, discovery=_words(bound.program, captured, others))
 
 
-def _words(
-    program: Program, captured: CapturedProgram, others: Sequence[GraphCapture]
-) -> Discovery:
+def _words(program: Program, captured: TemplateGraph, others: Sequence[GraphCapture]) -> Discovery:
     with DeviceMemory(captured.device):  # so that the driver can be asked
         return discover(
             [captured.capture, *others],
@@ -94,7 +92,7 @@ def _words(
         )
 
 
-def _prepared(bound: BoundProgram, captured: CapturedProgram) -> Prepared:
+def _prepared(bound: BoundProgram, captured: TemplateGraph) -> Prepared:
     """What the planner must know, and the graph with its copies."""
     program, found, fixed = bound.program, captured.discovery, captured.fixed
     capture = captured.capture

@@ -19,7 +19,7 @@ from offload.program import Program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class CapturedProgram:
+class TemplateGraph:
     """What `prepare` hands on: the template graph, and what its words are.
 
     Attributes:
@@ -38,7 +38,7 @@ class CapturedProgram:
     proved: list[str] = dataclasses.field(default_factory=list)
 
 
-def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
+def set_nodes(captured: TemplateGraph, plan: Plan) -> dict[int, set[int]]:
     """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
     nodes: dict[int, set[int]] = {}
     for index, slot, _ in relocations_of(captured.discovery, plan):
@@ -49,7 +49,7 @@ def set_nodes(captured: CapturedProgram, plan: Plan) -> dict[int, set[int]]:
 
 
 def make_resident(
-    captured: CapturedProgram,
+    captured: TemplateGraph,
     program: Program,
     plan: Plan,
     arena: _native.CudaArena,

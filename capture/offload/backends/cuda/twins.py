@@ -20,7 +20,7 @@ from offload.backends.captured.relocation.touches import relocations_of
 from offload.backends.captured.relocation.words import Noise
 from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
-from offload.backends.cuda.resident_graph import CapturedProgram, make_resident
+from offload.backends.cuda.resident_graph import TemplateGraph, make_resident
 from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Program
@@ -30,7 +30,7 @@ _N_TIMED = 3  # executions by which launches are timed: the least times count
 
 @contextlib.contextmanager
 def _twins(
-    captured: CapturedProgram, program: Program, plans: Sequence[Plan]
+    captured: TemplateGraph, program: Program, plans: Sequence[Plan]
 ) -> Iterator[list[_native.CudaResident]]:
     """A resident for each Plan, without memory of its own; closed at the end.
 
@@ -49,7 +49,7 @@ def _twins(
 
 
 def prove_twins(
-    captured: CapturedProgram,
+    captured: TemplateGraph,
     bound: BoundProgram,
     plan: Plan,
     names: Sequence[str],
@@ -121,7 +121,7 @@ class TwinTimer:
             OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
         """
-        captured: CapturedProgram = prepared.state
+        captured: TemplateGraph = prepared.state
         bound = prepared.bound
         with (
             _twins(captured, bound.program, [plan]) as (twin,),

@@ -94,7 +94,7 @@ def called_again() -> Iterator[None]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class RecordedCall:
+class RepeatableCall:
     """A callable with the nesting of a call's arguments and of its result.
 
     Thread: any, one call at a time.
