@@ -13,6 +13,8 @@ from compiling import compiled, n_captures, n_executions
 from torch import nn
 from torch._dynamo.utils import counters
 
+from offload.integrations import torch_compile
+
 pytestmark = pytest.mark.usefixtures("compiler_reset")
 
 
@@ -39,8 +41,11 @@ def test_first_calls_from_several_threads(graphs):
     assert not torch.compiler.is_compiling()
 
 
-def test_a_pool_of_threads_while_new_lengths_arrive(graphs):
-    """Several threads meet each length at once; lengths beyond the limit run eagerly."""
+@pytest.mark.parametrize("may_vary", [False, True])
+def test_a_pool_of_threads_while_new_lengths_arrive(graphs, monkeypatch, may_vary):
+    """Several threads meet each length at once; beyond the limit they run eagerly."""
+    if not may_vary:
+        monkeypatch.setattr(torch_compile, "dynamic_sizes", lambda graph_module, inputs: None)
     model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 2)).eval()
     run = compiled(model, dynamic=True, options={"capture_limit": 12})
     captures, beyond = counters["offload"]["captures"], counters["offload"]["calls_beyond_limit"]
@@ -55,11 +60,13 @@ def test_a_pool_of_threads_while_new_lengths_arrive(graphs):
     with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(6) as pool:
         warnings.simplefilter("always")
         assert all(pool.map(request, range(1, 600)))
-    assert len([one for one in warned if "its limit" in str(one.message)]) == 1
-    assert sum(n_captures(graphs)) == 12 == counters["offload"]["captures"] - captures
+    n_captured = 2 if may_vary else 12
+    n_warned = len([one for one in warned if "its limit" in str(one.message)])
+    assert n_warned == (0 if may_vary else 1)
+    assert sum(n_captures(graphs)) == n_captured == counters["offload"]["captures"] - captures
     n_beyond = counters["offload"]["calls_beyond_limit"] - beyond
-    assert n_executions(graphs) + n_beyond == 600 - 12
-    assert n_beyond > 0
+    assert n_executions(graphs) + n_beyond == 600 - n_captured
+    assert (n_beyond == 0) is may_vary
 
 
 def test_a_recording_holds_up_no_execution(graphs):
