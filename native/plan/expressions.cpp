@@ -317,6 +317,13 @@ Bounds bounds_of_choice(const Bounds& condition, const Bounds& one, const Bounds
   return over({one.least, one.greatest, other.least, other.greatest});
 }
 
+// How many sizes there are, of more than kMostPoints one more than that.
+std::int64_t sizes_between(std::int64_t least, std::int64_t greatest) {
+  if (greatest < least) return 0;
+  const auto n_beyond = static_cast<std::uint64_t>(greatest) - static_cast<std::uint64_t>(least);
+  return static_cast<std::int64_t>(std::min<std::uint64_t>(n_beyond, kMostPoints)) + 1;
+}
+
 void check(const std::vector<Instruction>& code, std::size_t n_dims) {
   std::size_t depth = 0;
   for (const Instruction& instruction : code) {
@@ -409,8 +416,8 @@ Number Expressions::greatest(std::size_t index, const std::int64_t* least,
   const std::vector<std::size_t> dims = dims_of(index);
   std::int64_t n_points = 1;
   for (const std::size_t dim : dims) {
-    const std::int64_t n_sizes = std::max<std::int64_t>(0, greatest[dim] - least[dim] + 1);
-    n_points = n_sizes > kMostPoints ? kMostPoints + 1 : n_points * n_sizes;
+    const std::int64_t n_sizes = sizes_between(least[dim], greatest[dim]);
+    n_points *= n_sizes;  // of at most kMostPoints + 1 each
     if (n_points > kMostPoints) return bounds(index, least, greatest).greatest;
   }
   std::vector<std::int64_t> sizes(least, least + n_dims_);
@@ -418,7 +425,7 @@ Number Expressions::greatest(std::size_t index, const std::int64_t* least,
   for (std::int64_t point = 0; point < n_points; ++point) {
     std::int64_t rest = point;
     for (const std::size_t dim : dims) {
-      const std::int64_t n_sizes = greatest[dim] - least[dim] + 1;
+      const std::int64_t n_sizes = sizes_between(least[dim], greatest[dim]);
       sizes[dim] = least[dim] + rest % n_sizes;
       rest /= n_sizes;
     }

@@ -64,6 +64,48 @@ void test_what_leaves_64_bits_is_refused() {
   CHECK_THAT(is_refused({size(0), of(Operation::kToReal)}, greatest));
 }
 
+void test_bounds_hold_for_all_between() {
+  const std::vector<std::vector<Instruction>> codes{
+      {size(0), size(1), of(Operation::kMultiply), integer(-3), of(Operation::kAdd)},
+      {size(0), integer(-1), of(Operation::kMultiply), integer(5), of(Operation::kModulo)},
+      {size(0), size(1), integer(1), of(Operation::kAdd), of(Operation::kFloorDivide)},
+      {size(0), size(1), of(Operation::kLess), size(0), size(1), of(Operation::kWhere)},
+      {size(0), size(1), of(Operation::kMaximum), integer(4), of(Operation::kMinimum)}};
+  const Expressions all(2, codes);
+  const std::vector<std::int64_t> least{0, 2}, greatest{9, 7};
+  for (std::size_t index = 0; index < codes.size(); ++index) {
+    const auto bounds = all.bounds(index, least.data(), greatest.data());
+    std::int64_t most = INT64_MIN;
+    for (std::int64_t n = least[0]; n <= greatest[0]; ++n) {
+      for (std::int64_t m = least[1]; m <= greatest[1]; ++m) {
+        const std::vector<std::int64_t> sizes{n, m};
+        const std::int64_t found = all.evaluate(index, sizes.data()).integer;
+        CHECK_THAT(bounds.least.integer <= found && found <= bounds.greatest.integer);
+        most = found > most ? found : most;
+      }
+    }
+    CHECK_THAT(all.greatest(index, least.data(), greatest.data()).integer == most);
+  }
+}
+
+void test_bounds_beyond_64_bits_are_refused() {
+  const Expressions square(1, {{size(0), size(0), of(Operation::kMultiply)}});
+  const std::int64_t least = 0, greatest = INT64_MAX;
+  for (const bool of_one : {true, false}) {
+    bool is_refused = false;
+    try {
+      if (of_one) {
+        square.bounds(0, &least, &greatest);
+      } else {
+        square.greatest(0, &least, &greatest);
+      }
+    } catch (const ExpressionError&) {
+      is_refused = true;
+    }
+    CHECK_THAT(is_refused);
+  }
+}
+
 void test_code_that_is_none_is_refused() {
   CHECK_THAT(is_refused({}));
   CHECK_THAT(is_refused({of(Operation::kAdd)}));
@@ -80,6 +122,8 @@ int main() {
   test_each_expression_is_evaluated_alone();
   test_the_stack_has_a_bound();
   test_what_leaves_64_bits_is_refused();
+  test_bounds_hold_for_all_between();
+  test_bounds_beyond_64_bits_are_refused();
   test_code_that_is_none_is_refused();
   return offload::test::result();
 }
