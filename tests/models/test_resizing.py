@@ -34,8 +34,24 @@ def positions(x):
     return (x @ x.T + mask).softmax(-1) @ x + torch.arange(n).unsqueeze(1)
 
 
+def returned_constants(x):
+    n = x.shape[0]
+    whole, part, fixed = torch.ones(n, 1) * n, torch.arange(n).unsqueeze(1), torch.ones(1, 4)
+    return whole, part[1:], (whole * 2).exp() * x, part + fixed * 2 + x, fixed, fixed * n + x
+
+
+def written_constants(x):
+    ends = torch.ones(x.shape[0], 1)
+    begun = ends * 2
+    ends.add_(x[:, :1])
+    ordered, order = torch.arange(x.shape[0]).flip(0).sort()
+    return ends * begun, order, x[:, 0] + ordered * 2, begun.neg() - x
+
+
 FUNCTIONS = {
     "constants": positions,
+    "returned constants": returned_constants,
+    "written constants": written_constants,
     "scalars": lambda x: x * x.shape[0] + x.shape[0] ** -0.5,
     "lists": lambda x: x.reshape(x.shape[0] * 2, -1).sum(0) / (x.shape[0] + 1),
     "pieces": lambda x: torch.cat([x[: x.shape[0] // 2].exp(), x[x.shape[0] // 2 :].sin()]),
