@@ -278,8 +278,14 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   std::uint64_t discarded_in_ = 0;  // the generation in which that was done last
   bool traces_weights_ = false;
   std::optional<CpuSizes> sizes_;
-  std::shared_ptr<const SizedPlaces> places_;                 // of the latest sizes
-  std::map<std::size_t, std::vector<CpuMode>> proved_modes_;  // by the number of places
+  // What was proved by places, which may have gone.
+  struct ProvedModes {
+    std::weak_ptr<const SizedPlaces> places;
+    std::vector<CpuMode> modes;
+  };
+
+  std::shared_ptr<const SizedPlaces> places_;        // of the latest sizes
+  std::map<std::size_t, ProvedModes> proved_modes_;  // by the number of places
   bool proved_ = false;
   std::atomic<std::uint64_t> n_requests_ = 1;  // before the first execution nothing is derived
   Proof proof_;

@@ -188,12 +188,15 @@ void CpuResident::take_proofs_of(const SizedPlaces& places) {
   proved_ = found != proved_modes_.end();
   for (std::size_t index = 0; index < launches_.size(); ++index) {
     CpuLaunch& launch = launches_[index];
-    if (launch.has_out) launch.mode = proved_ ? found->second[index] : CpuMode::kUnproved;
+    if (launch.has_out) launch.mode = proved_ ? found->second.modes[index] : CpuMode::kUnproved;
   }
 }
 
 void CpuResident::keep_proofs() {
-  std::vector<CpuMode>& modes = proved_modes_[places_->number];
+  // Places of one choice of sizes alone go with it.
+  std::erase_if(proved_modes_, [](const auto& one) { return one.second.places.expired(); });
+  auto& [places, modes] = proved_modes_[places_->number];
+  places = places_;
   modes.clear();
   for (const CpuLaunch& launch : launches_) modes.push_back(launch.mode);
 }

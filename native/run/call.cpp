@@ -91,7 +91,7 @@ void check_has_memory(const at::Tensor& tensor, const Name& name) {
 
 template <typename Name>
 void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Name& name,
-                  c10::Device device) {
+                  c10::Device device, bool sizes_vary) {
   if (!tensor.defined()) refuse(text(name) + ": expected " + text(layout) + ", got no tensor");
   check_plain(tensor, name);
   if (tensor.device().type() != device.type()) {
@@ -100,7 +100,10 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Na
   }
   if (tensor.scalar_type() != layout.dtype || tensor.sizes() != c10::IntArrayRef(layout.shape)) {
     refuse(text(name) + ": expected " + text(layout) + ", got " + text(tensor) +
-           "; a program is recorded for one shape and dtype, capture again for another");
+           (sizes_vary ? "; only the sizes that were captured as Dims vary, and these follow from "
+                         "the call's arguments"
+                       : "; a program is recorded for one shape and dtype, capture again for "
+                         "another"));
   }
   check_has_memory(tensor, name);
   if (lies_in_own_format(tensor)) {
@@ -186,7 +189,7 @@ void bind_input(const CallSpec& spec, std::size_t index, bool in_grad_mode, Call
   const InputSpec& input = spec.inputs[index];
   const TensorLayout& layout = call.shapes->inputs[index];
   const at::Tensor& given = call.inputs[index];
-  check_tensor(given, layout, input.name, device_of(spec, input));
+  check_tensor(given, layout, input.name, device_of(spec, input), call.instance != nullptr);
   if (in_grad_mode) check_gradients(input, given);
   if (input.written && repeats_elements(given.sizes(), given.strides())) {
     refuse(input.name + ": it is written, but several of its elements share memory; pass a " +
@@ -220,7 +223,8 @@ void check_given(const CallSpec& spec, Call& call, std::size_t index) {
            (of_input ? spec.inputs[result.index].name : spec.weights[result.index].name) +
            " itself or a view of it, so it takes no buffer; pass None");
   }
-  check_tensor(given, call.shapes->results[index].layout, index, spec.device);
+  check_tensor(given, call.shapes->results[index].layout, index, spec.device,
+               call.instance != nullptr);
   if (given.requires_grad() || is_in_graph(given)) {
     refuse(given_name(index) +
            ": an execution records no gradients, but the buffer requires them; pass a " +
@@ -306,7 +310,10 @@ void check_feature_map(const CallSpec& spec, const Call& call) {
   const std::size_t needed_bytes = call.shapes->feature_map_bytes;
   if (map.nbytes() < needed_bytes) {
     refuse("feature_map: expected at least " + std::to_string(needed_bytes) + " bytes, got " +
-           std::to_string(map.nbytes()) + "; allocate run.feature_map_bytes of them");
+           std::to_string(map.nbytes()) +
+           (call.instance
+                ? "; allocate run.feature_map_bytes_at(sizes) of them, for the greatest sizes"
+                : "; allocate run.feature_map_bytes of them"));
   }
   check_has_memory(map, name);
   if (!is_aligned(map, spec.alignment_bytes) && needed_bytes > 0) {

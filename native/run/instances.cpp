@@ -49,6 +49,10 @@ std::size_t memory_of(const Instance& instance) {
   for (const ResultShape& result : instance.shapes.results) {
     n_bytes += sizeof result + 2 * sizeof(std::int64_t) * result.layout.shape.size();
   }
+  if (program.places.use_count() == 1) {  // of no bucket, but of these sizes alone
+    n_bytes += sizeof(SizedPlaces) + program.places->offsets_bytes.size() * sizeof(std::int64_t) +
+               program.places->rooms_bytes.size() * sizeof(std::size_t);
+  }
   return n_bytes;
 }
 

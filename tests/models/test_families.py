@@ -261,7 +261,7 @@ def test_an_integer_argument_may_vary():
         assert following == length + 1
     with pytest.raises(offload.BindingError, match="got 21"):
         run(x, 21, start=2)
-    with pytest.raises(offload.BindingError, match="expected an integer, k, got a float"):
+    with pytest.raises(offload.BindingError, match="expected an integer, which is k, got a float"):
         run(x, 5.0, start=2)
     with pytest.raises(offload.BindingError, match="start"):
         run(x, 5, start=3)

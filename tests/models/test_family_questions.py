@@ -1,8 +1,11 @@
 """What Python code may ask of a size that varies: answered as eagerly at each size, or refused."""
 
+import collections
 import dataclasses
+import functools
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -124,6 +127,26 @@ def test_a_generator_that_is_seeded_at_some_sizes_alone_is_noticed():
 
     with pytest.raises(offload.CaptureError, match=r"at n = 300: .*test_family_questions.*seeds"):
         captured_over(seeding, rows(7))
+
+
+HOLDERS = {
+    "slice": lambda n: slice(0, n),
+    "deque": lambda n: collections.deque([1, [n * 2]]),
+    "namespace": lambda n: types.SimpleNamespace(size=n / 3),
+    "partial": lambda n: functools.partial(max, n),
+    "closure": lambda n: lambda: n,
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_results_that_hold_a_size_out_of_sight_are_refused(name):
+    def call(x):
+        return x * 2, HOLDERS[name](x.shape[0])
+
+    with pytest.raises(offload.CaptureError, match="that holds a size that varies"):
+        captured_over(call, rows(7))
+    fixed = captured_over(lambda x: (x * 2, HOLDERS[name](5), {"n": [x.shape[0]]}), rows(7))
+    assert fixed(rows(9))[2] == {"n": [9]}
 
 
 DIVIDED = {

@@ -1,5 +1,8 @@
 """Calls padded to the end of a bucket: results, what is refused, and the first call's proof."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -115,3 +118,62 @@ def test_what_is_refused(captured):
         run(ids.int(), mask)
     with pytest.raises(offload.BindingError, match=r"expected int64\[2, 9\], got int64\[1, 9\]"):
         run(ids[:1], mask)
+
+
+def padded(function, *example, pad, shapes=({0: N},)):
+    with torch.no_grad():
+        captured = offload.capture(function, *example, dynamic_shapes=shapes)
+    return captured.load(sizes=offload.Sizes(buckets={"n": [16, 64]}, pad=pad))
+
+
+def test_calls_that_look_like_padding_prove_nothing():
+    run = padded(lambda x: x / x.shape[0], torch.randn(9, 4), pad={"x": 0})
+    zeros, x = torch.zeros(9, 4), torch.randn(9, 4)
+    for _ in range(3):
+        assert torch.equal(run(zeros), zeros)
+    with pytest.raises(offload.CaptureError, match="result 0 at n = 9 is another where"):
+        run(x)
+    masked = padded(
+        lambda x, kinds: x * 2 + kinds.unsqueeze(1),
+        torch.randn(9, 4),
+        torch.zeros(9, dtype=torch.long),
+        pad={"x": 0, "kinds": 0},
+        shapes=({0: N}, {0: N}),
+    )
+    for _ in range(10):  # the kinds never tell
+        assert torch.equal(masked(x, torch.zeros(9, dtype=torch.long)), x * 2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (torch.long, 0.5),
+        (torch.bool, 2),
+        (torch.int8, 300),
+        (torch.float32, "a"),
+        (torch.float32, None),
+        (torch.float32, 1j),
+    ],
+)
+def test_padding_is_a_number_of_the_inputs_dtype(dtype, value):
+    with pytest.raises(offload.BindingError, match=r"sizes\.pad\['x'\]: expected a number of"):
+        padded(lambda x: x.clone(), torch.ones(9, 4).to(dtype), pad={"x": value})
+
+
+def test_sizes_are_refused_where_they_are_nested_otherwise(captured):
+    for wrong, match in [
+        ({"buckets": {"n": 16}}, r"buckets\['n'\]: expected a list, got 16"),
+        ({"buckets": [16]}, r"buckets: expected for each Dim where its buckets end"),
+        ({"pad": 0}, "pad: expected for each parameter a number"),
+    ]:
+        with pytest.raises(offload.BindingError, match=match):
+            offload.Sizes(**wrong)
+    with pytest.raises(offload.BindingError, match=r"offload\.Sizes\(\.\.\.\), got a dict"):
+        captured[1].load(sizes={"n": 9})
+
+
+def test_a_padded_executable_is_not_copied(captured):
+    run = captured[1].load(sizes=sizes())
+    for make in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(offload.CopyError, match="cannot be copied or pickled"):
+            make(run)

@@ -34,8 +34,24 @@ def positions(x):
     return (x @ x.T + mask).softmax(-1) @ x + torch.arange(n).unsqueeze(1)
 
 
+def returned_constants(x):
+    n = x.shape[0]
+    whole, part, fixed = torch.ones(n, 1) * n, torch.arange(n).unsqueeze(1), torch.ones(1, 4)
+    return whole, part[1:], (whole * 2).exp() * x, part + fixed * 2 + x, fixed, fixed * n + x
+
+
+def written_constants(x):
+    ends = torch.ones(x.shape[0], 1)
+    begun = ends * 2
+    ends.add_(x[:, :1])
+    ordered, order = torch.arange(x.shape[0]).flip(0).sort()
+    return ends * begun, order, x[:, 0] + ordered * 2, begun.neg() - x
+
+
 FUNCTIONS = {
     "constants": positions,
+    "returned constants": returned_constants,
+    "written constants": written_constants,
     "scalars": lambda x: x * x.shape[0] + x.shape[0] ** -0.5,
     "lists": lambda x: x.reshape(x.shape[0] * 2, -1).sum(0) / (x.shape[0] + 1),
     "pieces": lambda x: torch.cat([x[: x.shape[0] // 2].exp(), x[x.shape[0] // 2 :].sin()]),
@@ -87,12 +103,46 @@ def test_an_integer_argument_is_a_size():
         assert same(run(x, n, 2.0), step(x, n, 2.0))
         assert same(run(x, n=n, scale=2.0), step(x, n, 2.0))
     assert run.instances.sizes == (("n", 64),)
-    with pytest.raises(offload.BindingError, match="n: expected an integer"):
+    with pytest.raises(offload.BindingError, match="n: expected an integer, which is n, got a flo"):
         run(x, 3.0, 2.0)
+    with pytest.raises(offload.BindingError, match=r"got a tensor of shape \[\]"):
+        run(x, torch.tensor(3), 2.0)
     with pytest.raises(offload.BindingError, match=r"recorded with 2\.0, got 3\.0"):
         run(x, 9, 3.0)
     with pytest.raises(offload.BindingError, match="capture with a wider Dim"):
         run(x, 2**70, 2.0)
+
+
+@pytest.mark.parametrize("size", [2**62 + 1, 2**63 - 1, 2**70])
+def test_no_size_is_larger_than_a_tensor_can_be(size):
+    shapes = {"x": None, "n": Dim("n")}
+    run = load(lambda x, n: x + n % 7, torch.randn(64), 9, shapes=shapes)
+    with pytest.raises(offload.BindingError, match=f"n: expected at most {2**62}, got {size}"):
+        run(torch.randn(64), size)
+    x = torch.randn(64)
+    assert torch.equal(run(x, 2**62), x + 2**62 % 7)
+
+
+def test_places_of_one_choice_of_sizes_alone_are_counted_and_stay_proved():
+    """From n = 769 on, to where nothing is left, no places hold for all of the bucket."""
+    part = Dim("n", min=0, max=1000)
+    run = load(
+        lambda x, n: ((x[n:] * 2).exp() + 1).sum(),
+        torch.randn(1000),
+        9,
+        shapes={"x": None, "n": part},
+    )
+    x = torch.randn(1000)
+    counted, proved = [], []
+    for n in (10, 800, 801, 10, 800):
+        before = run.instances.kept_bytes
+        assert torch.equal(run(x, n), ((x[n:] * 2).exp() + 1).sum())
+        counted.append(run.instances.kept_bytes - before)
+        proved.append(run.last_execution.launches_proved > 0)
+    assert run.instances.buckets == 3
+    assert proved == [True, True, True, False, False]
+    assert counted[1] >= counted[0] + 16 * len(run.program.values)
+    assert counted[3:] == [0, 0]
 
 
 def test_two_tensors_that_tell_one_size_must_agree():
@@ -141,6 +191,12 @@ def test_buckets_end_where_they_are_said_to():
     run(torch.randn(101, 4))
     assert run.instances.buckets == 2
     assert run.feature_map_bytes_at({"n": 5}) == run.feature_map_bytes_at({"n": 100})
+    with pytest.raises(offload.BindingError, match=r"run\.feature_map_bytes_at\(sizes\) of them"):
+        run(torch.randn(999, 4), feature_map=torch.empty(64, dtype=torch.uint8))
+    with pytest.raises(
+        offload.BindingError, match=r"expected float32\[9\], got float32\[8\]; only"
+    ):
+        run(torch.randn(9, 4), out=torch.empty(8))
     for wrong, match in [({"m": [4]}, "is no Dim"), ({"n": [-1]}, "whole numbers")]:
         with pytest.raises(offload.BindingError, match=match):
             load(lambda x: x * 2, torch.randn(24, 4), buckets=wrong)

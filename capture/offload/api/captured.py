@@ -235,9 +235,9 @@ class Captured:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse` or `progress` is none; `sizes` is
-                given where none vary, or beside a budget or fusion; OFFLOAD_DEBUG is no level; or a
-                weight has another shape, dtype or layout than when it was recorded.
+            BindingError: there is no such scheduling; `fuse` or `progress` is none; `sizes` is no
+                Sizes, or given where none vary, or beside a budget or fusion; OFFLOAD_DEBUG is no
+                level; or a weight has another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was; or the folder of
@@ -266,6 +266,10 @@ class Captured:
         if self._bound_family is None:
             raise BindingError(
                 "sizes= is for a capture whose sizes may vary: capture with dynamic_shapes="
+            )
+        if not isinstance(sizes, Sizes):
+            raise BindingError(
+                f"sizes: expected offload.Sizes(...), got a {type(sizes).__qualname__}"
             )
         refuse_for_families(weights_budget=weights_budget, fuse=fuse)
         found = load_family(

@@ -11,11 +11,8 @@ from offload.plan.memory import Placement
 from offload.plan.place_lifetimes import place_lifetimes
 from offload.program import Program
 from offload.program.expressions import expressions
-from offload.program.family import Dim, Family
+from offload.program.family import MOST, Dim, Family
 from offload.program.varying_numbers import expression_of
-
-MOST = 2**62
-"""What stands for a size that has no greatest."""
 
 # Bounds of all activations together that are so many times what the greatest sizes take are not
 # worth their memory.

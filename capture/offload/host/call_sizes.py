@@ -50,7 +50,9 @@ class CallSizes:
         dim = self._family.names[place.dim]
         if place.constant >= 0:
             if type(argument) is not int:
-                raise BindingError(f"{name}: expected an integer, {dim}, got {_told(argument)}")
+                raise BindingError(
+                    f"{name}: expected an integer, which is {dim}, got {_told(argument)}"
+                )
             return argument, name
         n_axes = len(self._family.program.inputs[place.leaf].shape)
         if not isinstance(argument, torch.Tensor) or argument.dim() != n_axes:
@@ -65,7 +67,7 @@ def _told(argument: Any) -> str:
     if argument is _MISSING:
         return "none"
     if isinstance(argument, torch.Tensor):
-        return f"one of shape {list(argument.shape)}"
+        return f"a tensor of shape {list(argument.shape)}"
     return f"a {type(argument).__qualname__}"
 
 

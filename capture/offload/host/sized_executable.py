@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from offload.backends import Backend, Loaded, Prepared, SizeChanger
-from offload.host.buckets import MOST, Buckets, bucket_ends
+from offload.host.buckets import Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.native_layouts import native_layout
@@ -20,7 +20,7 @@ from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Role, TensorView
 from offload.program.expressions import Expression
-from offload.program.family import Family, with_constants
+from offload.program.family import MOST, Family, with_constants
 from offload.program.structure import Structure
 from offload.program.varying_numbers import values_bytes, varying_of
 from offload.run import Executable

@@ -30,6 +30,26 @@ class Sizes:
     buckets: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     pad: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Refuse what is nested otherwise.
+
+        Raises:
+            BindingError: `buckets` or `pad` is no mapping, or has something else than described.
+        """
+        if not isinstance(self.buckets, Mapping):
+            raise BindingError(
+                "sizes.buckets: expected for each Dim where its buckets end, such as "
+                f"{{'n': [16, 64]}}, got {self.buckets!r}"
+            )
+        if not isinstance(self.pad, Mapping):
+            raise BindingError(
+                "sizes.pad: expected for each parameter a number, such as {'ids': 0}, got "
+                f"{self.pad!r}"
+            )
+        for name, ends in self.buckets.items():
+            if isinstance(ends, str) or not isinstance(ends, Sequence):
+                raise BindingError(f"sizes.buckets[{name!r}]: expected a list, got {ends!r}")
+
     def ends_for(
         self, dims: Sequence[Dim], ends: Callable[[Dim, Sequence[int]], list[int]]
     ) -> list[list[int]]:

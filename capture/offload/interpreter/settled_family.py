@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence, Set
 import torch
 
 from offload.interpreter.size_constants import made_constants
-from offload.program import BoundProgram, Program
+from offload.program import BoundProgram, Launch, Program
 from offload.program.dead_launches import remove_dead_launches
 from offload.program.family import BoundFamily, Family
 from offload.program.folding import fold, folded_values, is_folded
@@ -101,7 +101,7 @@ def _constants(
     held: Mapping[int, tuple[torch.Tensor, ...]],
 ) -> SizeConstants:
     """The launches that make these Values, as they are executed by themselves."""
-    launches = [one for one in program.launches if is_folded(one, changing)]
+    launches = _makers(program, changing, held.keys())
     used = sorted({index for one in launches for index in (*one.reads, *one.writes)})
     positions = {index: position for position, index in enumerate(used)}
     return SizeConstants(
@@ -117,5 +117,20 @@ def _constants(
             weight_views={},
         ),
         results=tuple(positions[one] for one in results),
-        weights={positions[index]: held[index][0] for index in used if index not in changing},
+        weights={positions[index]: held[index][0] for index in used if index in held},
     )
+
+
+def _makers(program: Program, changing: Set[int], held: Set[int]) -> list[Launch]:
+    """The launches that make Values which change, and all that these are made of.
+
+    Some of that is not folded itself, as it is returned, or written later: it is made twice.
+    """
+    missing: set[int] = set()
+    found = []
+    for launch in reversed(program.launches):
+        made = {view.value for view in launch.made()}
+        if is_folded(launch, changing) or missing & made:
+            found.append(launch)
+            missing |= set(launch.reads) - held
+    return found[::-1]

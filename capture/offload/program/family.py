@@ -18,6 +18,9 @@ from offload.program.numbers import map_numbers
 from offload.program.program import Program
 from offload.program.structure import Structure
 
+MOST = 2**62
+"""What stands for a size that has no greatest; no size may be larger."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dim:
@@ -197,6 +200,8 @@ class Family:
                 raise BindingError(f"{dim.name}: expected a whole number, got {size!r}")
             if size < dim.minimum or (dim.maximum is not None and size > dim.maximum):
                 raise BindingError(f"expected {dim}, got {size}: capture with a wider Dim")
+            if size > MOST:
+                raise BindingError(f"{dim.name}: expected at most {MOST}, got {size}")
         if ordered not in self.compared:
             self._check_guards(ordered)
         return ordered

@@ -35,6 +35,7 @@ from offload.program.family import (
 )
 from offload.program.numbers import map_numbers, numbers_of, numbers_of_value
 from offload.program.structure import Structure
+from offload.record.hidden_sizes import hides_size
 from offload.record.size_expressions import to_expression
 from offload.record.symbolic_sizes import SymbolicSizes
 from offload.record.whole_program import WholeProgram
@@ -87,6 +88,13 @@ def family_of(
         )
     symbolic = dataclasses.replace(symbolic, results=_with_answers(symbolic.results))
     guards = _guards(sizes)
+    for constant in constants_of(symbolic.results):
+        if hides_size(constant):
+            raise CaptureError(
+                f"the call returns a {type(constant).__qualname__} that holds a size that varies, "
+                "of which a replay would give the recorded one: return the size itself, in a list, "
+                "a tuple or a dict"
+            )
     numbers = _Numbers(sizes)
     with sizes.deciding():
         varying = numbers.varying(numbers_of(symbolic.program))
