@@ -32,7 +32,7 @@ from offload.native.installed_torch import check_installed_torch
 if TYPE_CHECKING:
     from offload.api import Captured, capture, capture_training, open
     from offload.costs import CostModel
-    from offload.host import SizedExecutable, Sizes
+    from offload.host import PaddedExecutable, SizedExecutable, Sizes
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
     from offload.run import Executable, LastExecution, Ticket
@@ -50,6 +50,7 @@ _ON_DEMAND = {
     "Diagnosis": ("offload.observe.diagnosis", "Diagnosis"),
     "Executable": ("offload.run", "Executable"),
     "LastExecution": ("offload.run", "LastExecution"),
+    "PaddedExecutable": ("offload.host", "PaddedExecutable"),
     "SizedExecutable": ("offload.host", "SizedExecutable"),
     "Sizes": ("offload.host", "Sizes"),
     "Ticket": ("offload.run", "Ticket"),
@@ -90,6 +91,7 @@ __all__ = [
     "OffloadError",
     "OutOfMemory",
     "OutOfStreams",
+    "PaddedExecutable",
     "PlanError",
     "ProgramError",
     "SizedExecutable",

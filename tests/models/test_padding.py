@@ -112,6 +112,8 @@ def test_what_is_refused(captured):
     with pytest.raises(offload.BindingError, match="where the last bucket ends"):
         run(*request(17))
     ids, mask = request(9)
+    with pytest.raises(offload.BindingError, match="out: results of a padded execution are cut"):
+        run(ids, mask, out=torch.empty(2, 4))
     with pytest.raises(offload.BindingError, match="expected the same, as both are n"):
         run(ids, mask[:, :8])
     with pytest.raises(offload.BindingError, match=r"expected int64\[2, 9\], got int32\[2, 9\]"):

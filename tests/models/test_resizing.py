@@ -183,6 +183,16 @@ def test_sizes_of_one_bucket_share_places_and_proofs():
     assert [one > 0 for one in proved] == [True, False, False, True, False, False, False]
 
 
+def test_the_memory_is_that_of_the_largest_sizes_so_far():
+    run = load(lambda x: (x * 2).exp().sum(1), torch.randn(24, 4))
+    assert run.memory_report().feature_map_bytes == run.plan.feature_map_bytes
+    run(torch.randn(500, 4))
+    largest = run.memory_report().feature_map_bytes
+    run(torch.randn(9, 4))
+    assert run.memory_report().feature_map_bytes == largest >= 500 * 4 * 4
+    assert f"feature map {largest} bytes" in run.explain()
+
+
 def test_buckets_end_where_they_are_said_to():
     run = load(lambda x: (x * 2).exp().sum(1), torch.randn(24, 4), buckets={"n": [100, 1000]})
     for size in (24, 99, 100, 3):

@@ -42,11 +42,15 @@ class Buckets:
     """Places what a Family does, bucket by bucket. Owner: one executable. Thread: one at a time.
 
     When Values exist does not depend on sizes, and neither do slots: only how much they take does.
+
+    Attributes:
+        feature_map_bytes: the most that a bucket has taken so far.
     """
 
     def __init__(self, family: Family, program: Program, plan: Plan) -> None:
         """Of a Family that does this Program, which has this Plan at the recorded sizes."""
         feature_map = plan.feature_map.index
+        self.feature_map_bytes = 0
         self._plan = plan
         self._program = program
         self._numbers = expressions(len(family.dims), family.expressions)
@@ -82,6 +86,7 @@ class Buckets:
         if chosen is None:
             raise PlanError(f"the activations have no size in bytes at {tuple(sizes)}")
         placement = self._placement(chosen)
+        self.feature_map_bytes = max(self.feature_map_bytes, placement.arena_bytes)
         offsets, room = [0] * len(self._program.values), [MOST] * len(self._program.values)
         for index, offset, n_bytes in zip(
             self._placed, placement.offsets_bytes, chosen, strict=True

@@ -125,6 +125,12 @@ class PaddedExecutable:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute at the sizes of the call's bucket."""
+        for name in ("out", "feature_map"):
+            if kwargs.pop(name, None) is not None:
+                raise BindingError(
+                    f"{name}: results of a padded execution are cut from larger ones, in memory of "
+                    f"their own: leave {name}= out, or load without pad="
+                )
         named = dict(zip(self.family.names, self._find.of(args, kwargs), strict=True))
         sizes = self.family.checked(named)
         bucket = self._bucket_of(sizes)

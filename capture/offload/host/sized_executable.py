@@ -23,7 +23,7 @@ from offload.program.expressions import Expression
 from offload.program.family import MOST, Family, with_constants
 from offload.program.structure import Structure
 from offload.program.varying_numbers import values_bytes, varying_of
-from offload.run import Executable
+from offload.run import Executable, MemoryReport
 from offload.run.arguments import tensors_of_call
 from offload.run.native_replay import SizedCalls, outputs_shown_once
 from offload.timeline import Scheduling
@@ -144,6 +144,15 @@ class SizedExecutable(Executable):
             was_hit=bool(last.sizes_were_ready),
             prepare_ns=last.prepare_sizes_ns,
         )
+
+    def memory_report(self) -> MemoryReport:
+        """The executable's memory by kind; the feature map is that of the largest bucket so far.
+
+        Its lower bound, and what activations would take without sharing, are of the recorded sizes.
+        """
+        report = super().memory_report()
+        met_bytes = self._buckets.feature_map_bytes or report.feature_map_bytes
+        return dataclasses.replace(report, feature_map_bytes=met_bytes)
 
     def explain(self) -> str:
         """What varies, what is kept ready, and what an Executable says."""
