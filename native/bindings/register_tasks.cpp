@@ -89,8 +89,8 @@ using WaitFields = std::tuple<std::int64_t, std::int64_t>;
 using LaneFields = std::tuple<Integers, std::vector<WaitFields>, Integers, Integers, double, double,
                               std::string, std::int64_t>;
 
-LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts, std::int64_t n_lanes,
-                    double synchronisation_ns, std::int64_t max_evaluations) {
+LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts,
+                    std::int64_t n_lanes, double synchronisation_ns, std::int64_t max_evaluations) {
   LaneProblem problem{std::move(launch_ns), {}, n_lanes, synchronisation_ns};
   const Integers fields = to_integers(conflicts, "conflicts");
   if (fields.size() % 2 != 0) throw PlanError("a conflict has two launches");
@@ -102,8 +102,8 @@ LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts, 
   std::vector<WaitFields> waits;
   waits.reserve(found.waits.size());
   for (const LaneWait& one : found.waits) waits.emplace_back(one.launch, one.ended);
-  return {std::move(found.lanes), std::move(waits),    std::move(found.joined),
-          std::move(found.held),  found.predicted_ns,  found.lower_bound_ns,
+  return {std::move(found.lanes),  std::move(waits),   std::move(found.joined),
+          std::move(found.held),   found.predicted_ns, found.lower_bound_ns,
           std::move(found.method), found.n_evaluations};
 }
 
@@ -118,12 +118,12 @@ void register_tasks(py::module_& module) {
              py::arg("edges"), py::arg("links"), py::arg("limits_bytes"), py::arg("busy_watts"),
              py::arg("idle_watts"), py::kw_only(), py::arg("objective"), py::arg("processors"),
              py::arg("order"), py::arg("groups"), py::arg("latency_limit_ns"));
-  module.def("schedule_lanes", &schedule, py::arg("launch_ns"), py::arg("conflicts"),
-             py::kw_only(), py::arg("n_lanes"), py::arg("synchronisation_ns"),
-             py::arg("max_evaluations"));
+  module.def("schedule_lanes", &schedule, py::arg("launch_ns"), py::arg("conflicts"), py::kw_only(),
+             py::arg("n_lanes"), py::arg("synchronisation_ns"), py::arg("max_evaluations"));
   module.attr("DEFAULT_EVALUATIONS") = kDefaultEvaluations;
   module.attr("DEFAULT_PLACED_TASKS") = kDefaultPlacedTasks;
   module.attr("DEFAULT_LANE_EVALUATIONS") = kDefaultLaneEvaluations;
+  module.attr("DEFAULT_PLACED_LAUNCHES") = kDefaultPlacedLaunches;
 }
 
 }  // namespace offload

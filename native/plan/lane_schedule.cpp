@@ -51,7 +51,8 @@ class LaneTimes {
         ended_(n_ * n_lanes_),
         end_ns_(n_),
         waits_for_(n_) {
-    for (const auto& one : problem.conflicts) ++before_at_[static_cast<std::size_t>(one.second) + 1];
+    for (const auto& one : problem.conflicts)
+      ++before_at_[static_cast<std::size_t>(one.second) + 1];
     std::partial_sum(before_at_.begin(), before_at_.end(), before_at_.begin());
     before_.resize(problem.conflicts.size());
     std::vector<std::uint32_t> next(before_at_);
@@ -69,6 +70,8 @@ class LaneTimes {
     n_taken_.assign(n_lanes_, 0);
     last_.assign(n_lanes_, kNobody);
     held_.clear();
+    joined_.clear();
+    n_waits_ = 0;
     double latest_ns = 0;
     for (std::uint32_t launch = 0; launch < n_; ++launch) {
       const std::size_t lane = lanes[launch];
@@ -87,6 +90,7 @@ class LaneTimes {
         ++n_waits;
         if (waits != nullptr) waits->push_back({launch, one});
       }
+      n_waits_ += n_waits;
       if (last_[lane] == kNobody && n_waits == 0 && lane != lanes[0]) {
         held_.push_back(static_cast<std::uint32_t>(lane));
         ++n_waits;
@@ -107,6 +111,8 @@ class LaneTimes {
   const std::vector<std::uint32_t>& joined() const { return joined_; }
   const std::vector<std::uint32_t>& held() const { return held_; }
 
+  std::size_t n_waits() const { return n_waits_ + joined_.size() + held_.size(); }
+
   // Launches each of which waited for the one behind it, from the one that ended last.
   std::vector<std::uint32_t> critical_path() const {
     std::vector<std::uint32_t> path;
@@ -126,8 +132,8 @@ class LaneTimes {
       bool is_implied = false;
       for (std::size_t by = 0; by < n_lanes_ && !is_implied; ++by) {
         const std::uint32_t other = latest_[by];
-        is_implied = by != from && other != kNobody &&
-                     ended_[other * n_lanes_ + from] > position_[one];
+        is_implied =
+            by != from && other != kNobody && ended_[other * n_lanes_ + from] > position_[one];
       }
       if (!is_implied) needed_.push_back(one);
     }
@@ -154,7 +160,8 @@ class LaneTimes {
   std::vector<std::uint32_t> position_;  // by launch, in its lane
   std::vector<std::uint32_t> ended_;     // by launch and lane, how many have ended when it has
   std::vector<double> end_ns_;
-  std::vector<std::uint32_t> waits_for_;  // by launch, which one it began behind
+  std::size_t n_waits_ = 0;
+  std::vector<std::uint32_t> waits_for_;       // by launch, which one it began behind
   std::vector<std::uint32_t> n_taken_, last_;  // by lane
   std::vector<std::uint32_t> latest_, needed_, joined_, held_;
 };
@@ -245,22 +252,23 @@ std::vector<double> upward_ranks(const LaneProblem& problem, const LaneTimes& ti
 struct Tried {
   Lanes lanes;
   double ns;
+  std::size_t n_waits;
   const char* method;
 };
 
 Tried best_list(const LaneProblem& problem, LaneTimes& times, const std::vector<double>& ranks) {
   const std::size_t n = problem.launch_ns.size();
-  Tried best{Lanes(n, 0), 0, "one lane"};
+  Tried best{Lanes(n, 0), 0, 0, "one lane"};
   best.ns = times.run(best.lanes, nullptr);
   std::vector<std::uint32_t> order(n);
   std::iota(order.begin(), order.end(), 0u);
   std::vector<std::uint32_t> by_rank(order);
-  std::stable_sort(by_rank.begin(), by_rank.end(), [&ranks](std::uint32_t one, std::uint32_t other) {
-    return ranks[one] > ranks[other];
-  });
+  std::stable_sort(
+      by_rank.begin(), by_rank.end(),
+      [&ranks](std::uint32_t one, std::uint32_t other) { return ranks[one] > ranks[other]; });
   const auto consider = [&](const LaneList& list, const char* method) {
     const double ns = times.run(list.lanes(), nullptr);
-    if (ns < best.ns) best = {list.lanes(), ns, method};
+    if (ns < best.ns) best = {list.lanes(), ns, times.n_waits(), method};
   };
   LaneList earliest(problem, times), ranked(problem, times), chains(problem, times);
   for (const std::uint32_t launch : order) earliest.place_earliest(launch);
@@ -272,27 +280,33 @@ Tried best_list(const LaneProblem& problem, LaneTimes& times, const std::vector<
   return best;
 }
 
-// Lanes that change for launches in a row of the critical path.
+// Lanes that change, mostly for launches in a row of the critical path. What is as long is gone on
+// from; of such the one with the fewest waits is the best.
 std::int64_t search(const LaneProblem& problem, LaneTimes& times, Tried& best, double bound_ns,
                     std::int64_t max_evaluations) {
   constexpr std::size_t kMostInARow = 4;
+  constexpr double kOnPath = 0.8;
   Draws draws(0);
-  times.run(best.lanes, nullptr);
+  Tried now = best;
+  times.run(now.lanes, nullptr);
   std::vector<std::uint32_t> path = times.critical_path();
   std::int64_t n_evaluations = 0;
   for (; n_evaluations < max_evaluations && best.ns > bound_ns; ++n_evaluations) {
-    Lanes lanes = best.lanes;
+    Lanes lanes = now.lanes;
     const auto lane =
         static_cast<std::uint32_t>(draws.below(static_cast<std::size_t>(problem.n_lanes)));
-    const std::size_t first = draws.below(path.size());
-    const std::size_t last = std::min(path.size(), first + 1 + draws.below(kMostInARow));
-    for (std::size_t at = first; at < last; ++at) lanes[path[at]] = lane;
+    if (draws.fraction() < kOnPath) {
+      const std::size_t first = draws.below(path.size());
+      const std::size_t last = std::min(path.size(), first + 1 + draws.below(kMostInARow));
+      for (std::size_t at = first; at < last; ++at) lanes[path[at]] = lane;
+    } else {
+      lanes[draws.below(lanes.size())] = lane;
+    }
     const double ns = times.run(lanes, nullptr);
-    if (ns > best.ns) continue;
-    if (ns < best.ns) best.method = "search";
-    best.lanes = std::move(lanes);
-    best.ns = ns;
+    if (ns > now.ns) continue;
+    now = {std::move(lanes), ns, times.n_waits(), "search"};
     path = times.critical_path();
+    if (std::make_pair(ns, now.n_waits) < std::make_pair(best.ns, best.n_waits)) best = now;
   }
   return n_evaluations;
 }
@@ -321,8 +335,7 @@ LaneSchedule schedule_lanes(const LaneProblem& problem, std::int64_t max_evaluat
   }
   LaneTimes times(problem);
   const std::vector<double> ranks = upward_ranks(problem, times);
-  const double total_ns =
-      std::accumulate(problem.launch_ns.begin(), problem.launch_ns.end(), 0.0);
+  const double total_ns = std::accumulate(problem.launch_ns.begin(), problem.launch_ns.end(), 0.0);
   // A little less, as sums in another order are not the same in floating point.
   const double shared_ns = total_ns / static_cast<double>(problem.n_lanes) *
                            (1 - static_cast<double>(problem.launch_ns.size()) * 0x1p-52);
@@ -331,8 +344,7 @@ LaneSchedule schedule_lanes(const LaneProblem& problem, std::int64_t max_evaluat
                                      shared_ns);
   Tried best = best_list(problem, times, ranks);
   if (problem.n_lanes > 1) {
-    schedule.n_evaluations =
-        search(problem, times, best, schedule.lower_bound_ns, max_evaluations);
+    schedule.n_evaluations = search(problem, times, best, schedule.lower_bound_ns, max_evaluations);
   }
   number_lanes(best.lanes);
   schedule.predicted_ns = times.run(best.lanes, &schedule.waits);

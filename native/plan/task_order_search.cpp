@@ -14,11 +14,13 @@ constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
 // Chosen by experiment on random graphs of 16 to 500 tasks on 3 and 4 processors.
 constexpr std::int64_t kTriesPerEvaluation = 10;  // moves that are not worth an evaluation
-constexpr double kScreened = 0.95;  // of the moves whose estimate is beyond the limit
-constexpr double kPlaced = 0.8;     // of the tasks that move to another processor
+constexpr double kScreened = 0.95;                // of the moves whose estimate is beyond the limit
+constexpr double kPlaced = 0.8;                   // of the tasks that move to another processor
 constexpr double kPlacedWell = 0.8;
 // The critical path and the tails of a graph of so many tasks may be those of one move before.
 constexpr std::size_t kTasksPerStaleMove = 64;
+// By so much of the value, for each task of mean size that is too much for a memory.
+constexpr double kOverflow = 0.2;
 constexpr std::size_t kLeastGroup = 2;
 constexpr std::size_t kGroupSizes = 15;
 // Temperatures as shares of the value, of graphs of up to so many tasks; of larger ones lower.
@@ -69,6 +71,12 @@ class OrderSearch {
       extra_watts_.push_back(graph.busy_watts[p] - graph.idle_watts[p]);
       idle_watts_ += graph.idle_watts[p];
     }
+    double n_taking = 0, taken_bytes = 0;
+    for (const std::int64_t bytes : problem.graph().memory_bytes) {
+      taken_bytes += static_cast<double>(bytes);
+      n_taking += bytes > 0 ? 1 : 0;
+    }
+    if (n_taking > 0) mean_bytes_ = taken_bytes / n_taking;
   }
 
   void weigh(double load_share) {
@@ -82,6 +90,7 @@ class OrderSearch {
     tasks_ = tasks;
     for (std::size_t p = 0; p < n_processors_; ++p) room_bytes_[p] = problem_.memory_limit(p);
     busy_nj_ = 0;
+    overflow_bytes_ = 0;
     for (std::uint32_t task = 0; task < n_; ++task) {
       const std::size_t p = tasks_.processors[task];
       room_bytes_[p] -= problem_.memory(task);
@@ -89,6 +98,7 @@ class OrderSearch {
     }
     in_time_order();
     n_accepted_ = n_ + 1;
+    overflow_weight_ = kOverflow * value_ / mean_bytes_;
     keep_best();
   }
 
@@ -153,6 +163,7 @@ class OrderSearch {
   }
 
   void keep_best() {
+    if (overflow_bytes_ > 0) return;
     const double value = is_energy_ ? value_ : static_cast<double>(latency_ns_);
     if (has_best_ && value >= best_value_) return;
     has_best_ = true;
@@ -193,9 +204,9 @@ class OrderSearch {
       const std::size_t processor = tasks_.processors[task];
       std::int64_t begin_ns = now_ns_[processor];
       for (const TaskEnd& end : problem_.producers(task)) {
-        begin_ns = std::max(begin_ns,
-                            end_ns_[end.task] + problem_.transfer(
-                                                    end.edge, tasks_.processors[end.task], processor));
+        begin_ns = std::max(
+            begin_ns, end_ns_[end.task] +
+                          problem_.transfer(end.edge, tasks_.processors[end.task], processor));
       }
       if (begin_ns + problem_.tail(task, processor) > limit_ns) return false;
       saved_ns_[done_] = end_ns_[task];
@@ -223,9 +234,10 @@ class OrderSearch {
     for (std::size_t at = first_; at < done_; ++at) end_ns_[tasks_.order[at]] = saved_ns_[at];
     for (auto one = shifts_.rbegin(); one != shifts_.rend(); ++one) shift(one->second, one->first);
     for (const Moved& one : moved_) {
-      const std::size_t now = tasks_.processors[one.task];
-      room_bytes_[now] += problem_.memory(one.task);
-      room_bytes_[one.from] -= problem_.memory(one.task);
+      if (const std::int64_t bytes = problem_.memory(one.task); bytes > 0) {
+        take(one.from, bytes);
+        take(tasks_.processors[one.task], -bytes);
+      }
       tasks_.processors[one.task] = one.from;
     }
     busy_nj_ = saved_nj_;
@@ -237,7 +249,8 @@ class OrderSearch {
     {
       if (idle_watts_ > 0) {
         const double most_ns = (limit - busy_nj_) / idle_watts_;
-        if (most_ns < 0x1p62) limit_ns = std::min(limit_ns, static_cast<std::int64_t>(std::floor(most_ns)));
+        if (most_ns < 0x1p62)
+          limit_ns = std::min(limit_ns, static_cast<std::int64_t>(std::floor(most_ns)));
       } else if (busy_nj_ > limit) {
         limit_ns = -1;
       }
@@ -273,6 +286,15 @@ class OrderSearch {
     }
   }
 
+  // Of a processor's memory, or back. What it lacks then is a price, so that tasks can change
+  // places that do not fit one by one.
+  void take(std::size_t processor, std::int64_t bytes) {
+    std::int64_t& room = room_bytes_[processor];
+    overflow_bytes_ -= std::max<std::int64_t>(0, -room);
+    room -= bytes;
+    overflow_bytes_ += std::max<std::int64_t>(0, -room);
+  }
+
   // ---- moves ----
 
   void clear_move() {
@@ -285,13 +307,15 @@ class OrderSearch {
 
   bool move_to(std::uint32_t task, std::size_t to) {
     const std::uint32_t from = tasks_.processors[task];
-    if (from == to || !problem_.can_run(task, to) || problem_.memory(task) > room_bytes_[to]) {
-      return false;
-    }
+    if (from == to || !problem_.can_run(task, to)) return false;
     moved_.push_back({task, from});
     tasks_.processors[task] = static_cast<std::uint32_t>(to);
-    room_bytes_[to] -= problem_.memory(task);
-    room_bytes_[from] += problem_.memory(task);
+    if (const std::int64_t bytes = problem_.memory(task); bytes > 0) {
+      const std::int64_t before = overflow_bytes_;
+      take(to, bytes);
+      take(from, -bytes);
+      busy_nj_ += overflow_weight_ * static_cast<double>(overflow_bytes_ - before);
+    }
     busy_nj_ += busy_nj(task, to) - busy_nj(task, from);
     first_ = std::min<std::size_t>(first_, at_[task]);
     return true;
@@ -328,9 +352,9 @@ class OrderSearch {
       const std::size_t processor = tasks_.processors[task];
       std::int64_t behind_ns = now_ns_[processor];
       for (const TaskEnd& end : problem_.consumers(task)) {
-        behind_ns = std::max(behind_ns,
-                             tail_ns_[end.task] + problem_.transfer(end.edge, processor,
-                                                                    tasks_.processors[end.task]));
+        behind_ns = std::max(
+            behind_ns, tail_ns_[end.task] +
+                           problem_.transfer(end.edge, processor, tasks_.processors[end.task]));
       }
       tail_ns_[task] = now_ns_[processor] = behind_ns + problem_.cost(task, processor);
     }
@@ -343,11 +367,15 @@ class OrderSearch {
     std::int64_t ready_ns = 0, behind_ns = 0;
     for (const TaskEnd& end : problem_.producers(task)) {
       low = std::max<std::size_t>(low, at_[end.task] + 1);
-      ready_ns = std::max(ready_ns, end_ns_[end.task] + problem_.transfer(end.edge, tasks_.processors[end.task], processor));
+      ready_ns = std::max(
+          ready_ns,
+          end_ns_[end.task] + problem_.transfer(end.edge, tasks_.processors[end.task], processor));
     }
     for (const TaskEnd& end : problem_.consumers(task)) {
       high = std::min<std::size_t>(high, at_[end.task] - 1);
-      behind_ns = std::max(behind_ns, tail_ns_[end.task] + problem_.transfer(end.edge, processor, tasks_.processors[end.task]));
+      behind_ns = std::max(
+          behind_ns,
+          tail_ns_[end.task] + problem_.transfer(end.edge, processor, tasks_.processors[end.task]));
     }
     // Places in the order with the task taken out of it.
     std::size_t at = low;
@@ -370,11 +398,16 @@ class OrderSearch {
         if (!is_last) continue;
         // the next one on the processor
         std::size_t behind = at;
-        while (behind < n_ && (tasks_.order[behind] == task || tasks_.processors[tasks_.order[behind]] != processor)) ++behind;
-        consider(begin_of_gap, last_end_ns, ready_ns, std::max(behind_ns, behind < n_ ? tail_ns_[tasks_.order[behind]] : 0), best, least_ns, n_ties);
+        while (behind < n_ && (tasks_.order[behind] == task ||
+                               tasks_.processors[tasks_.order[behind]] != processor))
+          ++behind;
+        consider(begin_of_gap, last_end_ns, ready_ns,
+                 std::max(behind_ns, behind < n_ ? tail_ns_[tasks_.order[behind]] : 0), best,
+                 least_ns, n_ties);
         break;
       }
-      consider(begin_of_gap, last_end_ns, ready_ns, std::max(behind_ns, at < n_ ? tail_ns_[one] : 0), best, least_ns, n_ties);
+      consider(begin_of_gap, last_end_ns, ready_ns,
+               std::max(behind_ns, at < n_ ? tail_ns_[one] : 0), best, least_ns, n_ties);
       if (is_last) break;
       last_end_ns = end_ns_[one];
       begin_of_gap = at + 1;
@@ -471,7 +504,8 @@ class OrderSearch {
     mark_[seed] = ++n_marks_;
     const std::size_t most = kLeastGroup + draws_.below(kGroupSizes);
     for (std::size_t at = 0; at < group_.size() && group_.size() < most; ++at) {
-      for (const Row<TaskEnd>& row : {problem_.producers(group_[at]), problem_.consumers(group_[at])}) {
+      for (const Row<TaskEnd>& row :
+           {problem_.producers(group_[at]), problem_.consumers(group_[at])}) {
         for (const TaskEnd& end : row) {
           if (group_.size() >= most || mark_[end.task] == n_marks_ ||
               tasks_.processors[end.task] != from || draws_.below(4) == 0) {
@@ -493,13 +527,7 @@ class OrderSearch {
     const std::uint32_t other = any_task();
     const std::size_t a = tasks_.processors[one], b = tasks_.processors[other];
     if (a == b || !problem_.can_run(one, b) || !problem_.can_run(other, a)) return false;
-    const std::int64_t more = problem_.memory(one) - problem_.memory(other);
-    if (more > room_bytes_[b] || -more > room_bytes_[a]) return false;
-    // Memory is short of one of both only in between.
-    room_bytes_[b] += problem_.memory(other);
-    const bool has_moved = move_to(one, b) && move_to(other, a);
-    room_bytes_[b] -= problem_.memory(other);
-    return has_moved;
+    return move_to(one, b) && move_to(other, a);
   }
 
   bool move_any() {
@@ -557,19 +585,22 @@ class OrderSearch {
   std::vector<std::int64_t> room_bytes_;  // by processor
   std::int64_t latency_ns_ = 0;
   double busy_nj_ = 0;
+  double mean_bytes_ = 1;  // of tasks that take some
+  std::int64_t overflow_bytes_ = 0;
+  double overflow_weight_ = 0;
   double value_ = 0;
 
   std::vector<Moved> moved_;
   std::vector<std::pair<std::size_t, std::size_t>> shifts_;  // of the order, from where to where
-  std::size_t first_ = 0;  // the first place that changed
-  std::size_t done_ = 0;   // up to where times are those of the move
+  std::size_t first_ = 0;                                    // the first place that changed
+  std::size_t done_ = 0;  // up to where times are those of the move
   std::vector<std::int64_t> saved_ns_, now_ns_;
   std::int64_t new_latency_ns_ = 0;
   double saved_nj_ = 0;
   std::int64_t estimate_ns_ = 0;
 
   std::vector<Critical> path_;
-  std::size_t n_accepted_ = 0;  // since the path was found
+  std::size_t n_accepted_ = 0;         // since the path was found
   std::vector<std::int64_t> tail_ns_;  // by task
   std::vector<std::uint32_t> group_, mark_;
   std::uint32_t n_marks_ = 0;

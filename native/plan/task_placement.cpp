@@ -13,7 +13,8 @@ namespace {
 
 void check_options(const TaskPlacementOptions& options) {
   if (!(options.max_slowdown >= 1 && std::isfinite(options.max_slowdown))) {
-    throw PlanError("expected a slowdown of 1 or more, got " + std::to_string(options.max_slowdown));
+    throw PlanError("expected a slowdown of 1 or more, got " +
+                    std::to_string(options.max_slowdown));
   }
   if (options.max_evaluations < 0) {
     throw PlanError("expected 0 evaluations or more, got " +
@@ -48,10 +49,9 @@ class Choice {
   const TaskPlacement& best() const { return best_; }
   FoundPlacement found(std::int64_t n_evaluations) const {
     FoundPlacement result{best_, method_, n_evaluations, 0, 0, 0, candidates_};
-    result.candidates.erase(
-        std::remove_if(result.candidates.begin(), result.candidates.end(),
-                       [](const auto& one) { return one.first == "search"; }),
-        result.candidates.end());
+    result.candidates.erase(std::remove_if(result.candidates.begin(), result.candidates.end(),
+                                           [](const auto& one) { return one.first == "search"; }),
+                            result.candidates.end());
     return result;
   }
 
@@ -90,8 +90,7 @@ FoundPlacement place_for_latency(const TaskProblem& problem, const std::vector<C
                                  const SearchLimits& limits) {
   Choice choice(problem, TaskObjective::kLatency);
   for (const Candidate& one : all) choice.consider(one.method, one.tasks);
-  const Searched searched =
-      search_order(problem, choice.begins(), TaskObjective::kLatency, limits);
+  const Searched searched = search_order(problem, choice.begins(), TaskObjective::kLatency, limits);
   choice.consider("search", searched.tasks);
   return choice.found(searched.n_evaluations);
 }
@@ -124,8 +123,8 @@ Assignment frugal(const TaskProblem& problem) {
     double least_nj = 0;
     for (std::size_t p = 0; p < problem.n_processors(); ++p) {
       if (!problem.can_run(task, p) || problem.memory(task) > room_bytes[p]) continue;
-      const double nj = static_cast<double>(problem.cost(task, p)) *
-                        (graph.busy_watts[p] - graph.idle_watts[p]);
+      const double nj =
+          static_cast<double>(problem.cost(task, p)) * (graph.busy_watts[p] - graph.idle_watts[p]);
       if (chosen == problem.n_processors() || nj < least_nj) {
         chosen = p;
         least_nj = nj;
@@ -146,7 +145,8 @@ FoundPlacement place_for_energy(const TaskProblem& problem, const std::vector<Ca
   for (const Candidate& one : all) fast.consider(one.method, one.tasks);
   const Searched fastest = search_order(problem, fast.begins(), TaskObjective::kLatency, half);
   fast.consider("search", fastest.tasks);
-  const double most_ns = std::floor(static_cast<double>(fast.best().latency_ns) * options.max_slowdown);
+  const double most_ns =
+      std::floor(static_cast<double>(fast.best().latency_ns) * options.max_slowdown);
   const std::int64_t limit_ns =
       std::max(fast.best().latency_ns,
                most_ns < 0x1p62 ? static_cast<std::int64_t>(most_ns) : std::int64_t{1} << 62);
@@ -197,8 +197,8 @@ OrderedTasks given_order(const TaskProblem& problem, const std::vector<std::int6
 }
 
 // A group elsewhere. False: it cannot be.
-bool move_group(const TaskProblem& problem, const std::vector<std::int64_t>& group, std::uint32_t to,
-                Assignment& processors) {
+bool move_group(const TaskProblem& problem, const std::vector<std::int64_t>& group,
+                std::uint32_t to, Assignment& processors) {
   for (const std::int64_t task : group) {
     if (task < 0 || static_cast<std::size_t>(task) >= problem.n_tasks()) {
       throw PlanError("a group has task " + std::to_string(task) + ", and there are " +

@@ -74,8 +74,9 @@ class ListSchedule {
   std::int64_t first_end(std::uint32_t task, std::size_t processor) const {
     std::int64_t ready_ns = 0;
     for (const TaskEnd& end : problem_.producers(task)) {
-      ready_ns = std::max(ready_ns, end_ns_[end.task] + problem_.transfer(
-                                                            end.edge, processors_[end.task], processor));
+      ready_ns =
+          std::max(ready_ns, end_ns_[end.task] +
+                                 problem_.transfer(end.edge, processors_[end.task], processor));
     }
     const std::int64_t cost_ns = problem_.cost(task, processor);
     return timelines_[processor].first_fit(ready_ns, cost_ns) + cost_ns;
@@ -142,8 +143,8 @@ class Ranks {
     }
     for (const std::uint32_t task : order) {
       for (const TaskEnd& end : problem.producers(task)) {
-        downward[task] = std::max(downward[task],
-                                  downward[end.task] + costs[end.task] + transfers[end.edge]);
+        downward[task] =
+            std::max(downward[task], downward[end.task] + costs[end.task] + transfers[end.edge]);
       }
     }
   }
@@ -229,9 +230,9 @@ void add_heft(const TaskProblem& problem, const Ranks& ranks, bool looks_ahead,
   found.push_back({looks_ahead ? "HEFT with lookahead" : "HEFT", schedule.in_order()});
 }
 
-// Source: H. Arabnejad and J. G. Barbosa, "List Scheduling Algorithm for Heterogeneous Systems by an
-// Optimistic Cost Table", IEEE TPDS 25(3), 2014. Its table is what follows a task on a processor at
-// the least; here by the transfers of each link instead of their mean.
+// Source: H. Arabnejad and J. G. Barbosa, "List Scheduling Algorithm for Heterogeneous Systems by
+// an Optimistic Cost Table", IEEE TPDS 25(3), 2014. Its table is what follows a task on a processor
+// at the least; here by the transfers of each link instead of their mean.
 void add_peft(const TaskProblem& problem, std::vector<Candidate>& found) {
   std::vector<double> ranks(problem.n_tasks());
   for (std::size_t task = 0; task < ranks.size(); ++task) {
@@ -269,9 +270,11 @@ void add_cpop(const TaskProblem& problem, const Ranks& ranks, std::vector<Candid
     path.push_back(at);
     const Row<TaskEnd> behind = problem.consumers(at);
     if (behind.size() == 0) break;
-    at = std::max_element(behind.begin(), behind.end(), [&](const TaskEnd& one, const TaskEnd& other) {
-           return through[one.task] < through[other.task];
-         })->task;
+    at = std::max_element(behind.begin(), behind.end(),
+                          [&](const TaskEnd& one, const TaskEnd& other) {
+                            return through[one.task] < through[other.task];
+                          })
+             ->task;
   }
   std::size_t chosen = problem.n_processors();
   std::int64_t least = 0;
@@ -301,18 +304,26 @@ void add_cpop(const TaskProblem& problem, const Ranks& ranks, std::vector<Candid
   if (is_placed) found.push_back({"CPOP", schedule.in_order()});
 }
 
+bool has_memory(const TaskProblem& problem, const Assignment& processors) {
+  std::vector<std::int64_t> bytes(problem.n_processors());
+  for (std::uint32_t task = 0; task < problem.n_tasks(); ++task) {
+    bytes[processors[task]] += problem.memory(task);
+  }
+  for (std::size_t p = 0; p < bytes.size(); ++p) {
+    if (bytes[p] > problem.memory_limit(p)) return false;
+  }
+  return true;
+}
+
 void add_single(const TaskProblem& problem, const std::vector<std::uint32_t>& order,
                 std::vector<Candidate>& found) {
   for (std::uint32_t p = 0; p < problem.n_processors(); ++p) {
-    std::int64_t bytes = 0;
     bool can_run = true;
     for (std::size_t task = 0; task < problem.n_tasks(); ++task) {
       can_run = can_run && problem.can_run(task, p);
-      bytes += problem.memory(task);
     }
-    if (can_run && bytes <= problem.memory_limit(p)) {
-      found.push_back({"one processor", {order, Assignment(problem.n_tasks(), p)}});
-    }
+    const Assignment all(problem.n_tasks(), p);
+    if (can_run && has_memory(problem, all)) found.push_back({"one processor", {order, all}});
   }
 }
 
@@ -341,7 +352,8 @@ class Fitting {
     if (depth < tasks_.size()) open(depth);
     std::int64_t n_steps = 0;
     while (depth < tasks_.size()) {
-      if (++n_steps > kFitSteps) refuse("no room for all tasks was found in " + std::to_string(kFitSteps) + " steps");
+      if (++n_steps > kFitSteps)
+        refuse("no room for all tasks was found in " + std::to_string(kFitSteps) + " steps");
       std::vector<std::uint32_t>& options = options_[depth];
       if (options.empty()) {
         if (depth == 0) refuse("the tasks do not fit, on whichever processors they run");
@@ -365,11 +377,13 @@ class Fitting {
     std::vector<std::uint32_t>& options = options_[depth];
     options.clear();
     for (std::uint32_t p = 0; p < problem_.n_processors(); ++p) {
-      if (problem_.can_run(task, p) && problem_.memory(task) <= room_bytes_[p]) options.push_back(p);
+      if (problem_.can_run(task, p) && problem_.memory(task) <= room_bytes_[p])
+        options.push_back(p);
     }
-    std::stable_sort(options.begin(), options.end(), [this](std::uint32_t one, std::uint32_t other) {
-      return room_bytes_[one] > room_bytes_[other];
-    });
+    std::stable_sort(options.begin(), options.end(),
+                     [this](std::uint32_t one, std::uint32_t other) {
+                       return room_bytes_[one] > room_bytes_[other];
+                     });
   }
 
   [[noreturn]] void refuse(const std::string& why) const {
@@ -404,6 +418,9 @@ std::vector<Candidate> portfolio(const TaskProblem& problem) {
   add_peft(problem, found);
   add_cpop(problem, ranks, found);
   add_single(problem, by_rank(problem, ranks.upward), found);
+  if (problem.n_processors() > 1 && has_memory(problem, problem.balanced())) {
+    found.push_back({"balanced loads", schedule_assigned(problem, problem.balanced())});
+  }
   return found;
 }
 

@@ -18,7 +18,7 @@ constexpr std::size_t kMostProcessors = 1'024;
 
 // The bound of loads is tightened in so many rounds, fewer of many tasks.
 constexpr std::size_t kMostRounds = 200;
-constexpr std::size_t kLeastRounds = 20;
+constexpr std::size_t kLeastRounds = 60;
 constexpr std::size_t kRoundVisits = 400'000;
 
 // Sums of so many numbers in floating point may be too high by no more than this share.
@@ -64,11 +64,13 @@ void TaskProblem::check_sizes() const {
            std::to_string(p));
   }
   if (n > 0 && p == 0) refuse("there are tasks and no processor");
-  const bool has_links = graph_.links.size() == p * p || (graph_.edges.empty() && graph_.links.empty());
+  const bool has_links =
+      graph_.links.size() == p * p || (graph_.edges.empty() && graph_.links.empty());
   if (graph_.costs_ns.size() != n * p || graph_.memory_limits_bytes.size() != p ||
       graph_.busy_watts.size() != p || graph_.idle_watts.size() != p || !has_links) {
-    refuse("expected a cost for each task and processor, a link for each two processors, and limits "
-           "and watts for each processor");
+    refuse(
+        "expected a cost for each task and processor, a link for each two processors, and limits "
+        "and watts for each processor");
   }
 }
 
@@ -85,8 +87,8 @@ void TaskProblem::check_numbers() const {
     }
     if (!can_run_somewhere) refuse("no processor can run task " + std::to_string(task));
     if (memory(task) < 0) {
-      refuse("task " + std::to_string(task) + " takes a negative amount of memory: " +
-             std::to_string(memory(task)) + " bytes");
+      refuse("task " + std::to_string(task) +
+             " takes a negative amount of memory: " + std::to_string(memory(task)) + " bytes");
     }
   }
   const auto n_tasks = static_cast<std::int64_t>(n_tasks_);
@@ -153,8 +155,8 @@ void TaskProblem::sort_topologically() {
     }
   }
   if (topological_.size() != n_tasks_) {
-    const auto left = std::find_if(n_before.begin(), n_before.end(),
-                                   [](std::size_t count) { return count > 0; });
+    const auto left =
+        std::find_if(n_before.begin(), n_before.end(), [](std::size_t count) { return count > 0; });
     refuse("the edges form a cycle, which task " + std::to_string(left - n_before.begin()) +
            " is on or behind");
   }
@@ -169,8 +171,8 @@ void TaskProblem::lay_out_transfers() {
   for (std::size_t at = 0; at < graph_.links.size(); ++at) {
     if (at % (n_processors_ + 1) == 0) continue;
     const ProcessorLink& link = graph_.links[at];
-    const auto [found, is_new] = classes.try_emplace(
-        {link.overhead_ns, link.bytes_per_second}, static_cast<std::uint32_t>(links.size()));
+    const auto [found, is_new] = classes.try_emplace({link.overhead_ns, link.bytes_per_second},
+                                                     static_cast<std::uint32_t>(links.size()));
     if (is_new) links.push_back(link);
     link_class_[at] = found->second;
   }
@@ -195,8 +197,8 @@ void TaskProblem::check_sums() {
   }
   for (std::size_t edge = 0; edge < graph_.edges.size(); ++edge) {
     const auto first = transfers_.begin() + static_cast<std::ptrdiff_t>(edge * n_link_classes_);
-    total_ns =
-        add(total_ns, *std::max_element(first, first + static_cast<std::ptrdiff_t>(n_link_classes_)));
+    total_ns = add(total_ns,
+                   *std::max_element(first, first + static_cast<std::ptrdiff_t>(n_link_classes_)));
   }
   if (total_ns >= kMost) refuse("costs and transfers add up to 2^62 ns or more");
   if (total_bytes >= kMost) refuse("tasks take 2^62 bytes or more");
@@ -229,12 +231,14 @@ void TaskProblem::find_tails() {
 // processors that add up to one, each task takes at least its least weighted cost. The weights of
 // those that have too much to do grow (S. Arora, E. Hazan and S. Kale, "The Multiplicative Weights
 // Update Method", Theory of Computing 8, 2012).
-double TaskProblem::load_bound() const {
+double TaskProblem::load_bound() {
   std::vector<double> weights(n_processors_, 1.0 / static_cast<double>(n_processors_));
   const std::size_t n_rounds = std::clamp(
       kRoundVisits / std::max<std::size_t>(1, n_tasks_ * n_processors_), kLeastRounds, kMostRounds);
   double best = 0;
   std::vector<double> loads(n_processors_);
+  std::vector<std::uint32_t> chosen_by_task(n_tasks_);
+  double least_load = -1;
   for (std::size_t round = 0; round < n_rounds; ++round) {
     std::fill(loads.begin(), loads.end(), 0.0);
     double bound = 0;
@@ -250,9 +254,14 @@ double TaskProblem::load_bound() const {
       }
       loads[chosen] += static_cast<double>(cost(task, chosen));
       bound += least;
+      chosen_by_task[task] = static_cast<std::uint32_t>(chosen);
     }
     best = std::max(best, bound);
     const double most = *std::max_element(loads.begin(), loads.end());
+    if (least_load < 0 || most < least_load) {
+      least_load = most;
+      balanced_ = chosen_by_task;
+    }
     if (most <= 0) break;
     const double rate = 0.5 / (1.0 + 0.1 * static_cast<double>(round));
     double sum = 0;
@@ -286,8 +295,8 @@ void TaskProblem::find_bounds() {
       }
       through = std::min(through, head + tail(task, p));
       least = std::min(least, cost(task, p));
-      const double nj = static_cast<double>(cost(task, p)) *
-                        (graph_.busy_watts[p] - graph_.idle_watts[p]);
+      const double nj =
+          static_cast<double>(cost(task, p)) * (graph_.busy_watts[p] - graph_.idle_watts[p]);
       if (least_nj < 0 || nj < least_nj) least_nj = nj;
     }
     latency_bound_ = std::max(latency_bound_, through);
@@ -343,9 +352,9 @@ TaskPlacement place_in_order(const TaskProblem& problem, const OrderedTasks& tas
     const std::size_t processor = tasks.processors[task];
     std::int64_t begin_ns = free_ns[processor];
     for (const TaskEnd& end : problem.producers(task)) {
-      begin_ns = std::max(
-          begin_ns, placement.end_ns[end.task] +
-                        problem.transfer(end.edge, tasks.processors[end.task], processor));
+      begin_ns =
+          std::max(begin_ns, placement.end_ns[end.task] +
+                                 problem.transfer(end.edge, tasks.processors[end.task], processor));
     }
     placement.begin_ns[task] = begin_ns;
     placement.end_ns[task] = free_ns[processor] = begin_ns + problem.cost(task, processor);

@@ -62,9 +62,7 @@ class TaskProblem {
   std::size_t n_processors() const { return n_processors_; }
   const TaskGraph& graph() const { return graph_; }
 
-  bool can_run(std::size_t task, std::size_t processor) const {
-    return cost(task, processor) >= 0;
-  }
+  bool can_run(std::size_t task, std::size_t processor) const { return cost(task, processor) >= 0; }
   std::int64_t cost(std::size_t task, std::size_t processor) const {
     return graph_.costs_ns[task * n_processors_ + processor];
   }
@@ -87,6 +85,8 @@ class TaskProblem {
   std::int64_t tail(std::size_t task, std::size_t processor) const {
     return tails_[task * n_processors_ + processor];
   }
+  // Each task where it takes little of processors that have little to do; memory is not looked at.
+  const std::vector<std::uint32_t>& balanced() const { return balanced_; }
   std::int64_t latency_bound() const { return latency_bound_; }
   std::int64_t period_bound() const { return period_bound_; }
   double energy_bound() const { return energy_bound_; }
@@ -100,7 +100,7 @@ class TaskProblem {
   void check_sums();
   void find_tails();
   void find_bounds();
-  double load_bound() const;
+  double load_bound();
 
   static Row<TaskEnd> row(const std::vector<TaskEnd>& ends, const std::vector<std::uint32_t>& at,
                           std::size_t task) {
@@ -118,6 +118,7 @@ class TaskProblem {
   std::vector<std::uint32_t> topological_, topological_at_;
   std::vector<std::int64_t> limits_;
   std::vector<std::int64_t> tails_;
+  std::vector<std::uint32_t> balanced_;
   std::int64_t latency_bound_ = 0;
   std::int64_t period_bound_ = 0;
   double energy_bound_ = 0;
@@ -142,7 +143,8 @@ TaskPlacement place_in_order(const TaskProblem& problem, const OrderedTasks& tas
 // The most that a processor or a link has to do for each input.
 std::int64_t period_of(const TaskProblem& problem, const Assignment& processors);
 
-// ---- the portfolio --------------------------------------------------------------------------------
+// ---- the portfolio
+// --------------------------------------------------------------------------------
 
 struct Candidate {
   const char* method;
@@ -158,7 +160,8 @@ OrderedTasks schedule_assigned(const TaskProblem& problem, const Assignment& pro
 // Processors whose memory suffices. Errors: PlanError if none are found.
 Assignment fit_in_memory(const TaskProblem& problem);
 
-// ---- the searches -----------------------------------------------------------------------------------
+// ---- the searches
+// -----------------------------------------------------------------------------------
 
 struct SearchLimits {
   std::int64_t max_evaluations;

@@ -71,6 +71,7 @@ def search_streaming(
 DEFAULT_EVALUATIONS: int
 DEFAULT_PLACED_TASKS: int
 DEFAULT_LANE_EVALUATIONS: int
+DEFAULT_PLACED_LAUNCHES: int
 
 def place_tasks(
     costs_ns: array[int],

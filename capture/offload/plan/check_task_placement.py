@@ -52,9 +52,8 @@ def _check_tasks(placement: TaskPlacement) -> None:
 def _check_order(placement: TaskPlacement) -> None:
     for edge in placement.graph.edges:
         origin, target = (placement.processors[one] for one in (edge.producer, edge.consumer))
-        arrives_ns = placement.end_ns[edge.producer] + _transfer_ns(
-            placement, edge.size_bytes, origin, target
-        )
+        took_ns = _transfer_ns(placement, edge.size_bytes, origin, target)
+        arrives_ns = placement.end_ns[edge.producer] + took_ns
         if placement.begin_ns[edge.consumer] < arrives_ns:
             raise PlanError(
                 f"{_name(placement, edge.consumer)} begins at {placement.begin_ns[edge.consumer]} "
@@ -73,9 +72,9 @@ def _transfer_ns(placement: TaskPlacement, size_bytes: int, origin: int, target:
 def _check_processors(placement: TaskPlacement) -> None:
     queues: list[list[tuple[int, int, int]]] = [[] for _ in placement.graph.processors]
     taken_bytes = [0] * len(queues)
-    for task, processor in enumerate(placement.processors):
-        queues[processor].append((placement.begin_ns[task], placement.end_ns[task], task))
-        taken_bytes[processor] += placement.graph.tasks[task].memory_bytes
+    for task, at in enumerate(placement.processors):
+        queues[at].append((placement.begin_ns[task], placement.end_ns[task], task))
+        taken_bytes[at] += placement.graph.tasks[task].memory_bytes
     for index, processor in enumerate(placement.graph.processors):
         for (_, end_ns, one), (begin_ns, _, other) in itertools.pairwise(sorted(queues[index])):
             if begin_ns < end_ns:
@@ -95,9 +94,9 @@ def _check_figures(placement: TaskPlacement) -> None:
     if placement.latency_ns != latency_ns:
         raise PlanError(f"the latency is {latency_ns} ns, not {placement.latency_ns}")
     loads_ns: dict[object, int] = {}
-    for task, processor in enumerate(placement.processors):
+    for task, at in enumerate(placement.processors):
         took_ns = placement.end_ns[task] - placement.begin_ns[task]
-        loads_ns[processor] = loads_ns.get(processor, 0) + took_ns
+        loads_ns[at] = loads_ns.get(at, 0) + took_ns
     energy_nj = 0.0
     for index, processor in enumerate(placement.graph.processors):
         busy_ns = loads_ns.get(index, 0)

@@ -12,8 +12,11 @@ from offload.plan.launch_conflicts import Conflict
 from offload.plan.simulate_steps import simulate_steps
 from offload.plan.steps import Lane, LaneKind, Record, Run, Step, Wait, launch_lane
 
-DEFAULT_LANE_EVALUATIONS = _planner.DEFAULT_LANE_EVALUATIONS
-"""What a search affords: a thousand launches in ten milliseconds."""
+
+def default_lane_evaluations(n_launches: int) -> int:
+    """What is tried where nobody says how much: a thousand launches take ten milliseconds."""
+    most = _planner.DEFAULT_PLACED_LAUNCHES // max(1, n_launches)
+    return min(_planner.DEFAULT_LANE_EVALUATIONS, most)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def schedule_lanes(
     n_lanes: int,
     *,
     synchronisation_ns: float = 0.0,
-    max_evaluations: int = DEFAULT_LANE_EVALUATIONS,
+    max_evaluations: int | None = None,
 ) -> LaneSchedule:
     """Give each launch one of several lanes, so that an execution ends early.
 
@@ -65,13 +68,15 @@ def schedule_lanes(
         conflicts: a launch and a later one that keep their order, as `launch_conflicts` tells them.
         n_lanes: as many may be used, 1 to 64.
         synchronisation_ns: what a wait for another lane takes.
-        max_evaluations: lanes that the search may try.
+        max_evaluations: lanes that the search may try; None: `default_lane_evaluations`.
 
     Raises:
         PlanError: a duration is negative or not finite, a conflict is not of a launch and a later
             one, or the number of lanes or evaluations is out of range.
     """
     pairs = [number for one in conflicts for number in one]
+    if max_evaluations is None:
+        max_evaluations = default_lane_evaluations(len(launch_ns))
     try:
         columns = array("q", pairs)
         lane_of, waits, joined, held, _, lower_bound_ns, method, n_evaluations = (

@@ -46,8 +46,8 @@ def _processor_lines(placement: TaskPlacement) -> Iterator[str]:
         limit = processor.memory_bytes
         of = "" if limit is None else f" of {show_bytes(limit)}"
         yield (
-            f"{one_line(processor.name)}: {show_count(len(tasks), 'task')}, {busy_ns:,} ns of work, "
-            f"{show_bytes(memory_bytes)}{of}"
+            f"{one_line(processor.name)}: {show_count(len(tasks), 'task')}, "
+            f"{busy_ns:,} ns of work, {show_bytes(memory_bytes)}{of}"
         )
 
 

@@ -40,14 +40,16 @@ struct LaneSchedule {
   std::int64_t n_evaluations = 0;
 };
 
-inline constexpr std::int64_t kDefaultLaneEvaluations = 60;
+// What a search affords by default, in launches that are put on lanes; and so many at the most.
+inline constexpr std::int64_t kDefaultLaneEvaluations = 2'000;
+inline constexpr std::int64_t kDefaultPlacedLaunches = 60'000;
 
 // Tries one lane, lists of launches by when they can end, by rank and by chain, and then lanes of
 // launches on the critical path, so many as `max_evaluations`; the same input always gives the same
 // lanes. Never slower by prediction than one lane.
 //
-// Thread: any; nothing is shared. Errors: PlanError if a duration is negative or not finite, a conflict
-// is not of a launch and a later one, or there are no lanes or more than 64.
+// Thread: any; nothing is shared. Errors: PlanError if a duration is negative or not finite, a
+// conflict is not of a launch and a later one, or there are no lanes or more than 64.
 LaneSchedule schedule_lanes(const LaneProblem& problem, std::int64_t max_evaluations);
 
 }  // namespace offload

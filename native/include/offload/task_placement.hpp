@@ -74,7 +74,7 @@ struct TaskPlacement {
 
 struct FoundPlacement {
   TaskPlacement placement;
-  std::string method;             // what found it: one of the candidates, or "search"
+  std::string method;              // what found it: one of the candidates, or "search"
   std::int64_t n_evaluations = 0;  // of the search
   // No placement has less than this: of the latency or period, and of the energy.
   std::int64_t lower_bound_ns = 0;
@@ -86,20 +86,21 @@ struct FoundPlacement {
 
 // Places every task on a processor that can run it and has the memory for it.
 //
-// For latency: HEFT, its order with PEFT's table, PEFT, CPOP and all on one processor; then simulated annealing over
-// order and processor. Never worse than the best of the portfolio. For throughput: the processors
-// of these, and each stage behind the other along the graph; then annealing over processors. For energy: the cheapest
-// within the slowdown, from the placement of least latency and from that of least energy.
+// For latency: HEFT, its order with PEFT's table, PEFT, CPOP and all on one processor; then
+// simulated annealing over order and processor. Never worse than the best of the portfolio. For
+// throughput: the processors of these, and each stage behind the other along the graph; then
+// annealing over processors. For energy: the cheapest within the slowdown, from the placement of
+// least latency and from that of least energy.
 //
 // Thread: any; nothing is shared. Errors: PlanError as check_task_graph; if the slowdown is below 1
-// or an option is out of range; if a task has no processor, or the memory does not suffice (the message says
-// whether that is proved).
+// or an option is out of range; if a task has no processor, or the memory does not suffice (the
+// message says whether that is proved).
 FoundPlacement place_tasks(const TaskGraph& graph, const TaskPlacementOptions& options);
 
-// What the objective would be if only the tasks of a group ran on a processor instead, the others as
-// and in the order they are: by group and processor (group * n_processors + processor); -1 where
-// they cannot run, the memory does not suffice or the latency exceeds its limit. `order` are the tasks in the order in which the
-// processors take them up.
+// What the objective would be if only the tasks of a group ran on a processor instead, the others
+// as and in the order they are: by group and processor (group * n_processors + processor); -1 where
+// they cannot run, the memory does not suffice or the latency exceeds its limit. `order` are the
+// tasks in the order in which the processors take them up.
 //
 // Thread: any. Errors: as place_tasks; PlanError if the order or a processor is none.
 std::vector<double> moved_costs(const TaskGraph& graph, TaskObjective objective,
