@@ -280,12 +280,20 @@ Tried best_list(const LaneProblem& problem, LaneTimes& times, const std::vector<
   return best;
 }
 
-// Lanes that change, mostly for launches in a row of the critical path. What is as long is gone on
-// from; of such the one with the fewest waits is the best.
+// Simulated annealing: lanes change, mostly for launches in a row of the critical path. Of what is
+// as long the one with the fewest waits is the best.
 std::int64_t search(const LaneProblem& problem, LaneTimes& times, Tried& best, double bound_ns,
                     std::int64_t max_evaluations) {
   constexpr std::size_t kMostInARow = 4;
   constexpr double kOnPath = 0.8;
+  // Temperatures as shares of the time; the first one of so many launches, less of more.
+  constexpr double kHot = 0.1, kHotLaunches = 10, kCold = 0.001;
+  const double hot =
+      kHot * std::min(1.0, kHotLaunches / static_cast<double>(problem.launch_ns.size()));
+  const double cooling =
+      std::pow(std::min(1.0, kCold / hot),
+               1.0 / static_cast<double>(std::max<std::int64_t>(1, max_evaluations)));
+  double temperature = hot;
   Draws draws(0);
   Tried now = best;
   times.run(now.lanes, nullptr);
@@ -303,7 +311,8 @@ std::int64_t search(const LaneProblem& problem, LaneTimes& times, Tried& best, d
       lanes[draws.below(lanes.size())] = lane;
     }
     const double ns = times.run(lanes, nullptr);
-    if (ns > now.ns) continue;
+    temperature *= cooling;
+    if (ns > now.ns - temperature * now.ns * std::log(1.0 - draws.fraction())) continue;
     now = {std::move(lanes), ns, times.n_waits(), "search"};
     path = times.critical_path();
     if (std::make_pair(ns, now.n_waits) < std::make_pair(best.ns, best.n_waits)) best = now;

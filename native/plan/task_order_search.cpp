@@ -613,11 +613,11 @@ class OrderSearch {
 
 }  // namespace
 
-Searched search_order(const TaskProblem& problem, const std::vector<OrderedTasks>& begins,
+Searched search_order(const TaskProblem& problem, const OrderedTasks& begin,
                       TaskObjective objective, const SearchLimits& limits) {
   OrderSearch search(problem, objective, limits);
   search.weigh(0);
-  for (const OrderedTasks& one : begins) search.begin(one);
+  search.begin(begin);
   if (problem.n_tasks() < 2 || problem.n_processors() < 2) return {search.best(), 0};
   const double least = objective == TaskObjective::kEnergy ? kSmallForEnergy : kSmallGraph;
   const double size = std::max(least, static_cast<double>(problem.n_tasks()));

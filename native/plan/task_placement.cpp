@@ -39,13 +39,13 @@ class Choice {
     } else {
       same->second = std::min(same->second, value);
     }
-    begins_.push_back(tasks);
-    if (begins_.size() > 1 && !is_less(placement)) return;
+    if (!method_.empty() && !is_less(placement)) return;
+    best_tasks_ = tasks;
     method_ = method;
     best_ = std::move(placement);
   }
 
-  const std::vector<OrderedTasks>& begins() const { return begins_; }
+  const OrderedTasks& best_tasks() const { return best_tasks_; }
   const TaskPlacement& best() const { return best_; }
   FoundPlacement found(std::int64_t n_evaluations) const {
     FoundPlacement result{best_, method_, n_evaluations, 0, 0, 0, candidates_};
@@ -72,7 +72,7 @@ class Choice {
 
   const TaskProblem& problem_;
   const TaskObjective objective_;
-  std::vector<OrderedTasks> begins_;
+  OrderedTasks best_tasks_;
   TaskPlacement best_;
   std::string method_;
   std::vector<std::pair<std::string, double>> candidates_;
@@ -90,7 +90,7 @@ FoundPlacement place_for_latency(const TaskProblem& problem, const std::vector<C
                                  const SearchLimits& limits) {
   Choice choice(problem, TaskObjective::kLatency);
   for (const Candidate& one : all) choice.consider(one.method, one.tasks);
-  const Searched searched = search_order(problem, choice.begins(), TaskObjective::kLatency, limits);
+  const Searched searched = search_order(problem, choice.best_tasks(), TaskObjective::kLatency, limits);
   choice.consider("search", searched.tasks);
   return choice.found(searched.n_evaluations);
 }
@@ -143,7 +143,7 @@ FoundPlacement place_for_energy(const TaskProblem& problem, const std::vector<Ca
   const SearchLimits half{options.max_evaluations / 2, options.seed};
   Choice fast(problem, TaskObjective::kLatency);
   for (const Candidate& one : all) fast.consider(one.method, one.tasks);
-  const Searched fastest = search_order(problem, fast.begins(), TaskObjective::kLatency, half);
+  const Searched fastest = search_order(problem, fast.best_tasks(), TaskObjective::kLatency, half);
   fast.consider("search", fastest.tasks);
   const double most_ns =
       std::floor(static_cast<double>(fast.best().latency_ns) * options.max_slowdown);
@@ -157,7 +157,7 @@ FoundPlacement place_for_energy(const TaskProblem& problem, const std::vector<Ca
     choice.consider("least energy", schedule_assigned(problem, least), limit_ns);
   }
   const Searched searched =
-      search_order(problem, choice.begins(), TaskObjective::kEnergy,
+      search_order(problem, choice.best_tasks(), TaskObjective::kEnergy,
                    {options.max_evaluations - half.max_evaluations, options.seed, limit_ns});
   choice.consider("search", searched.tasks, limit_ns);
   FoundPlacement found = choice.found(fastest.n_evaluations + searched.n_evaluations);

@@ -19,7 +19,7 @@ constexpr std::size_t kMostProcessors = 1'024;
 // The bound of loads is tightened in so many rounds, fewer of many tasks.
 constexpr std::size_t kMostRounds = 200;
 constexpr std::size_t kLeastRounds = 60;
-constexpr std::size_t kRoundVisits = 400'000;
+constexpr std::size_t kRoundVisits = 200'000;
 
 // Sums of so many numbers in floating point may be too high by no more than this share.
 double rounding(std::size_t n_numbers) { return static_cast<double>(n_numbers + 16) * 0x1p-52; }

@@ -175,7 +175,7 @@ struct Searched {
 };
 
 // The least latency; or the least energy within a latency.
-Searched search_order(const TaskProblem& problem, const std::vector<OrderedTasks>& begins,
+Searched search_order(const TaskProblem& problem, const OrderedTasks& begin,
                       TaskObjective objective, const SearchLimits& limits);
 
 struct SearchedAssignment {

@@ -42,7 +42,7 @@ struct LaneSchedule {
 
 // What a search affords by default, in launches that are put on lanes; and so many at the most.
 inline constexpr std::int64_t kDefaultLaneEvaluations = 2'000;
-inline constexpr std::int64_t kDefaultPlacedLaunches = 60'000;
+inline constexpr std::int64_t kDefaultPlacedLaunches = 40'000;
 
 // Tries one lane, lists of launches by when they can end, by rank and by chain, and then lanes of
 // launches on the critical path, so many as `max_evaluations`; the same input always gives the same

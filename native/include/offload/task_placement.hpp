@@ -92,9 +92,10 @@ struct FoundPlacement {
 // annealing over processors. For energy: the cheapest within the slowdown, from the placement of
 // least latency and from that of least energy.
 //
-// Thread: any; nothing is shared. Errors: PlanError as check_task_graph; if the slowdown is below 1
-// or an option is out of range; if a task has no processor, or the memory does not suffice (the
-// message says whether that is proved).
+// Thread: any; nothing is shared. Errors: PlanError if numbers of things do not fit, a number is
+// negative or none, an edge names a task that there is not, edges form a cycle, all together takes
+// 2^62 ns or bytes or more, no processor can run a task, or an option is out of range; and if the
+// memory does not suffice (the message says whether that is proved).
 FoundPlacement place_tasks(const TaskGraph& graph, const TaskPlacementOptions& options);
 
 // What the objective would be if only the tasks of a group ran on a processor instead, the others
