@@ -113,6 +113,9 @@ def schedule_lanes(
     )
 
 
+_NOTHING = -1
+
+
 class _LaneSteps:
     """Steps of lanes, made of what waits for what."""
 
@@ -140,26 +143,28 @@ class _LaneSteps:
         if self._n_lanes == 1:
             return (launch_lane(len(self._lane_of)),)
         steps: list[list[Step]] = [[] for _ in range(self._n_lanes)]
-        begun: list[tuple[int, int] | None] = [None] * self._n_lanes  # a run, as far as it goes
+        begins = [_NOTHING] * self._n_lanes  # of a run that goes on up to the launch in `ends`
+        ends = [_NOTHING] * self._n_lanes
+        for lane in self._held:
+            steps[lane].append(Wait(self._end, age=1))
+            self.n_waiting[self._lane_of.index(lane)] += 1
         for launch, lane in enumerate(self._lane_of):
-            row, run = steps[lane], begun[lane]
-            is_first = run is None and not row
-            if is_first and lane in self._held:
-                row.append(Wait(self._end, age=1))
-                self.n_waiting[launch] += 1
-            waits = self._waits.get(launch, ())
-            if run is not None and (waits or run[1] != launch):
-                row.append(Run(*run))
-                run = None
-            row.extend(Wait(self._events[ended]) for ended in waits)
-            run = (launch if run is None else run[0], launch + 1)
+            row, begin, waits = steps[lane], begins[lane], self._waits.get(launch)
+            if begin != _NOTHING and (waits or ends[lane] != launch):
+                row.append(Run(begin, ends[lane]))
+                begin = _NOTHING
+            if waits:
+                row += [Wait(self._events[ended]) for ended in waits]
             if launch in self._events:
-                row += (Run(*run), Record(self._events[launch]))
-                run = None
-            begun[lane] = run
-        for row, run in zip(steps, begun, strict=True):
-            if run is not None:
-                row.append(Run(*run))
+                row.append(Run(launch if begin == _NOTHING else begin, launch + 1))
+                row.append(Record(self._events[launch]))
+                begins[lane] = _NOTHING
+            else:
+                begins[lane] = launch if begin == _NOTHING else begin
+                ends[lane] = launch + 1
+        for row, begin, end in zip(steps, begins, ends, strict=True):
+            if begin != _NOTHING:
+                row.append(Run(begin, end))
         steps[0].extend(Wait(self._events[ended]) for ended in self._joined)
         if self._held:
             steps[0].append(Record(self._end))
