@@ -90,7 +90,8 @@ FoundPlacement place_for_latency(const TaskProblem& problem, const std::vector<C
                                  const SearchLimits& limits) {
   Choice choice(problem, TaskObjective::kLatency);
   for (const Candidate& one : all) choice.consider(one.method, one.tasks);
-  const Searched searched = search_order(problem, choice.best_tasks(), TaskObjective::kLatency, limits);
+  const Searched searched =
+      search_order(problem, choice.best_tasks(), TaskObjective::kLatency, limits);
   choice.consider("search", searched.tasks);
   return choice.found(searched.n_evaluations);
 }

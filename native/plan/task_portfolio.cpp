@@ -10,9 +10,6 @@
 namespace offload {
 namespace {
 
-// Decisions that looking for room may take.
-constexpr std::int64_t kFitSteps = 2'000'000;
-
 // When a processor is busy: blocks in order that share no moment, one for tasks in a row.
 class Timeline {
  public:
@@ -327,86 +324,6 @@ void add_single(const TaskProblem& problem, const std::vector<std::uint32_t>& or
   }
 }
 
-// Where memory is short: a search in depth, the largest tasks first, each where the least is left.
-class Fitting {
- public:
-  explicit Fitting(const TaskProblem& problem) : problem_(problem), processors_(problem.n_tasks()) {
-    for (std::size_t p = 0; p < problem.n_processors(); ++p) {
-      room_bytes_.push_back(problem.memory_limit(p));
-    }
-    for (std::uint32_t task = 0; task < problem.n_tasks(); ++task) {
-      if (problem.memory(task) > 0) {
-        tasks_.push_back(task);
-        continue;
-      }
-      while (!problem.can_run(task, processors_[task])) ++processors_[task];
-    }
-    std::stable_sort(tasks_.begin(), tasks_.end(), [&](std::uint32_t one, std::uint32_t other) {
-      return problem.memory(one) > problem.memory(other);
-    });
-    options_.resize(tasks_.size());
-  }
-
-  Assignment run() {
-    std::size_t depth = 0;
-    if (depth < tasks_.size()) open(depth);
-    std::int64_t n_steps = 0;
-    while (depth < tasks_.size()) {
-      if (++n_steps > kFitSteps)
-        refuse("no room for all tasks was found in " + std::to_string(kFitSteps) + " steps");
-      std::vector<std::uint32_t>& options = options_[depth];
-      if (options.empty()) {
-        if (depth == 0) refuse("the tasks do not fit, on whichever processors they run");
-        --depth;
-        const std::uint32_t task = tasks_[depth];
-        room_bytes_[processors_[task]] += problem_.memory(task);
-        continue;
-      }
-      const std::uint32_t task = tasks_[depth];
-      processors_[task] = options.back();
-      options.pop_back();
-      room_bytes_[processors_[task]] -= problem_.memory(task);
-      if (++depth < tasks_.size()) open(depth);
-    }
-    return processors_;
-  }
-
- private:
-  void open(std::size_t depth) {
-    const std::uint32_t task = tasks_[depth];
-    std::vector<std::uint32_t>& options = options_[depth];
-    options.clear();
-    for (std::uint32_t p = 0; p < problem_.n_processors(); ++p) {
-      if (problem_.can_run(task, p) && problem_.memory(task) <= room_bytes_[p])
-        options.push_back(p);
-    }
-    std::stable_sort(options.begin(), options.end(),
-                     [this](std::uint32_t one, std::uint32_t other) {
-                       return room_bytes_[one] > room_bytes_[other];
-                     });
-  }
-
-  [[noreturn]] void refuse(const std::string& why) const {
-    std::int64_t bytes = 0;
-    for (const std::uint32_t task : tasks_) bytes += problem_.memory(task);
-    std::string limits;
-    for (std::size_t p = 0; p < problem_.n_processors(); ++p) {
-      const std::int64_t limit = problem_.graph().memory_limits_bytes[p];
-      limits += (p > 0 ? ", " : "") + (limit == kNoLimit ? "no limit" : std::to_string(limit));
-    }
-    throw PlanError("memory: " + why + ": they take " + std::to_string(bytes) +
-                    " bytes together, the largest " +
-                    std::to_string(tasks_.empty() ? 0 : problem_.memory(tasks_.front())) +
-                    ", and the limits are " + limits);
-  }
-
-  const TaskProblem& problem_;
-  Assignment processors_;
-  std::vector<std::int64_t> room_bytes_;
-  std::vector<std::uint32_t> tasks_;
-  std::vector<std::vector<std::uint32_t>> options_;  // by depth, the best last
-};
-
 }  // namespace
 
 std::vector<Candidate> portfolio(const TaskProblem& problem) {
@@ -432,7 +349,5 @@ OrderedTasks schedule_assigned(const TaskProblem& problem, const Assignment& pro
   }
   return schedule.in_order();
 }
-
-Assignment fit_in_memory(const TaskProblem& problem) { return Fitting(problem).run(); }
 
 }  // namespace offload

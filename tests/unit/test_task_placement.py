@@ -193,6 +193,16 @@ def test_memory_that_only_one_assignment_suits():
     assert taken == [15, 15]
 
 
+def test_memory_that_is_filled_to_a_few_bytes():
+    draw = random.Random(6)
+    memory = [draw.randint(50, 100) for _ in range(200)]
+    costs = [[draw.randint(1, 99) for _ in range(4)] for _ in range(200)]
+    edges = [(at, at + 1, 50) for at in range(199)]
+    graph = graph_of(costs, edges, memory=memory, limits=[sum(memory) // 4 + 3] * 4)
+    for options in OBJECTIVES:
+        place(graph, max_evaluations=500, **options)
+
+
 def test_a_large_table_stays_where_its_memory_is():
     costs = [(5_000, 100), (900, 100), (900, 100)]
     edges = [(0, 1, 1_000), (1, 2, 1_000)]
@@ -392,6 +402,12 @@ def test_memory_that_does_not_suffice_is_refused():
     refused("do not fit, on whichever.*18 bytes together, the largest 6.*10, 10", graph)
     graph = graph_of([(1, None)] * 3, [], memory=[6, 6, 6], limits=[10, None])
     refused("do not fit", graph)
+    # Proved by counting: 41 tasks where four go in each of ten; even sizes in odd memories.
+    refused("do not fit", graph_of([[1] * 10] * 41, [], memory=[6] * 41, limits=[24] * 10))
+    draw = random.Random(7)
+    memory = [2 * draw.randint(50, 100) for _ in range(40)]
+    limits = [(sum(memory) // 4) | 1] * 2 + [sum(memory) // 4 - 3] * 2
+    refused("do not fit", graph_of([[1] * 4] * 40, [], memory=memory, limits=limits))
 
 
 def test_bad_options_are_refused():

@@ -16,6 +16,7 @@ DEFAULT_EVALUATIONS = _planner.DEFAULT_EVALUATIONS
 """What a search affords of a graph of up to 500 tasks."""
 
 _CANNOT_RUN = _NO_LIMIT = -1
+_EDGES_PER_TASK = 8  # to put a task in place takes as long as to read so many edges
 _NO_LINK = (0.0, 1.0)  # from a processor to itself, which is not read
 
 
@@ -187,8 +188,9 @@ class TaskPlacement:
 
 
 def default_evaluations(graph: TaskGraph) -> int:
-    """What is tried where nobody says how much: fewer placements of more than 500 tasks."""
-    return min(DEFAULT_EVALUATIONS, _planner.DEFAULT_PLACED_TASKS // max(1, len(graph.tasks)))
+    """What is tried where nobody says how much: less of more than 500 tasks or 4,000 edges."""
+    size = max(1, len(graph.tasks), len(graph.edges) // _EDGES_PER_TASK)
+    return min(DEFAULT_EVALUATIONS, _planner.DEFAULT_PLACED_TASKS // size)
 
 
 def place_tasks(
