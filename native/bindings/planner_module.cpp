@@ -21,5 +21,6 @@ PYBIND11_MODULE(_planner, module) {
   });
   offload::register_placement(module);
   offload::register_streaming(module);
+  offload::register_tasks(module);
   offload::register_expressions(module);
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "gil.hpp"
+#include "integer_buffer.hpp"
 #include "offload/errors.hpp"
 #include "offload/placement.hpp"
 #include "registers.hpp"
@@ -16,16 +17,6 @@ namespace py = pybind11;
 
 namespace offload {
 namespace {
-
-std::vector<std::int64_t> to_integers(const py::buffer& buffer, const char* name) {
-  const py::buffer_info info = buffer.request();
-  if (info.ndim != 1 || !info.item_type_is_equivalent_to<std::int64_t>() ||
-      (info.size > 1 && info.strides[0] != info.itemsize)) {
-    throw py::type_error(std::string(name) + " must be contiguous and of int64");
-  }
-  const auto* const first = static_cast<const std::int64_t*>(info.ptr);
-  return {first, first + info.size};
-}
 
 std::vector<Interval> to_intervals(const py::buffer& first, const py::buffer& last,
                                    const py::buffer& size_bytes) {

@@ -9,6 +9,7 @@ void register_errors(pybind11::module_& module);
 void register_expressions(pybind11::module_& module);
 void register_placement(pybind11::module_& module);
 void register_streaming(pybind11::module_& module);
+void register_tasks(pybind11::module_& module);
 void register_call(pybind11::module_& module);
 void register_weight_stream(pybind11::module_& module);
 void register_instances(pybind11::module_& module);

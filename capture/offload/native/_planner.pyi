@@ -66,6 +66,59 @@ def search_streaming(
     tails: bool,
 ) -> tuple[tuple[list[int], list[int], list[int], list[int], int, float] | None, int]: ...
 
+# ---- tasks and lanes ----------------------------------------------------------------------------
+
+DEFAULT_EVALUATIONS: int
+DEFAULT_PLACED_TASKS: int
+DEFAULT_LANE_EVALUATIONS: int
+DEFAULT_PLACED_LAUNCHES: int
+
+def place_tasks(
+    costs_ns: array[int],
+    memory_bytes: array[int],
+    edges: array[int],
+    links: Sequence[tuple[float, float]],
+    limits_bytes: array[int],
+    busy_watts: Sequence[float],
+    idle_watts: Sequence[float],
+    *,
+    objective: int,
+    max_slowdown: float,
+    max_evaluations: int,
+    seed: int,
+) -> tuple[
+    tuple[list[int], list[int], list[int], int, int, float],
+    str,
+    int,
+    int,
+    float,
+    int,
+    list[tuple[str, float]],
+]: ...
+def moved_costs(
+    costs_ns: array[int],
+    memory_bytes: array[int],
+    edges: array[int],
+    links: Sequence[tuple[float, float]],
+    limits_bytes: array[int],
+    busy_watts: Sequence[float],
+    idle_watts: Sequence[float],
+    *,
+    objective: int,
+    processors: array[int],
+    order: array[int],
+    groups: Sequence[Sequence[int]],
+    latency_limit_ns: int,
+) -> list[float]: ...
+def schedule_lanes(
+    launch_ns: Sequence[float],
+    conflicts: array[int],
+    *,
+    n_lanes: int,
+    synchronisation_ns: float,
+    max_evaluations: int,
+) -> tuple[list[int], list[tuple[int, int]], list[int], list[int], float, float, str, int]: ...
+
 # ---- sizes that vary ----------------------------------------------------------------------------
 
 OPERATIONS: list[str]

@@ -1,0 +1,53 @@
+"""Which launches of a Program must keep their order, on however many lanes they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from offload.program import PLACED_ROLES, Effect, EffectKind, Launch, Program
+
+Conflict = tuple[int, int]
+"""A launch and a later one that must not begin before it has ended."""
+
+_GUARD = Effect(EffectKind.GUARD)
+_UNSEEN = Effect(EffectKind.UNSEEN)
+
+
+def launch_conflicts(program: Program) -> tuple[Conflict, ...]:
+    """Pairs of launches that touch the same Value or effect, one of them writing.
+
+    Who touches a Value first makes it. Unseen work keeps its order with all else, and a guard with
+    what callers can see: an execution may end there, before anything of that has changed. Pairs
+    that others imply are mostly left out.
+    """
+    found: set[Conflict] = set()
+    writers: dict[object, int] = {}  # the last one of each Value and effect
+    readers: dict[object, list[int]] = {}  # since then
+    for launch in program.launches:
+        for what, is_write in _touches(program, launch, writers):
+            if what in writers:
+                found.add((writers[what], launch.index))
+            if is_write:
+                found.update((reader, launch.index) for reader in readers.get(what, ()))
+                writers[what] = launch.index
+                readers[what] = []
+            else:
+                readers.setdefault(what, []).append(launch.index)
+    return tuple(sorted(one for one in found if one[0] != one[1]))
+
+
+def _touches(
+    program: Program, launch: Launch, writers: dict[object, int]
+) -> Iterator[tuple[object, bool]]:
+    """What a launch touches, and whether it writes."""
+    for value in dict.fromkeys((*launch.reads, *launch.writes)):
+        is_made = program.values[value].role in PLACED_ROLES and value not in writers
+        yield value, value in launch.writes or is_made
+    effects = launch.effects
+    for effect in sorted(effects):
+        yield effect, True
+    if _UNSEEN not in effects:
+        yield _UNSEEN, False
+    is_seen = any(program.values[one].role not in PLACED_ROLES for one in launch.writes)
+    if is_seen and _GUARD not in effects:
+        yield _GUARD, False

@@ -1,0 +1,129 @@
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "gil.hpp"
+#include "integer_buffer.hpp"
+#include "offload/errors.hpp"
+#include "offload/lane_schedule.hpp"
+#include "offload/task_placement.hpp"
+#include "registers.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+using LinkFields = std::tuple<double, double>;
+using Integers = std::vector<std::int64_t>;
+using PlacementFields =
+    std::tuple<Integers, Integers, Integers, std::int64_t, std::int64_t, double>;
+using FoundFields = std::tuple<PlacementFields, std::string, std::int64_t, std::int64_t, double,
+                               std::int64_t, std::vector<std::pair<std::string, double>>>;
+
+TaskGraph to_graph(const py::buffer& costs_ns, const py::buffer& memory_bytes,
+                   const py::buffer& edges, const std::vector<LinkFields>& links,
+                   const py::buffer& limits_bytes, const std::vector<double>& busy_watts,
+                   const std::vector<double>& idle_watts) {
+  TaskGraph graph;
+  graph.costs_ns = to_integers(costs_ns, "costs_ns");
+  graph.memory_bytes = to_integers(memory_bytes, "memory_bytes");
+  graph.memory_limits_bytes = to_integers(limits_bytes, "limits_bytes");
+  graph.n_processors = graph.memory_limits_bytes.size();
+  const Integers fields = to_integers(edges, "edges");
+  if (fields.size() % 3 != 0) throw PlanError("an edge has a producer, a consumer and a size");
+  for (std::size_t at = 0; at < fields.size(); at += 3) {
+    graph.edges.push_back({fields[at], fields[at + 1], fields[at + 2]});
+  }
+  for (const auto& [overhead_ns, bytes_per_second] : links) {
+    graph.links.push_back({overhead_ns, bytes_per_second});
+  }
+  graph.busy_watts = busy_watts;
+  graph.idle_watts = idle_watts;
+  return graph;
+}
+
+FoundFields place(const py::buffer& costs_ns, const py::buffer& memory_bytes,
+                  const py::buffer& edges, const std::vector<LinkFields>& links,
+                  const py::buffer& limits_bytes, const std::vector<double>& busy_watts,
+                  const std::vector<double>& idle_watts, std::int64_t objective,
+                  double max_slowdown, std::int64_t max_evaluations, std::uint64_t seed) {
+  const TaskGraph graph =
+      to_graph(costs_ns, memory_bytes, edges, links, limits_bytes, busy_watts, idle_watts);
+  const GilReleased release;
+  FoundPlacement found = place_tasks(
+      graph, {static_cast<TaskObjective>(objective), max_slowdown, max_evaluations, seed});
+  TaskPlacement& one = found.placement;
+  return {PlacementFields{std::move(one.processors), std::move(one.begin_ns), std::move(one.end_ns),
+                          one.latency_ns, one.period_ns, one.energy_nj},
+          std::move(found.method),
+          found.n_evaluations,
+          found.lower_bound_ns,
+          found.lower_bound_nj,
+          found.latency_limit_ns,
+          std::move(found.candidates)};
+}
+
+std::vector<double> costs_elsewhere(const py::buffer& costs_ns, const py::buffer& memory_bytes,
+                                    const py::buffer& edges, const std::vector<LinkFields>& links,
+                                    const py::buffer& limits_bytes,
+                                    const std::vector<double>& busy_watts,
+                                    const std::vector<double>& idle_watts, std::int64_t objective,
+                                    const py::buffer& processors, const py::buffer& order,
+                                    const std::vector<Integers>& groups,
+                                    std::int64_t latency_limit_ns) {
+  const TaskGraph graph =
+      to_graph(costs_ns, memory_bytes, edges, links, limits_bytes, busy_watts, idle_watts);
+  const Integers where = to_integers(processors, "processors");
+  const Integers in_order = to_integers(order, "order");
+  const GilReleased release;
+  return moved_costs(graph, static_cast<TaskObjective>(objective), where, in_order, groups,
+                     latency_limit_ns);
+}
+
+using WaitFields = std::tuple<std::int64_t, std::int64_t>;
+using LaneFields = std::tuple<Integers, std::vector<WaitFields>, Integers, Integers, double, double,
+                              std::string, std::int64_t>;
+
+LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts,
+                    std::int64_t n_lanes, double synchronisation_ns, std::int64_t max_evaluations) {
+  LaneProblem problem{std::move(launch_ns), {}, n_lanes, synchronisation_ns};
+  const Integers fields = to_integers(conflicts, "conflicts");
+  if (fields.size() % 2 != 0) throw PlanError("a conflict has two launches");
+  for (std::size_t at = 0; at < fields.size(); at += 2) {
+    problem.conflicts.emplace_back(fields[at], fields[at + 1]);
+  }
+  const GilReleased release;
+  LaneSchedule found = schedule_lanes(problem, max_evaluations);
+  std::vector<WaitFields> waits;
+  waits.reserve(found.waits.size());
+  for (const LaneWait& one : found.waits) waits.emplace_back(one.launch, one.ended);
+  return {std::move(found.lanes),  std::move(waits),   std::move(found.joined),
+          std::move(found.held),   found.predicted_ns, found.lower_bound_ns,
+          std::move(found.method), found.n_evaluations};
+}
+
+}  // namespace
+
+void register_tasks(py::module_& module) {
+  module.def("place_tasks", &place, py::arg("costs_ns"), py::arg("memory_bytes"), py::arg("edges"),
+             py::arg("links"), py::arg("limits_bytes"), py::arg("busy_watts"),
+             py::arg("idle_watts"), py::kw_only(), py::arg("objective"), py::arg("max_slowdown"),
+             py::arg("max_evaluations"), py::arg("seed"));
+  module.def("moved_costs", &costs_elsewhere, py::arg("costs_ns"), py::arg("memory_bytes"),
+             py::arg("edges"), py::arg("links"), py::arg("limits_bytes"), py::arg("busy_watts"),
+             py::arg("idle_watts"), py::kw_only(), py::arg("objective"), py::arg("processors"),
+             py::arg("order"), py::arg("groups"), py::arg("latency_limit_ns"));
+  module.def("schedule_lanes", &schedule, py::arg("launch_ns"), py::arg("conflicts"), py::kw_only(),
+             py::arg("n_lanes"), py::arg("synchronisation_ns"), py::arg("max_evaluations"));
+  module.attr("DEFAULT_EVALUATIONS") = kDefaultEvaluations;
+  module.attr("DEFAULT_PLACED_TASKS") = kDefaultPlacedTasks;
+  module.attr("DEFAULT_LANE_EVALUATIONS") = kDefaultLaneEvaluations;
+  module.attr("DEFAULT_PLACED_LAUNCHES") = kDefaultPlacedLaunches;
+}
+
+}  // namespace offload
