@@ -104,7 +104,8 @@ void register_call(py::module_& module) {
                              std::move(shapes),
                              false,
                              {},
-                             false};
+                             false,
+                             {}};
            }),
            py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
            py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),
