@@ -21,7 +21,7 @@ from torch import nn
 import offload
 from offload import Captured
 from offload.backends import NullBackend
-from offload.backends.cpu import backend as cpu
+from offload.backends.cpu import builder as cpu
 from offload.run import Executable
 
 KIB = 1024

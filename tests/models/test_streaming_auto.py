@@ -116,7 +116,7 @@ def test_auto_tries_out_without_changing_stored_weights(tmp_path: Path) -> None:
 def test_auto_tries_less_where_memory_ran_out_alone(
     deep: Captured, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    from offload.backends.cpu import backend as cpu
+    from offload.backends.cpu import builder as cpu
 
     budgets = []
     real = cpu.make_stream

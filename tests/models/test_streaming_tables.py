@@ -18,7 +18,7 @@ from torch.nn import functional
 
 import offload
 from offload.api.captured import Captured
-from offload.backends.cpu import backend as cpu
+from offload.backends.cpu import builder as cpu
 from offload.backends.cpu.streaming import CpuWeights
 from offload.program import StoredTensor
 from offload.timeline import SpanKind

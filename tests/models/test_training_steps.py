@@ -399,3 +399,25 @@ def test_tickets_train_in_their_order():
     expected = [eager(*batch) for batch in (given[0], *given)]
     tickets = [run.submit(*batch) for batch in given]
     assert [float(one.result()) for one in tickets] == [float(one) for one in expected[1:]]
+
+
+def test_a_step_is_recorded_while_another_executable_watches_steps():
+    """Under a budget executables look at the memory of what any optimizer has stepped."""
+    other = nn.Linear(64, 64)
+    with torch.no_grad():
+        captured = offload.capture(other, torch.randn(2, 64))
+    with captured.load(weights_budget="1MiB"):
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run = offload.capture(step, torch.randn(3, 4), training=True).load()
+        before = model.weight.detach().clone()
+        run(torch.randn(3, 4))
+        assert not torch.equal(model.weight, before)

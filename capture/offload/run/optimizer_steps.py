@@ -88,9 +88,11 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object
         watching = list(_watching)
     if not watching:
         return
-    storages = set(_storages(optimizer.param_groups))
-    for steps in watching:
-        steps.note(storages)
+    # A step may be recorded: to look at memory here is none of its own work.
+    with torch._C.DisableTorchFunction():
+        storages = set(_storages(optimizer.param_groups))
+        for steps in watching:
+            steps.note(storages)
 
 
 def _storages(groups: Sequence[Mapping[str, Any]]) -> Iterator[int]:
