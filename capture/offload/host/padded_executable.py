@@ -167,7 +167,9 @@ class PaddedExecutable:
         results = [flatten(one, _is_tensor, share_same=False)[0] for one in (found, expected)]
         for position, (one, other) in enumerate(zip(*results, strict=True)):
             try:
-                torch.testing.assert_close(one, other, equal_nan=True, check_stride=False)
+                torch.testing.assert_close(
+                    one.cpu(), other.cpu(), equal_nan=True, check_stride=False
+                )
             except AssertionError as error:
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise CaptureError(
