@@ -7,6 +7,7 @@ import importlib.metadata
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import pytest
 import torch
@@ -232,6 +233,29 @@ def test_one_capture_of_all_sizes_serves_those_that_it_has_not_seen(graphs):
     assert_as_eager(function, *calls, dynamic=True)
     assert n_captures(graphs) == [2]
     assert n_executions(graphs) == 5
+
+
+def test_a_graph_that_writes_is_called_once_for_each_call(graphs):
+    """A capture for all sizes may be refused, and the call made again: its writes would be, too."""
+
+    def function(x, total):
+        total.add_(x.sum())
+        return x * total
+
+    calls = [Arguments(normal(size), normal(1)) for size in (3, 9, 7, 9, 3)]
+    assert_as_eager(function, *calls, dynamic=True)
+    assert not any(graph._families for graph in graphs)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_draws_is_called_once_for_each_call(graphs, monkeypatch, is_refused):
+    if is_refused:
+        refuse = mock.Mock(side_effect=offload.CaptureError("sizes may not vary"))
+        monkeypatch.setattr(torch_compile.CompiledGraph, "_captured_for_all", refuse)
+    calls = [Arguments(normal(size)) for size in (3, 9, 7, 9, 3)]
+    assert_as_eager(lambda x: x + torch.rand_like(x), *calls, dynamic=True)
+    assert_as_eager(lambda x: x.exp() * 2, *calls, dynamic=True)
+    assert any(graph._families for graph in graphs) is not is_refused
 
 
 def test_sizes_that_break_a_guard_are_captured_by_themselves(graphs, monkeypatch):

@@ -20,9 +20,10 @@ from torch._dynamo.utils import counters
 
 from offload.api import capture
 from offload.api.block_recording import refuse_nested
+from offload.backends import find_backend
 from offload.console.user_code import is_user_file, located_at, portable_location
 from offload.errors import CaptureError
-from offload.host import SizedExecutable, Sizes
+from offload.host import SizedExecutable, Sizes, leaves_something
 from offload.integrations.dynamic_sizes import DynamicSizes, dynamic_sizes
 from offload.run import Executable
 
@@ -165,11 +166,10 @@ class CompiledGraph:
 
     def _captured(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         """Record a call: for its sizes, or once there were others for all. Gives what it gave."""
-        sizes = self._sizes
-        if sizes is not None and self._runs and sizes.are_plain(args):
+        sizes = self._sizes_to_capture(args)
+        if sizes is not None:
             try:
-                if sizes.rest_of(args) not in self._families:
-                    return self._captured_for_all(sizes, args)
+                return self._captured_for_all(sizes, args)
             except CaptureError:  # sizes may not vary: for good, so nothing is tried again
                 self._sizes = None
         with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
@@ -178,12 +178,25 @@ class CompiledGraph:
         _count("captures")
         return result
 
+    def _sizes_to_capture(self, args: tuple[Any, ...]) -> DynamicSizes | None:
+        """The sizes for all of which a call is to be captured; None: for its own.
+
+        Where that is refused the call is made again. One that writes or draws must not be.
+        """
+        if self._sizes is None or not self._runs:
+            return None
+        known = next(iter(self._runs.values()))
+        if leaves_something(known.program) or find_backend(known.device).sizes is None:
+            self._sizes = None
+            return None
+        is_new = self._sizes.rest_of(args) not in self._families
+        return self._sizes if is_new and self._sizes.are_plain(args) else None
+
     def _captured_for_all(self, sizes: DynamicSizes, args: tuple[Any, ...]) -> Any:
         with capture(self._graph, dynamic_shapes=sizes.shapes) as captured, torch.no_grad():
             result = captured(*args)
         run = captured.load(sizes=Sizes())
-        if not isinstance(run, SizedExecutable):
-            raise CaptureError("executables of this device take no other sizes")
+        assert isinstance(run, SizedExecutable)  # as the backend has said
         self._families[sizes.rest_of(args)] = run
         _count("captures")
         return result
