@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from offload.backends import Backend, Loaded, Prepared, SizeChanger
+from offload.errors import BindingError
 from offload.host.buckets import Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes
 from offload.host.sizes import InstanceReport, Sizes
@@ -20,7 +21,7 @@ from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Role, TensorView
 from offload.program.expressions import Expression
-from offload.program.family import MOST, Family, with_constants
+from offload.program.family import MOST, Family
 from offload.program.structure import Structure
 from offload.program.varying_numbers import values_bytes, varying_of
 from offload.run import Executable, MemoryReport
@@ -29,6 +30,9 @@ from offload.run.native_replay import SizedCalls, outputs_shown_once
 from offload.timeline import Scheduling
 
 LoadAt = Callable[[Mapping[str, int]], Executable]
+
+_KEPT_ANSWERS = 4096
+"""For so many choices of sizes it is kept whether they are accepted."""
 
 
 class SizedExecutable(Executable):
@@ -78,6 +82,9 @@ class SizedExecutable(Executable):
         self._bucket_ends = sizes.ends_for(self.family.dims, bucket_ends)
         self._settled = settled
         self._find = CallSizes(self.family)
+        self._accepted = functools.lru_cache(_KEPT_ANSWERS)(
+            functools.partial(_accepts, self.family)
+        )
         prepared = backend.prepare(self._settled.bound)
         super().__init__(prepared, place(prepared, backend), backend, scheduling, verify=verify)
 
@@ -119,6 +126,10 @@ class SizedExecutable(Executable):
             CaptureError, PlanError, OutOfMemory, ExecutionError: it cannot be loaded.
         """
         return self._load_at(sizes)
+
+    def accepts(self, sizes: Mapping[str, int]) -> bool:
+        """Whether the Family takes these sizes: those of a call that would not be refused."""
+        return self._accepted(tuple(sizes.items()))
 
     def feature_map_bytes_at(self, sizes: Mapping[str, int]) -> int:
         """The bytes that a `feature_map=` tensor must have for these sizes.
@@ -210,6 +221,14 @@ def _varying_view(view: TensorView) -> _native.VaryingView:
     )
 
 
+def _accepts(family: Family, sizes: tuple[tuple[str, int], ...]) -> bool:
+    try:
+        family.checked(dict(sizes))
+    except BindingError:
+        return False
+    return True
+
+
 def _refuse(family: Family, sizes: Sequence[int]) -> None:
     """Say why sizes are not accepted, which the native side has found."""
     family.whole_at(family.checked(dict(zip(family.names, sizes, strict=True))))
@@ -240,8 +259,7 @@ def _matched(
     """
     if family.arguments:
         numbers = family.numbers_at(_sizes_of(family, find, args, kwargs))
-        chosen = {place: numbers[index] for place, index in family.arguments.items()}
-        arguments = with_constants(bound.arguments_structure, chosen)
+        arguments = family.arguments_at(bound.arguments_structure, numbers)
         bindings = dataclasses.replace(bound.bindings, arguments=arguments)
         bound = dataclasses.replace(bound, bindings=bindings)
     return tensors_of_call(bound, args, kwargs)
@@ -249,9 +267,4 @@ def _matched(
 
 def _results_at(structure: Structure, family: Family, sizes: Sequence[int]) -> Structure:
     """How the result of a call is nested, with the integers that vary."""
-    if not family.results:
-        return structure
-    numbers = family.numbers_at(sizes)
-    return with_constants(
-        structure, {place: numbers[index] for place, index in family.results.items()}
-    )
+    return family.results_at(structure, family.numbers_at(sizes)) if family.results else structure

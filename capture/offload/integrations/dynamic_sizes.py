@@ -11,7 +11,6 @@ import torch
 from torch import fx
 from torch.export import Dim
 
-from offload.errors import BindingError
 from offload.host import SizedExecutable
 
 
@@ -50,13 +49,8 @@ class DynamicSizes:
             size = given if axis < 0 else int(given.shape[axis])
             if sizes.setdefault(name, size) != size:
                 return False
-        if not self.are_plain(args):
-            return False  # results may be laid out as these are
-        try:
-            run.family.checked(sizes)
-        except BindingError:
-            return False
-        return True
+        # Else results may be laid out as these are.
+        return self.are_plain(args) and run.accepts(sizes)
 
 
 def dynamic_sizes(

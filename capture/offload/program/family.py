@@ -14,7 +14,7 @@ from offload.program.bindings import Bindings, BoundProgram
 from offload.program.check import check_program
 from offload.program.expressions import Expression, expressions
 from offload.program.folding import folded_values, settle
-from offload.program.numbers import map_numbers
+from offload.program.numbers import map_numbered
 from offload.program.program import Program
 from offload.program.structure import Structure
 
@@ -146,23 +146,20 @@ class Family:
     def evaluated(self, sizes: Sequence[int]) -> tuple[Program, Sequence[int | float]]:
         """As `whole_at`, and the numbers that vary, by their expressions."""
         found = self.numbers_at(sizes)
-        position = -1
 
-        def convert(number: Any) -> Any:
-            nonlocal position
-            position += 1
-            index = self.varying.get(position)
+        def convert(place: int, number: Any) -> Any:
+            index = self.varying.get(place)
             if index is None:
                 return number
             if type(found[index]) is not type(number):
                 raise ProgramError(
-                    f"number {position} is {found[index]!r}: expected a {type(number).__name__}"
+                    f"number {place} is {found[index]!r}: expected a {type(number).__name__}"
                 )
             return found[index]
 
-        program = map_numbers(self.program, convert)
-        arguments = with_constants(program.arguments_structure, _chosen(self.arguments, found))
-        results = with_constants(program.result_structure, _chosen(self.results, found))
+        program = map_numbered(self.program, convert)
+        arguments = self.arguments_at(program.arguments_structure, found)
+        results = self.results_at(program.result_structure, found)
         program = dataclasses.replace(
             program, arguments_structure=arguments, result_structure=results
         )
@@ -182,6 +179,14 @@ class Family:
             return self._numbers.evaluate_all(list(sizes))
         except BindingError as error:
             raise BindingError(f"{self._told(sizes)}: {error}; expected smaller sizes") from None
+
+    def arguments_at(self, arguments: Structure, numbers: Sequence[int | float]) -> Structure:
+        """How a call's arguments are nested, with the integers that vary, which are `numbers`."""
+        return with_constants(arguments, _chosen(self.arguments, numbers))
+
+    def results_at(self, results: Structure, numbers: Sequence[int | float]) -> Structure:
+        """How its result is nested, likewise."""
+        return with_constants(results, _chosen(self.results, numbers))
 
     def checked(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The sizes in the order of the Dims, if the Family may be used with them.
@@ -267,9 +272,9 @@ class BoundFamily:
         whole, found = family.evaluated(sizes)
         arguments, results = bindings.arguments, bindings.results
         if arguments is not None:
-            arguments = with_constants(arguments, _chosen(family.arguments, found))
+            arguments = family.arguments_at(arguments, found)
         if results is not None:
-            results = with_constants(results, _chosen(family.results, found))
+            results = family.results_at(results, found)
         return BoundProgram(
             whole, dataclasses.replace(bindings, arguments=arguments, results=results)
         )

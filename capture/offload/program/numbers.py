@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,12 @@ def map_numbers(program: Program, convert: Convert) -> Program:
         inputs=tuple(_view(one, convert) for one in program.inputs),
         results=tuple(Result(_view(one.view, convert), one.input_leaf) for one in program.results),
     )
+
+
+def map_numbered(program: Program, convert: Callable[[int, Any], Any]) -> Program:
+    """As `map_numbers`, where `convert` is told the place of each number as well."""
+    places = itertools.count()
+    return map_numbers(program, lambda number: convert(next(places), number))
 
 
 def numbers_of(program: Program) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from offload.program.family import Family
 from offload.program.launch import Launch
-from offload.program.numbers import map_numbers
+from offload.program.numbers import map_numbered
 from offload.program.program import Program
 from offload.program.values import TensorView, Value
 
@@ -32,12 +32,9 @@ class VaryingReal(float):
 
 def varying_program(family: Family) -> Program:
     """The whole Program of the recorded sizes, whose numbers say how they vary."""
-    position = -1
 
-    def told(number: Any) -> Any:
-        nonlocal position
-        position += 1
-        expression = family.varying.get(position)
+    def told(place: int, number: Any) -> Any:
+        expression = family.varying.get(place)
         if expression is None:
             return number
         kind = VaryingInteger if isinstance(number, int) else VaryingReal
@@ -45,7 +42,7 @@ def varying_program(family: Family) -> Program:
         varying.expression = expression
         return varying
 
-    return map_numbers(family.program, told)
+    return map_numbered(family.program, told)
 
 
 def expression_of(number: Any) -> int | None:
