@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "offload/clock.hpp"
+#include "offload/errors.hpp"
 #include "run/kernel_scope.hpp"
 
 namespace offload {
@@ -37,6 +39,12 @@ std::size_t bytes_of(const TensorLayout& layout) {
   std::int64_t n_items = 1;
   for (const std::int64_t size : layout.shape) n_items *= size;
   return static_cast<std::size_t>(n_items) * c10::elementSize(layout.dtype);
+}
+
+// Of sizes that nobody else has refused.
+[[noreturn]] void refuse_all(const ExpressionError& error) {
+  throw BindingError(std::string("the program cannot be executed at these sizes: ") + error.what() +
+                     "; capture the model for them alone, and report this");
 }
 
 std::size_t memory_of(const Instance& instance) {
@@ -140,7 +148,7 @@ std::shared_ptr<const Instance> Instances::made(const std::vector<std::int64_t>&
     resident_->check(program);
   } catch (const ExpressionError& error) {
     parts_.refuse(sizes);
-    throw std::invalid_argument(error.what());  // nobody else has refused them
+    refuse_all(error);
   }
   instance->shapes.feature_map_bytes = program.places->feature_map_bytes;
   instance->size_bytes = memory_of(*instance);
@@ -224,7 +232,7 @@ void Instances::add_constants(const std::vector<std::int64_t>& sizes, SizedProgr
     constants_->check(own);
   } catch (const ExpressionError& error) {
     parts_.refuse(sizes);
-    throw std::invalid_argument(error.what());
+    refuse_all(error);
   }
   constants_->resize(own);
   const KernelScope scope;

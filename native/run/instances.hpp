@@ -113,7 +113,8 @@ class Instances {
   std::shared_ptr<const Instance> ready(const std::vector<std::int64_t>& sizes);
 
   // As ready, made where it is not kept; `found` is told how it was come by. Throws what `refuse`
-  // and `place` throw, and what a launch does that makes a constant.
+  // and `place` throw, BindingError for sizes that `refuse` lets pass and that cannot be executed,
+  // and what a launch does that makes a constant.
   std::shared_ptr<const Instance> make(const std::vector<std::int64_t>& sizes, SizesFound& found);
 
   std::size_t n_dims() const { return parts_.dims.size(); }
@@ -146,8 +147,7 @@ class Instances {
   std::size_t n_places_ = 0;
 };
 
-// The layout and the offset of a view, which an execution may be given; `bytes` for its Value.
-// Throws ExpressionError for sizes below 0.
+// The layout and the offset in bytes of a view. Throws ExpressionError for sizes below 0.
 std::pair<TensorLayout, std::int64_t> evaluated(const VaryingView& view,
                                                 const std::vector<Number>& numbers);
 

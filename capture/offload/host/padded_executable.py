@@ -16,7 +16,7 @@ from offload.host.executable_for_each_size import leaves_something
 from offload.host.sizes import Sizes
 from offload.interpreter.torch_names import dtype_name, find_dtype
 from offload.program import BoundProgram, TensorView
-from offload.program.family import BoundFamily, Family, with_constants
+from offload.program.family import BoundFamily, Family
 from offload.program.structure import Structure, flatten, unflatten
 from offload.program.varying_numbers import varying_of, varying_program
 from offload.run import Executable
@@ -54,11 +54,13 @@ class PaddingReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Call:
-    """The tensors of a call, its sizes, and those that it is executed at."""
+    """The tensors of a call, its sizes and those that it is executed at, and their numbers."""
 
     tensors: Sequence[torch.Tensor]
     sizes: tuple[int, ...]
     bucket: tuple[int, ...]
+    own: Sequence[int | float]
+    ends: Sequence[int | float]
 
 
 class PaddedExecutable:
@@ -111,9 +113,11 @@ class PaddedExecutable:
         self._results = [(one.view, varying_of(one.view)) for one in program.results]
         self._values = _pad_values(self.family, sizes.pad)
         self._runs: dict[tuple[int, ...], Executable] = {}
+        self._bucket_numbers: dict[tuple[int, ...], Sequence[int | float]] = {}
         self._proved: set[tuple[int, ...]] = set()
         self._n_proofs: dict[tuple[int, ...], int] = {}
         self._loading = threading.Lock()
+        self._counting = threading.Lock()
         self._n_calls = self._n_elements = self._n_padded = 0
         self._closed = False
 
@@ -134,12 +138,12 @@ class PaddedExecutable:
         named = dict(zip(self.family.names, self._find.of(args, kwargs), strict=True))
         sizes = self.family.checked(named)
         bucket = self._bucket_of(sizes)
-        own = self._arguments(self.family.numbers_at(sizes))
+        own = self.family.numbers_at(sizes)
         tensors = tensors_of_call(self._with_arguments(own), args, kwargs)
-        self._check(tensors, sizes)
+        self._check(tensors, own)
         if bucket not in self._runs:
             self._load(bucket)
-        call = _Call(tensors, sizes, bucket)
+        call = _Call(tensors, sizes, bucket, own, self._bucket_numbers[bucket])
         found = self._executed(call)
         if sizes != bucket and bucket not in self._proved:
             self._prove(call, found, args, kwargs)
@@ -151,6 +155,7 @@ class PaddedExecutable:
                 raise ExecutionError("the executable is closed: load the captured program again")
             if bucket not in self._runs:
                 named = dict(zip(self.family.names, bucket, strict=True))
+                self._bucket_numbers[bucket] = self.family.numbers_at(bucket)
                 self._runs[bucket] = self._load_at(named)
 
     def _prove(
@@ -194,31 +199,33 @@ class PaddedExecutable:
 
     def _executed(self, call: _Call) -> Any:
         """The result of a call, executed at the sizes of its bucket and cut to its own."""
-        own, ends = self.family.numbers_at(call.sizes), self.family.numbers_at(call.bucket)
         padded = [
-            _padded(tensor, _shape(*described, ends), value)
+            _padded(tensor, _shape(*described, call.ends), value)
             for tensor, described, value in zip(
                 call.tensors, self._inputs, self._values, strict=True
             )
         ]
-        args, kwargs = unflatten(self._arguments(ends), padded)
+        arguments = self.family.arguments_at(self._bound.arguments_structure, call.ends)
+        args, kwargs = unflatten(arguments, padded)
         result = self._runs[call.bucket](*args, **kwargs)
         self._count(call.tensors, padded)
         leaves, _ = flatten(result, _is_tensor, share_same=True)
         cut = [
-            _cut(tensor, _shape(*described, own))
+            _cut(tensor, _shape(*described, call.own))
             for tensor, described in zip(leaves, self._results, strict=True)
         ]
-        chosen = {place: own[index] for place, index in self.family.results.items()}
-        return unflatten(with_constants(self._bound.result_structure, chosen), cut)
+        return unflatten(self.family.results_at(self._bound.result_structure, call.own), cut)
 
     def _count(self, given: Sequence[torch.Tensor], padded: Sequence[torch.Tensor]) -> None:
-        varying = [bool(varying) for _, varying in self._inputs]
-        self._n_calls += 1
-        for is_padded, one, other in zip(varying, given, padded, strict=True):
-            if is_padded:
-                self._n_elements += one.numel()
-                self._n_padded += other.numel()
+        pairs = [
+            (one.numel(), other.numel())
+            for one, other, (_, varying) in zip(given, padded, self._inputs, strict=True)
+            if varying
+        ]
+        with self._counting:
+            self._n_calls += 1
+            self._n_elements += sum(n_given for n_given, _ in pairs)
+            self._n_padded += sum(n_padded for _, n_padded in pairs)
 
     def _bucket_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
         found = []
@@ -232,16 +239,12 @@ class PaddedExecutable:
             found.append(ends[at])
         return tuple(found)
 
-    def _arguments(self, numbers: Sequence[int | float]) -> Structure:
-        chosen = {place: numbers[index] for place, index in self.family.arguments.items()}
-        return with_constants(self._bound.arguments_structure, chosen)
-
-    def _with_arguments(self, arguments: Structure) -> BoundProgram:
+    def _with_arguments(self, numbers: Sequence[int | float]) -> BoundProgram:
+        arguments = self.family.arguments_at(self._bound.arguments_structure, numbers)
         bindings = dataclasses.replace(self._bound.bindings, arguments=arguments)
         return dataclasses.replace(self._bound, bindings=bindings)
 
-    def _check(self, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> None:
-        numbers = self.family.numbers_at(sizes)
+    def _check(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int | float]) -> None:
         for tensor, described in zip(tensors, self._inputs, strict=True):
             view, shape = described[0], _shape(*described, numbers)
             if (tuple(tensor.shape), dtype_name(tensor.dtype)) != (shape, view.dtype):
