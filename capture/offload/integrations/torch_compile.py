@@ -52,9 +52,10 @@ def backend(
     A graph of dynamic sizes is captured for those that it is called with, and at the second
     combination of them for all, where the device's executables take other sizes, neither `fuse` nor
     `host_reads` is asked for, and the graph neither writes nor draws. Where sizes may not vary, or
-    break a guard, it is captured once for each combination, up to a limit. Calls with other sizes then run the graph eagerly, with one
-    warning per graph; `torch._dynamo.utils.counters["offload"]` counts them as
-    `calls_beyond_limit`, beside the `captures` of all graphs.
+    break a guard, it is captured once for each combination, up to a limit. Calls with other sizes
+    then run the graph eagerly, with one warning per graph;
+    `torch._dynamo.utils.counters["offload"]` counts them as `calls_beyond_limit`, beside the
+    `captures` of all graphs.
     Nothing is recorded or refused before that call: torch would wrap an error raised here, or,
     with `suppress_errors`, run the model without offload.
 
