@@ -25,6 +25,7 @@ TESTED = {
     "fusion.md": "test_fusion",
     "llm_decoding.md": "tests/unit/test_llm_decoding.py",
     "own_kernels.md": "tests/simulators/test_ascend_binary_kernels.py",
+    "placement.md": "test_placement",
     "saving.md": "test_saving",
     "servers.md": "test_servers",
     "streaming.md": "test_streaming",
@@ -77,6 +78,15 @@ def test_fusion(run_page, capsys):
     assert "fused: 2 kernels in the place of 3 recorded launches" in printed
     assert names["run"].fusion.n_kernels == 2
     assert {report.mode for report in names["run"].launch_reports()} == {"kernel"}
+
+
+def test_placement(run_page, capsys):
+    names = run_page(DOCS / "placement.md")
+    assert "embed" in capsys.readouterr().out
+    # The towers are independent of each other, and the sum waits for the other lane's.
+    assert names["schedule"].lane_of == (0, 0, 1, 1, 0)
+    assert names["schedule"].n_waits == 1
+    assert names["schedule"].predicted_ns < sum(names["launch_ns"])
 
 
 def test_timelines(run_page, tmp_path, capsys):
