@@ -11,6 +11,7 @@ from torch.nn import functional
 import offload
 
 N = Dim("n", min=2, max=70)
+BAGS = torch.randn(20, 4)
 
 
 def attending(**options):
@@ -60,6 +61,19 @@ OPERATORS = {
     "max_pool1d_of_more": layer(nn.MaxPool1d(3, 2, padding=1, ceil_mode=True), transposed=True),
     "square_root": lambda x: x / math.sqrt(x.shape[1]) + math.sqrt(x.shape[1] * 0.5),
     "square_root_of_others": lambda x: x * math.sqrt(x.shape[2]),
+    "logarithm": lambda x: x * math.log(x.shape[1]) + math.log(x.shape[1] * 0.5),
+    "logarithm_to_a_base": lambda x: x * math.log(x.shape[1], 3) + math.log(5, x.shape[1]),
+    "logarithm_of_others": lambda x: x * math.log(x.shape[2], 10),
+    "absolute": lambda x: x * abs(x.shape[1] - 5),
+    "quotient_and_rest": lambda x: (
+        x * divmod(x.shape[1], 3)[0] + x * divmod(100, x.shape[1] + 1)[1]
+    ),
+    "mean_of_squares": lambda x: functional.mse_loss(x, x * 2),
+    "smooth_loss": lambda x: functional.smooth_l1_loss(x, x * 2, reduction="sum"),
+    "fold": lambda x: functional.fold(
+        functional.unfold(x[:, None], (1, 3), padding=(0, 1)), x.shape[1:], (1, 3), padding=(0, 1)
+    ),
+    "bags": lambda x: functional.embedding_bag((x[0].abs() * 2).long(), BAGS, mode="sum"),
     "fractional_steps": lambda x: x.sum() + torch.arange(0, x.shape[1] * 0.1, 0.1),
     "nearest": resized(scale_factor=2),
     "nearest_of_fraction": resized(scale_factor=1.7),
@@ -101,12 +115,13 @@ def test_sizes_that_c_plus_plus_asks_for_are_named():
         offload.capture(cell, torch.randn(7, 4), dynamic_shapes={"input": {0: N}})
 
 
-def test_a_square_root_that_python_has_not_is_refused():
+@pytest.mark.parametrize("function", [lambda n: 2 * math.sqrt(n), lambda n: math.log(2, n)])
+def test_a_number_that_python_has_not_is_refused(function):
     def scaled(x):
-        return x * math.sqrt(x.shape[1] - 5)
+        return x * function(x.shape[1] - 5)
 
     captured = offload.capture(scaled, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
-    assert torch.equal(captured(x := torch.randn(2, 6, 8)), scaled(x))
+    assert torch.equal(captured(x := torch.randn(2, 8, 8)), scaled(x))
     with pytest.raises(offload.BindingError, match=r"n = 4: expected .*test_family_operators"):
         captured(torch.randn(2, 4, 8))
 
@@ -142,8 +157,17 @@ def test_a_refusal_shows_no_frames_of_c_plus_plus():
 
 
 def test_functions_are_their_own_again():
-    before = torch._C._nn.upsample_nearest2d, torch.max_pool1d, math.sqrt, torch._VF.lstm
+    def found():
+        return (
+            torch._C._nn.upsample_nearest2d,
+            torch.max_pool1d,
+            math.sqrt,
+            math.log,
+            torch._VF.lstm,
+        )
+
+    before = found()
     with torch.no_grad():
         offload.capture(OPERATORS["nearest"], torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
-    after = torch._C._nn.upsample_nearest2d, torch.max_pool1d, math.sqrt, torch._VF.lstm
-    assert all(one is other for one, other in zip(before, after, strict=True))
+    assert all(one is other for one, other in zip(before, found(), strict=True))
+    assert "__divmod__" not in vars(torch.SymInt)

@@ -8,6 +8,7 @@ recorded sizes, or at others (`check_family`), at which the call is recorded onc
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from offload.errors import CaptureError
 from offload.program import (
     Launch,
     Program,
+    Role,
     Symbol,
     TensorView,
     Value,
@@ -96,6 +98,7 @@ def family_of(
                 "a tuple or a dict"
             )
     numbers = _Numbers(sizes)
+    found = dataclasses.replace(symbolic, program=_at_recorded(symbolic, sizes))
     with sizes.deciding():
         varying = numbers.varying(numbers_of(symbolic.program))
     arguments = numbers.varying(constants_of(symbolic.arguments))
@@ -103,7 +106,7 @@ def family_of(
     family = Family(
         dims=tuple(sizes.dims),
         places=tuple(places),
-        program=real.program,
+        program=_without_slack(real.program, found.program),
         foldable=real.foldable,
         expressions=tuple(numbers.expressions),
         varying=varying,
@@ -111,8 +114,28 @@ def family_of(
         arguments=arguments,
         results=results,
     )
-    _check_same(family, symbolic, sizes)
+    _check_same(family, found)
     return family
+
+
+def _without_slack(real: Program, found: Program) -> Program:
+    """The recorded Program without bytes that an operator allocates and no tensor shows.
+
+    Such an operator makes its result smaller when it has computed it (`mse_loss`, `col2im`,
+    `_embedding_bag`), and its rule for fake tensors does not.
+    """
+    shown_bytes = [0] * len(real.values)
+    for view in [
+        *itertools.chain.from_iterable((*one.views(), *one.made()) for one in real.launches),
+        *(one.view for one in real.results),
+    ]:
+        shown_bytes[view.value] = max(shown_bytes[view.value], view.end_bytes)
+    values = list(real.values)
+    for one, other in zip(real.values, found.values, strict=False):
+        is_made = one.role in (Role.ACTIVATION, Role.OUTPUT)
+        if is_made and shown_bytes[one.index] <= other.size_bytes < one.size_bytes:
+            values[one.index] = dataclasses.replace(one, size_bytes=other.size_bytes)
+    return dataclasses.replace(real, values=tuple(values))
 
 
 def _with_answers(results: Structure) -> Structure:
@@ -171,13 +194,12 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
     return tuple(guards)
 
 
-def _check_same(family: Family, symbolic: WholeProgram, sizes: SymbolicSizes) -> None:
-    """Refuse a Family that does not give the recorded Program at the recorded sizes.
+def _check_same(family: Family, found: WholeProgram) -> None:
+    """Refuse a Family that does not give what was seen over sizes at the recorded ones.
 
     Raises:
         CaptureError: it does not.
     """
-    found = dataclasses.replace(symbolic, program=_at_recorded(symbolic, sizes))
     recorded = [one.recorded for one in family.dims]
     # Only where both have the same numbers do these stand at the same places.
     difference = difference_of(family, found, family.program) or difference_of(

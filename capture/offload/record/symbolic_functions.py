@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch._decomp.decompositions import select_one_layer_lstm_function
+from torch.fx.experimental.sym_node import SymNode
+from torch.utils._sympy.functions import OpaqueUnaryFn_log
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
@@ -33,6 +35,7 @@ def functions(is_watched: IsWatched) -> Iterator[tuple[Any, str, Callable[..., A
         is_watched: whether a size is a symbol of a recording.
     """
     yield math, "sqrt", _root(math.sqrt, is_watched)
+    yield math, "log", _logarithm(math.log, is_watched)
     yield torch, "max_pool1d", _pooled(torch.max_pool1d, is_watched)
     layers = torch._VF
     yield layers, "lstm", _lstm(layers.lstm, is_watched)
@@ -49,6 +52,26 @@ def _root(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any
         return torch.sym_sqrt(number)
 
     return root
+
+
+def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
+    """As math_log of Modules/mathmodule.c: one natural logarithm divided by the other."""
+
+    def natural(number: Any) -> Any:
+        # The sizes of which Python raises an error are guarded.
+        if not is_watched(number) or number <= 0:
+            return own(number)
+        node = number.node
+        expression = OpaqueUnaryFn_log(node.expr)
+        return torch.SymFloat(SymNode(expression, node.shape_env, float, own(node.hint)))
+
+    @functools.wraps(own)
+    def logarithm(number: Any, /, *base: Any) -> Any:
+        if len(base) > 1 or not any(map(is_watched, (number, *base))) or 1 in base:
+            return own(number, *base)
+        return natural(number) / natural(base[0]) if base else natural(number)
+
+    return logarithm
 
 
 def _pooled(own: Callable[..., Any], is_watched: IsWatched) -> Callable[..., Any]:

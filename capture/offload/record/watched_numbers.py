@@ -90,6 +90,8 @@ class _Watch:
         for divided in (torch.SymInt, torch.SymFloat):
             for name in _DIVISIONS:
                 self._replace(divided, name, _refused_for_fractions(getattr(divided, name)))
+            self._replace(divided, "__divmod__", lambda one, other: (one // other, one % other))
+            self._replace(divided, "__rdivmod__", lambda one, other: (other // one, other % one))
         for kind, plain in _NUMBERS:
             self._replace(kind, "__getattribute__", _with_class(plain))
             self._replace(kind, "__repr__", _text_of(kind, plain))
