@@ -102,8 +102,8 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Na
     refuse(text(name) + ": expected " + text(layout) + ", got " + text(tensor) +
            (sizes_vary ? "; only the sizes that were captured as Dims vary, and these follow from "
                          "the call's arguments"
-                       : "; a program is recorded for one shape and dtype, capture again for "
-                         "another"));
+                       : "; this executable takes one shape and dtype: capture again for another, "
+                         "or with dynamic_shapes= for sizes that vary, and load(sizes=Sizes())"));
   }
   check_has_memory(tensor, name);
   if (lies_in_own_format(tensor)) {
