@@ -179,3 +179,42 @@ def test_a_padded_executable_is_not_copied(captured):
     for make in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(offload.CopyError, match="cannot be copied or pickled"):
             make(run)
+
+
+def layers():
+    """Layers whose kernels oneDNN makes for each length."""
+    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    why = "oneDNN computes bfloat16 where the processor has AVX-512 alone"
+    return [
+        pytest.param(nn.LSTM(8, 8, batch_first=True).eval(), id="lstm"),
+        pytest.param(
+            nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 8)).eval().bfloat16(),
+            id="bfloat16",
+            marks=pytest.mark.skipif(not has_bfloat16, reason=why),
+        ),
+    ]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", layers())
+def test_after_the_warm_up_of_buckets_no_primitive_is_created(layer, capfd):
+    dtype = next(layer.parameters()).dtype
+
+    def model(x):
+        result = layer(x)
+        return result[0] if isinstance(result, tuple) else result
+
+    def created(call, lengths):
+        """How many primitives oneDNN makes; it keeps 1024 of them (primitive_cache.hpp)."""
+        capfd.readouterr()
+        with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
+            for n in lengths:
+                call(torch.randn(2, n, 8, dtype=dtype))
+        return capfd.readouterr().out.count("create:cache_miss")
+
+    captured = offload.capture(model, torch.randn(2, 9, 8, dtype=dtype), dynamic_shapes=({1: N},))
+    with captured.load(sizes=offload.Sizes(buckets={"n": [16, 32, 64]}, pad={"x": 0.0})) as run:
+        assert created(run, (3, 5, 16, 17, 20, 32, 33, 40, 64)) > 0
+        assert run.padding.loaded == ((16,), (32,), (64,))
+        assert created(run, range(2, 65)) == 0
+    assert created(model, (21, 22, 23)) > 0  # each length has primitives of its own
