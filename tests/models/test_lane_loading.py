@@ -8,10 +8,12 @@ import pytest
 import torch
 from on_lanes import Towers, programs
 from torch import nn
+from torch.export import Dim
 
 import offload
 from offload.errors import BackendUnavailable, BindingError
 from offload.load import lanes as lane_loading
+from offload.load import trial
 from offload.native import _native
 from offload.plan import check_plan
 from offload.plan.lane_schedule import schedule_lanes
@@ -48,6 +50,13 @@ def let_launches_take(monkeypatch, launch_ns: float) -> None:
     monkeypatch.setattr(
         lane_loading, "typical_ns", lambda run, _: (launch_ns,) * len(run.program.launches)
     )
+
+
+@pytest.fixture
+def few_turns(monkeypatch):
+    """Calls are measured, and not for long."""
+    monkeypatch.setattr(trial, "_TURNS_NS", 1e6)
+    monkeypatch.setattr(trial, "_LEAST_TURNS", 1)
 
 
 @pytest.fixture
@@ -145,7 +154,7 @@ def test_nothing_is_measured_where_nothing_is_to_be_gained(two_threads, monkeypa
 
 
 @torch.no_grad()
-def test_it_is_measured_for_real(two_threads):
+def test_it_is_measured_for_real(two_threads, few_turns):
     model = Towers(64, 3)
     run = offload.capture(model, torch.randn(8, 64)).load(lanes="auto")
     choice = run.lane_choice
@@ -188,7 +197,7 @@ def test_what_draws_without_a_generator_is_planned_by_bytes(monkeypatch):
 
 
 @torch.no_grad()
-def test_weights_that_are_written_are_as_before_the_load(two_threads):
+def test_weights_that_are_written_are_as_before_the_load(two_threads, few_turns):
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -249,7 +258,7 @@ def test_steps_that_train_run_on_one_lane():
 @torch.no_grad()
 def test_sizes_that_vary_run_on_one_lane():
     captured = offload.capture(
-        Towers(), torch.randn(4, 16), dynamic_shapes=({0: offload.Dim("n", min=1, max=8)},)
+        Towers(), torch.randn(4, 16), dynamic_shapes=({0: Dim("n", min=1, max=8)},)
     )
     with pytest.raises(BindingError, match=r"lanes=2 is for a program of one size"):
         captured.load(lanes=2, sizes=offload.Sizes())

@@ -17,7 +17,7 @@ from torch import nn
 import offload
 from offload.errors import BindingError, ExecutionError, PlanError
 from offload.plan import check_plan
-from offload.plan.steps import Wait
+from offload.plan.steps import Run, Wait
 
 PROGRAMS = programs()
 
@@ -50,7 +50,7 @@ def test_helpers_run_launches():
     assert run.lanes.counts().n_helped > 0
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps=STEP_LISTS, returned=RETURNED, n_lanes=st.integers(2, 4), data=st.data())
 @torch.no_grad()
 def test_random_programs_on_lanes(steps, returned, n_lanes, data):
@@ -63,19 +63,22 @@ def test_random_programs_on_lanes(steps, returned, n_lanes, data):
     costs = data.draw(st.lists(st.integers(0, 40), min_size=size, max_size=size))
     one = captured.load()
     run = poisoned(on_lanes(captured.bound, n_lanes, [float(cost) for cost in costs]))
-    state, generator = model.state.clone(), torch.get_rng_state()
+    kept = [model.state.clone(), model.weight.clone()]
+    generator = torch.get_rng_state()
     for _ in range(4):
         outcomes = []
         for executable in (one, run):
-            model.state.copy_(state)
+            model.state.copy_(kept[0])
+            model.weight.copy_(kept[1])
             torch.set_rng_state(generator)
             arguments = call.copy()
             result = arguments.on(executable)
-            outcomes.append((result, arguments.args, model.state.clone(), torch.get_rng_state()))
+            written = model.state.clone(), model.weight.clone()
+            outcomes.append((result, arguments.args, written, torch.get_rng_state()))
         assert_same(outcomes[1], outcomes[0], tolerance=0.0)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(steps=STEP_LISTS, returned=RETURNED, n_lanes=st.integers(2, 4))
 @torch.no_grad()
 def test_a_plan_without_one_of_its_waits_is_refused(steps, returned, n_lanes):
@@ -84,7 +87,10 @@ def test_a_plan_without_one_of_its_waits_is_refused(steps, returned, n_lanes):
     run = on_lanes(captured.bound, n_lanes)
     check_plan(run.program, run.plan)
     for lane, one in enumerate(run.plan.lanes):
-        for at, step in enumerate(one.steps):
+        # Those at the end are for the caller, of whom the checker knows nothing.
+        runs = [at for at, step in enumerate(one.steps) if isinstance(step, Run)]
+        last = max(runs, default=0)
+        for at, step in enumerate(one.steps[:last]):
             if isinstance(step, Wait) and step.age == 0:
                 with pytest.raises(PlanError):
                     check_plan(run.program, without_step(run.plan, lane, at))
