@@ -48,7 +48,9 @@ CpuLanes::CpuLanes(CpuResident& resident, std::vector<std::vector<LaneStep>> lan
       endings_of_.at(launch).push_back(index);
     }
   }
-  if (lanes.size() > 1) claimed_ = std::make_shared<ClaimedLanes>(*this, std::move(lanes), static_cast<const Resident*>(&resident));
+  if (lanes.size() > 1)
+    claimed_ = std::make_shared<ClaimedLanes>(*this, std::move(lanes),
+                                              static_cast<const Resident*>(&resident));
 }
 
 CpuLaneCounts CpuLanes::counts() const {
@@ -64,9 +66,8 @@ void CpuLanes::execute(Submission& submission, LaunchTimes* times) {
   }
   const std::size_t n_helpers = claimed_->n_lanes() - 1;
   const std::uint64_t begin_ns = now_ns();
-  const bool is_shared =
-      balance_.is_shared(Helpers::instance().are_looking(n_helpers), begin_ns) ||
-      sharing_ == CpuSharing::kAlways;
+  const bool is_shared = balance_.is_shared(Helpers::instance().are_looking(n_helpers), begin_ns) ||
+                         sharing_ == CpuSharing::kAlways;
   if (is_shared) {
     submission.end_ns = now_ns();
     ++n_shared_;

@@ -26,9 +26,9 @@ struct CpuEnding {
 
 // What executions on lanes have been so far.
 struct CpuLaneCounts {
-  std::uint64_t n_shared = 0;   // executions in which helpers could take part
-  std::uint64_t n_alone = 0;    // others: launches in recorded order on the caller's thread
-  std::uint64_t n_helped = 0;   // launches that helpers ran
+  std::uint64_t n_shared = 0;  // executions in which helpers could take part
+  std::uint64_t n_alone = 0;   // others: launches in recorded order on the caller's thread
+  std::uint64_t n_helped = 0;  // launches that helpers ran
 };
 
 // Whether helpers take part in executions: where that pays, or always.

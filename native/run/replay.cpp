@@ -470,7 +470,8 @@ LastExecution Replay::last_traced() const {
 
 void Replay::close() noexcept {
   closed_ = true;
-  if (ClaimedLanes::is_helping_with(resident_.get())) return;  // the rest when it is closed again, or destroyed
+  // The rest when it is closed again, or destroyed.
+  if (ClaimedLanes::is_helping_with(resident_.get())) return;
   const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   lane_.close();
   if (host_scheduler_) host_scheduler_->close();

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 import offload
 from offload.plan import SlotKind
 
-_SECONDS = 20.0  # of the solver, of deterministic time
+_SECONDS = 4.0  # of the solver, of deterministic time
 
 
 def smallest_arena_bytes(run: offload.Executable, at_most_bytes: int) -> int:

@@ -14,7 +14,7 @@ from offload.plan import check_order, check_plan, place_values, value_lifetimes
 from offload.plan.lane_schedule import schedule_lanes
 from offload.plan.launch_conflicts import launch_conflicts
 from offload.plan.lifetimes import lane_graph
-from offload.plan.steps import Run
+from offload.plan.steps import Record, Run, Wait
 from offload.program import Opaque, Overlap, Program
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -81,7 +81,7 @@ def test_a_guard_comes_before_draws():
     )
     assert (0, 1) in launch_conflicts(one)
     check_lanes(one, 3)
-    apart = [Run(0, 1), Run(2, 3)], [Run(1, 2)]
+    apart = [Run(0, 1), Wait(0), Run(2, 3)], [Run(1, 2), Record(0)]
     plan = place_values(one, MACHINE, operator_allocated={1, 2})
     with pytest.raises(PlanError, match="guard"):
         check_order(one, in_lanes(plan, *apart))

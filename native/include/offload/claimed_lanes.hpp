@@ -77,10 +77,10 @@ class ClaimedLanes final : public Helped, public std::enable_shared_from_this<Cl
 
  private:
   struct alignas(64) Lane {
-    std::atomic<std::uint64_t> claim = 0;   // the execution, and whether it is free, taken, ended
-    std::atomic<std::size_t> awaited = 0;   // of a free one: 1 + the event without which it waits
-    std::size_t at = 0;                     // the step that comes next
-    std::size_t failed = 0;                 // the launch, where there is an error
+    std::atomic<std::uint64_t> claim = 0;  // the execution, and whether it is free, taken, ended
+    std::atomic<std::size_t> awaited = 0;  // of a free one: 1 + the event without which it waits
+    std::size_t at = 0;                    // the step that comes next
+    std::size_t failed = 0;                // the launch, where there is an error
     std::exception_ptr error;
     std::thread::id owner;
   };

@@ -46,8 +46,8 @@ class LaneBalance {
     n_since_alone_ = 0;
     double& alone_ns = account.alone_ns;
     // One that was interrupted says little.
-    alone_ns = alone_ns == 0 ? took_ns
-                             : alone_ns + kNewest * (std::min(took_ns, 2 * alone_ns) - alone_ns);
+    alone_ns =
+        alone_ns == 0 ? took_ns : alone_ns + kNewest * (std::min(took_ns, 2 * alone_ns) - alone_ns);
     if (refused_) account.balance_ns = std::min(account.balance_ns + kPaidBack * took_ns, 0.0);
   }
 
