@@ -13,6 +13,7 @@
 
 #include "cpu/allocations.hpp"
 #include "cpu/kept_memory.hpp"
+#include "cpu/lanes.hpp"
 #include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 #include "run/kernel_scope.hpp"
@@ -139,6 +140,13 @@ CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor
   }
 }
 
+CpuResident::~CpuResident() = default;
+
+void CpuResident::set_lanes(std::unique_ptr<CpuLanes> lanes) {
+  if (stream_ || sizes_) throw std::invalid_argument("lanes beside streamed weights, or sizes");
+  lanes_ = std::move(lanes);
+}
+
 void CpuResident::add(CpuLaunch launch) {
   launch.call = find_operator(launch.operator_name, launch.overload);
   for (std::size_t at = 0; at < launch.arguments.size(); ++at) {
@@ -182,6 +190,11 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
 }
 
 void CpuResident::execute(Submission& submission, LaunchTimes* times) {
+  if (lanes_) return lanes_->execute(submission, times);
+  execute_in_order(submission, times);
+}
+
+void CpuResident::execute_in_order(Submission& submission, LaunchTimes* times) {
   take_threads();
   if (stream_) stream_->begin_pass(launches_.size(), traces_weights_);
   submission.end_ns = now_ns();
@@ -268,10 +281,18 @@ void CpuResident::prove_and_run(CpuLaunch& launch) {
   proof_.ns += run_ns - begin_ns + now_ns() - compare_ns;
 }
 
-// Called where a launch's error is being handled: says which one it was.
 void CpuResident::fail(const CpuLaunch& launch) {
+  give_up();
+  tell(launch);
+}
+
+void CpuResident::give_up() noexcept {
   release_all();
   proof_ = {};
+}
+
+// Called where a launch's error is being handled: says which one it was.
+void CpuResident::tell(const CpuLaunch& launch) {
   try {
     throw;
   } catch (const BindingError&) {
@@ -288,6 +309,11 @@ void CpuResident::fail(const CpuLaunch& launch) {
 }
 
 void CpuResident::run(CpuLaunch& launch) {
+  carry_out(launch, stack_);
+  for (const std::size_t slot : launch.releases) release(slot);
+}
+
+void CpuResident::carry_out(CpuLaunch& launch, std::vector<c10::IValue>& stack) {
   switch (launch.mode) {
     case CpuMode::kKernel:
     case CpuMode::kReplaced:
@@ -297,49 +323,49 @@ void CpuResident::run(CpuLaunch& launch) {
       launch.thunk(launch.arguments.data(), launch.outputs.data());
       break;
     case CpuMode::kOut:
-      push(launch.out_stack, launch);
-      launch.out->callBoxed(&stack_);
-      stack_.clear();
+      push(launch.out_stack, launch, stack);
+      launch.out->callBoxed(&stack);
+      stack.clear();
       break;
     case CpuMode::kCall:
     case CpuMode::kCopied:
     case CpuMode::kUnproved:
-      call(launch);
+      call(launch, stack);
       break;
     case CpuMode::kGathered:
       gather(launch);
       break;
   }
-  for (const std::size_t slot : launch.releases) release(slot);
 }
 
 // Lists are shared with whom they are given to. `_unsafe_masked_index` writes what it has clamped
 // into the list of its indices (torch 2.13, TensorAdvancedIndexing.cpp).
-void CpuResident::push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch) {
-  stack_.assign(arguments.begin(), arguments.end());
-  for (const std::size_t at : launch.lists) stack_[at] = stack_[at].toList().copy();
+void CpuResident::push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch,
+                       std::vector<c10::IValue>& stack) {
+  stack.assign(arguments.begin(), arguments.end());
+  for (const std::size_t at : launch.lists) stack[at] = stack[at].toList().copy();
 }
 
-void CpuResident::call(CpuLaunch& launch) {
-  push(launch.arguments, launch);
-  launch.call->callBoxed(&stack_);
-  if (launch.guard && !equals(stack_.at(0), *launch.guard)) {
+void CpuResident::call(CpuLaunch& launch, std::vector<c10::IValue>& stack) {
+  push(launch.arguments, launch, stack);
+  launch.call->callBoxed(&stack);
+  if (launch.guard && !equals(stack.at(0), *launch.guard)) {
     std::ostringstream message;
-    message << launch.source << ": " << launch.operator_name << " read " << shown(stack_.at(0))
+    message << launch.source << ": " << launch.operator_name << " read " << shown(stack.at(0))
             << " on the host, recorded was " << shown(*launch.guard)
             << "; capture again for this value, or avoid the read";
     throw BindingError(message.str());
   }
   if (launch.mode == CpuMode::kCopied) {
-    const std::vector<at::Tensor> results = tensors_on(stack_);
+    const std::vector<at::Tensor> results = tensors_on(stack);
     for (std::size_t index = 0; index < launch.outputs.size(); ++index) {
       launch.outputs[index].copy_(results.at(index));
     }
   } else if (!launch.made.empty()) {
-    const std::vector<at::Tensor> results = tensors_on(stack_);
+    const std::vector<at::Tensor> results = tensors_on(stack);
     for (const CpuMade& made : launch.made) adopt(launch, results, made);
   }
-  stack_.clear();
+  stack.clear();
 }
 
 // Moves a result's memory into its slot, where the tensors of later launches find it.

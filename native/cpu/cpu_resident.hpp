@@ -59,6 +59,7 @@ enum class CpuMode : std::uint8_t {
   kReplaced,  // compiled code failed its proof: the launches that it stands for run instead
 };
 
+class CpuLanes;
 class CpuResident;
 
 // The launches that compiled code stands for, which run in its place where it failed its proof.
@@ -193,6 +194,7 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   // for a stream that another resident has.
   CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
               std::shared_ptr<WeightStream> stream);
+  ~CpuResident() override;
 
   // The tensors that launches' arguments refer to, by their position in the constructor's list.
   const at::Tensor& tensor(std::size_t index) const { return tensors_.at(index); }
@@ -220,6 +222,11 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   // that it does not have, compiled code, or weights that a stream brings.
   void set_sizes(CpuSizes sizes);
 
+  // Has executions run on these lanes, once all launches are added. Throws std::invalid_argument
+  // where a stream brings weights, or sizes vary.
+  void set_lanes(std::unique_ptr<CpuLanes> lanes);
+  CpuLanes* lanes() const { return lanes_.get(); }
+
   const std::vector<CpuLaunch>& launches() const { return launches_; }
 
   // Has the next execution derive everything again. Any thread.
@@ -241,11 +248,15 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   void close() noexcept override;
 
  private:
+  friend class CpuLanes;
+
+  void execute_in_order(Submission& submission, LaunchTimes* times);
   template <bool streamed>
   void run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTimes* times);
   void run_one(CpuLaunch& launch);
   void prove_and_run(CpuLaunch& launch);
   void run(CpuLaunch& launch);
+  void carry_out(CpuLaunch& launch, std::vector<c10::IValue>& stack);
   void find_addresses(CpuKernel& kernel) const;
   void prove_kernel(CpuLaunch& launch) const;
   void run_kernel(CpuLaunch& launch);
@@ -258,8 +269,11 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   void end_pass();
   static void take_threads();
   [[noreturn]] void fail(const CpuLaunch& launch);
-  void call(CpuLaunch& launch);
-  void push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch);
+  [[noreturn]] static void tell(const CpuLaunch& launch);
+  void give_up() noexcept;
+  void call(CpuLaunch& launch, std::vector<c10::IValue>& stack);
+  static void push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch,
+                   std::vector<c10::IValue>& stack);
   void check_gathered(const CpuLaunch& launch) const;
   void gather(CpuLaunch& launch);
   at::Tensor embedded_from_few(const CpuLaunch& launch);
@@ -278,6 +292,7 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   std::uint64_t discarded_in_ = 0;  // the generation in which that was done last
   bool traces_weights_ = false;
   std::optional<CpuSizes> sizes_;
+  std::unique_ptr<CpuLanes> lanes_;  // null: one, with as many threads as torch has
   // What was proved by places, which may have gone.
   struct ProvedModes {
     std::weak_ptr<const SizedPlaces> places;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "offload/claimed_lanes.hpp"
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
 #include "run/kernel_scope.hpp"
@@ -86,7 +87,8 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
 
 // A launch may run Python, which may call back: on these threads waiting would never end.
 void Replay::refuse_inside_launch() const {
-  if (lane_.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread())) {
+  if (lane_.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread()) ||
+      ClaimedLanes::is_helping_with(resident_.get())) {
     throw ExecutionError(kCalledItself);
   }
 }
@@ -467,8 +469,10 @@ LastExecution Replay::last_traced() const {
 }
 
 void Replay::close() noexcept {
-  const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   closed_ = true;
+  // The rest when it is closed again, or destroyed.
+  if (ClaimedLanes::is_helping_with(resident_.get())) return;
+  const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   lane_.close();
   if (host_scheduler_) host_scheduler_->close();
   if (finisher_) finisher_->close();

@@ -82,7 +82,10 @@ def test_fusion(run_page, capsys):
 
 def test_placement(run_page, capsys):
     names = run_page(DOCS / "placement.md")
-    assert "embed" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "embed" in printed
+    assert "lanes=2: " in printed
+    assert names["run"].lane_choice.asked == 2
     # The towers are independent of each other, and the sum waits for the other lane's.
     assert names["schedule"].lane_of == (0, 0, 1, 1, 0)
     assert names["schedule"].n_waits == 1

@@ -160,6 +160,7 @@ class Captured:
         weights_budget: int | str | None = ...,
         share_store: bool = ...,
         fuse: bool | Literal["auto"] = ...,
+        lanes: int | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: None = ...,
     ) -> Executable: ...
@@ -184,6 +185,7 @@ class Captured:
         weights_budget: int | str | None = None,
         share_store: bool = True,
         fuse: bool | Literal["auto"] = False,
+        lanes: int | Literal["auto"] = 1,
         progress: Progress = None,
         sizes: Sizes | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize:
@@ -219,6 +221,14 @@ class Captured:
                 when it is first loaded with so many of torch's threads; what was found is kept
                 beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
                 what was fused, what not, and why.
+            lanes: how many threads may run launches at once that do not depend on one another (cpu
+                backend). 1: one does, and each launch is shared among as many threads as torch is
+                set to. More: at most so many, planned by what launches take on made-up inputs; a
+                launch has one thread then, so results have the bits of `torch.set_num_threads(1)`.
+                "auto": as many as torch is set to, where calls are quicker so than on one lane with
+                one thread and with torch's, by executions of all three. Threads beside the
+                caller's take part in an execution only where the executions before show that this
+                pays. `explain()` says what was chosen, and why.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -235,8 +245,9 @@ class Captured:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse` or `progress` is none; `sizes` is no
-                Sizes, or given where none vary, or beside a budget or fusion; OFFLOAD_DEBUG is no
+            BindingError: there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
+                for what runs on one; `sizes` is no Sizes, or given where none vary, or beside a
+                budget, fusion or lanes; OFFLOAD_DEBUG is no
                 level; or a weight has another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
@@ -255,6 +266,7 @@ class Captured:
                 weights_budget=weights_budget,
                 share_store=share_store,
                 fuse=fuse,
+                lanes=lanes,
                 progress=progress,
                 name=self.name,
             )
@@ -271,7 +283,9 @@ class Captured:
             raise BindingError(
                 f"sizes: expected offload.Sizes(...), got a {type(sizes).__qualname__}"
             )
-        refuse_for_families(weights_budget=weights_budget, fuse=fuse)
+        refuse_for_families(
+            weights_budget=weights_budget, fuse=fuse, lanes=None if lanes == 1 else lanes
+        )
         found = load_family(
             self._bound_family,
             lambda: self._settled,

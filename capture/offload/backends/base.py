@@ -31,6 +31,7 @@ class Capabilities:
         rebinds_weights: weights may be used in other storages than those they were loaded with.
         schedules_launches: the host can deliver a program launch by launch, for comparison.
         runs_kernels: launches may be compiled code over addresses (`Kernel`).
+        runs_lanes: launches may run on several lanes of one thread each (`Plan.launch_lanes`).
     """
 
     computes: bool = True
@@ -39,6 +40,7 @@ class Capabilities:
     rebinds_weights: bool = True
     schedules_launches: bool = True
     runs_kernels: bool = False
+    runs_lanes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,6 +138,19 @@ class SetNodes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class LoadedLanes:
+    """Lanes of launches on a device.
+
+    Attributes:
+        counts: of executions so far.
+        share_always: whether helpers take part in each execution from now on, or where that pays.
+    """
+
+    counts: Callable[[], _native.LaneCounts]
+    share_always: Callable[[bool], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Loaded:
     """A Program on a device.
 
@@ -153,6 +168,7 @@ class Loaded:
         draw: where kernels read the state of generators: asked at each execution for the seed and
             the offset of each, it moves them on; None where none does.
         set_nodes: None where a slot's address is one word, so that a copy never pays.
+        lanes: None where the Plan has no lanes of launches.
     """
 
     resident: _native.Resident
@@ -166,6 +182,7 @@ class Loaded:
     streams: Streams | None = None
     draw: Callable[[], list[int]] | None = None
     set_nodes: SetNodes | None = None
+    lanes: LoadedLanes | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -20,20 +20,16 @@ from offload.files import check_stored_tensors
 from offload.interpreter.own_generators import DrawingAlone, drawing_alone
 from offload.load.options import AUTO
 from offload.load.place import place
-from offload.load.trial import execute_made_up, quickest_ns
-from offload.plan import Plan, round_up, row_reads, stream_weights, weight_demand
+from offload.load.trial import estimated_ns, execute_made_up, quickest_ns
+from offload.plan import Plan, round_up, stream_weights, weight_demand
 from offload.plan.streaming import Streaming, WeightDemand
 from offload.plan.topology import Link
-from offload.program import Program
 from offload.run import Executable
 from offload.timeline import Scheduling
 
 # What is left free of what was found free: others allocate meanwhile.
 _FREE_SHARE = 0.9
 _LESS = 0.8
-
-# Of launches that nobody has timed, besides what they read and write.
-_LAUNCH_NS = 1_000.0
 
 _N_WARM_UP = 2
 
@@ -73,7 +69,7 @@ class StreamedLoad:
         self._link = streamer.link(prepared.bound)
         self._memory = streamer.memory_layout(prepared.program)
         costs = backend.machine(prepared.program.device_index).costs
-        self._launch_ns = _estimated_ns(prepared.program, costs.memory_bytes_per_ns)
+        self._launch_ns = estimated_ns(prepared.program, costs.memory_bytes_per_ns)
         self._estimated = ""
         self._timing = ""
         if backend.capabilities.queues_work:
@@ -267,17 +263,3 @@ class StreamedLoad:
             fusion=self._fusion,
             check_stored=lambda: check_stored_tensors(stored),
         )
-
-
-def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
-    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
-    tables = row_reads(program)
-    sizes_bytes = [
-        tables[value.index].most_bytes if value.index in tables else value.size_bytes
-        for value in program.values
-    ]
-    return tuple(
-        _LAUNCH_NS
-        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
-        for launch in program.launches
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import statistics
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
@@ -15,7 +14,7 @@ from offload.compile import CacheRefused, Choice, Fused, Fusion, choice_key, ope
 from offload.console.progress import stage
 from offload.errors import BindingError, CaptureError, ExecutionError, OutOfMemory
 from offload.interpreter.own_generators import drawing_alone
-from offload.load.trial import launch_times_ns, made_up_call, weights_kept
+from offload.load.trial import launch_times_ns, made_up_call, time_ns, weights_kept
 from offload.program import BoundProgram, Kernel
 from offload.run import Executable
 
@@ -118,18 +117,12 @@ def _alternate(*runs: Executable) -> list[list[int]]:
     """What calls on made-up inputs take, in nanoseconds, each executable in turn."""
     calls = [made_up_call(run) for run in runs]
     for _ in range(_WARM_UP):
-        times_ns = [[_time_ns(call)] for call in calls]
+        times_ns = [[time_ns(call)] for call in calls]
     rounds_ns = sum(times[0] for times in times_ns)
     n_rounds = min(max(int(_ROUNDS_NS / rounds_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
     with stage("timing kernels", n_rounds) as told:
         for _ in range(n_rounds):
             for call, times in zip(calls, times_ns, strict=True):
-                times.append(_time_ns(call))
+                times.append(time_ns(call))
             told.advance()
     return [times[1:] for times in times_ns]
-
-
-def _time_ns(call: Callable[[], object]) -> int:
-    begin_ns = time.perf_counter_ns()
-    call()
-    return time.perf_counter_ns() - begin_ns

@@ -14,7 +14,10 @@ from offload.program import BoundProgram, Program
 from offload.timeline import Scheduling
 
 AUTO: Literal["auto"] = "auto"
-"""The budget that takes what memory is free; and the fusion that keeps what is quicker."""
+"""The budget that takes what memory is free; the fusion, and the lanes, that are quicker."""
+
+MOST_LANES = 64
+"""As many as the planner knows."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Options:
         is_streamed: some weights may have to be brought from a store.
         verify: whether captured graphs are proved and launches are timed.
         share_store: whether executables share what lies in the host's memory.
+        lanes: how many threads may run launches at once; 1: one does, with those of torch.
+        one_lane: why it is one whatever executions would show; empty: that is not known yet.
     """
 
     scheduling: Scheduling
@@ -36,6 +41,8 @@ class Options:
     is_streamed: bool
     verify: bool = True
     share_store: bool = True
+    lanes: int | Literal["auto"] = 1
+    one_lane: str = ""
 
 
 def checked(
@@ -44,6 +51,8 @@ def checked(
     scheduling: str,
     weights_budget: int | str | None,
     fuse: bool | Literal["auto"],
+    *,
+    lanes: int | Literal["auto"] = 1,
 ) -> Options:
     """The options of a load, each checked against the Program and the backend.
 
@@ -62,7 +71,37 @@ def checked(
     if bound.bindings.before_execution is not None:
         _check_training(budget, fuse)
     _check_fuse(fuse, backend, is_streamed=is_streamed)
-    return Options(how, fuse, budget, is_streamed)
+    _check_lanes(lanes)
+    one_lane = "" if lanes == 1 else _one_lane(bound, backend, how, is_streamed=is_streamed)
+    if one_lane and lanes != AUTO:
+        kind = BindingError if backend.capabilities.runs_lanes else BackendUnavailable
+        raise kind(f"lanes={lanes!r}: {one_lane}: load without lanes=, or with lanes={AUTO!r}")
+    return Options(how, fuse, budget, is_streamed, lanes=lanes, one_lane=one_lane)
+
+
+def _check_lanes(lanes: object) -> None:
+    """Refuse what is no number of lanes."""
+    is_number = isinstance(lanes, int) and not isinstance(lanes, bool)
+    if not (is_number and 1 <= lanes <= MOST_LANES) and lanes != AUTO:  # type: ignore[operator]
+        raise BindingError(
+            f"lanes: expected a number from 1 to {MOST_LANES}, or {AUTO!r}, got {lanes!r}"
+        )
+
+
+def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_streamed: bool) -> str:
+    """Why a Program runs on one lane, whatever it consists of; empty if it need not."""
+    if not backend.capabilities.runs_lanes:
+        return (
+            f"device {backend.name!r} orders launches by itself, or its operators cannot be told "
+            "to use one thread"
+        )
+    if how is Scheduling.HOST:
+        return "the host delivers launches one by one"
+    if is_streamed:
+        return "weights are brought as launches run, in the order in which one lane reads them"
+    if bound.bindings.before_execution is not None:
+        return "the program is a step that trains, each of whose launches changes what others read"
+    return ""
 
 
 def _check_training(budget: object, fuse: object) -> None:

@@ -1,7 +1,7 @@
 """The whole chain: a Program is fused, prepared, planned, instantiated and proved.
 
 `options` has what the caller asked for, checked, `switched` what the environment asks; `budget`
-plans weights that are streamed.
+plans weights that are streamed, `lanes` threads that run launches at once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from offload.console.progress import Progress, telling
 from offload.load.budget import StreamedLoad
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
+from offload.load.lanes import load_on_lanes
 from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
 from offload.load.place import place
 from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.run import Executable
 from offload.run.guarded_executable import GuardedExecutable
+from offload.run.lane_choice import LaneChoice
 
 Loading = Callable[[BoundProgram, Fusion | None], Executable]
 
@@ -38,6 +40,7 @@ def load_program(
     weights_budget: int | str | None,
     share_store: bool,
     fuse: bool | Literal["auto"],
+    lanes: int | Literal["auto"] = 1,
     progress: Progress,
     name: str,
 ) -> Executable:
@@ -49,7 +52,7 @@ def load_program(
     """
     with telling(progress), switched(name) as asked:
         backend, index = named_backend(bound.program.device if device is None else device)
-        options = checked(bound, backend, scheduling, weights_budget, fuse)
+        options = checked(bound, backend, scheduling, weights_budget, fuse, lanes=lanes)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
         recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))
 
@@ -58,7 +61,13 @@ def load_program(
             return load_proved(backend, lambda one: one_way(bound, one, options, fusion))
 
         bound, fusion = _fused(bound, options, load)
-        return asked.done(recorded, load(bound, fusion), verify=verify)
+        if options.lanes == 1 or options.one_lane:
+            run = load(bound, fusion)
+            if options.one_lane:
+                run.lane_choice = LaneChoice(AUTO, refusal=options.one_lane)
+        else:
+            run = load_on_lanes(backend.prepare(bound), backend, options, fusion)
+        return asked.done(recorded, run, verify=verify)
 
 
 def _fused(

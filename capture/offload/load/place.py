@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from offload.backends import Backend, Prepared
-from offload.plan import Plan, graph_lifetimes, place_values
+from offload.plan import Plan, graph_lifetimes, place_values, value_lifetimes
+from offload.plan.steps import Lane
 
 
-def place(prepared: Prepared, backend: Backend) -> Plan:
-    """Where a prepared Program's Values lie in the feature map of this backend's device."""
+def place(
+    prepared: Prepared, backend: Backend, launch_lanes: tuple[Lane, ...] | None = None
+) -> Plan:
+    """Where a prepared Program's Values lie in the feature map of this backend's device.
+
+    `launch_lanes`: on which launches run; None: one after the other, or as the device's graph says.
+    """
     graph, program = prepared.graph, prepared.program
     lifetimes = None if graph is None else graph_lifetimes(program, graph)
+    if launch_lanes is not None and len(launch_lanes) > 1:
+        lifetimes = value_lifetimes(program, launch_lanes)
     machine = backend.machine(program.device_index)
-    return place_values(program, machine, prepared.operator_allocated, lifetimes)
+    plan = place_values(program, machine, prepared.operator_allocated, lifetimes)
+    return dataclasses.replace(plan, launch_lanes=launch_lanes)

@@ -7,15 +7,27 @@ are written are put back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
 
-from offload.console.progress import advance
+from offload.console.progress import advance, stage
 from offload.interpreter.eager_run import bytes_of
 from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs
-from offload.program import BoundProgram
+from offload.plan import row_reads
+from offload.program import BoundProgram, Program
 from offload.program.structure import unflatten
 from offload.run import Executable
 from offload.timeline import SpanKind, Timeline
+
+# Of launches that nobody has timed, besides what they read and write.
+_LAUNCH_NS = 1_000.0
+
+# Calls in turns: what a turn takes, of calls that are timed and of those before them. Threads of
+# OpenMP look for work for about a millisecond after it, and helpers look for less.
+_TURN_NS, _BEFORE_NS = 2e6, 1.5e6
+_TURNS_NS = 4e8  # of all together, where these are more than the least
+_LEAST_TURNS, _MOST_TURNS = 5, 40
 
 
 def execute_made_up(run: Executable, n_executions: int) -> None:
@@ -48,6 +60,78 @@ def quickest_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
     with run.timeline() as timeline:
         execute_made_up(run, n_executions)
     return tuple(float(min(times)) for _, times in sorted(launch_times_ns(timeline).items()))
+
+
+def typical_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
+    """What each launch takes in the median, in nanoseconds; the executable has been executed.
+
+    Raises:
+        BindingError, ExecutionError: as `execute_made_up`.
+    """
+    with run.timeline() as timeline:
+        execute_made_up(run, n_executions)
+    times = launch_times_ns(timeline)
+    return tuple(float(statistics.median(of)) for _, of in sorted(times.items()))
+
+
+def estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
+    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
+    tables = row_reads(program)
+    sizes_bytes = [
+        tables[value.index].most_bytes if value.index in tables else value.size_bytes
+        for value in program.values
+    ]
+    return tuple(
+        _LAUNCH_NS
+        + sum(sizes_bytes[index] for index in {*launch.reads, *launch.writes}) / memory_bytes_per_ns
+        for launch in program.launches
+    )
+
+
+def calls_in_turns_ns(runs: Sequence[Executable], what: str) -> list[float]:
+    """What a call takes in the median where calls follow one another, in nanoseconds.
+
+    Executables have their turns one after the other, so that what disturbs the machine meets all of
+    them; a turn begins with calls that are not timed. `what` is said while it lasts.
+
+    Raises:
+        BindingError, ExecutionError: as `execute_made_up`.
+    """
+    calls = [made_up_call(run) for run in runs]
+    quickest_ns = [min(time_ns(call) for _ in range(3)) for call in calls]
+    n_calls = [max(1, round(_TURN_NS / ns)) for ns in quickest_ns]
+    n_before = [max(1, round(_BEFORE_NS / ns)) for ns in quickest_ns]
+    round_ns = sum(map(_turn_ns, quickest_ns, n_calls, n_before))
+    n_turns = min(max(int(_TURNS_NS / round_ns), _LEAST_TURNS), _MOST_TURNS)
+    times_ns: list[list[float]] = [[] for _ in runs]
+    with stage(what, n_turns, expected_s=n_turns * round_ns / 1e9) as told:
+        for _ in range(n_turns):
+            for turn in zip(calls, n_calls, n_before, times_ns, strict=True):
+                _take_turn(*turn)
+            told.advance()
+    return [statistics.median(times) for times in times_ns]
+
+
+def _take_turn(
+    call: Callable[[], object], n_calls: int, n_before: int, times_ns: list[float]
+) -> None:
+    for _ in range(n_before):
+        call()
+    begin_ns = time.perf_counter_ns()
+    for _ in range(n_calls):
+        call()
+    times_ns.append((time.perf_counter_ns() - begin_ns) / n_calls)
+
+
+def _turn_ns(call_ns: float, n_calls: int, n_before: int) -> float:
+    return call_ns * (n_calls + n_before)
+
+
+def time_ns(call: Callable[[], object]) -> int:
+    """What a call takes, in nanoseconds."""
+    begin_ns = time.perf_counter_ns()
+    call()
+    return time.perf_counter_ns() - begin_ns
 
 
 def launch_times_ns(timeline: Timeline) -> dict[int, list[int]]:

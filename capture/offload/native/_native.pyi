@@ -401,6 +401,26 @@ class CpuResident(Resident):
     @property
     def launch_modes(self) -> list[tuple[str, int]]: ...
 
+class LaneStep:
+    RUN: LaneStep
+    RECORD: LaneStep
+    WAIT: LaneStep
+
+class LaneCounts:
+    n_shared: int
+    n_alone: int
+    n_helped: int
+
+def set_lanes(
+    resident: CpuResident,
+    lanes: Sequence[Sequence[tuple[LaneStep, int, int]]],
+    endings: Sequence[tuple[int, int, int, Sequence[int]]],
+) -> None: ...
+def lane_counts(resident: CpuResident) -> LaneCounts: ...
+def share_always(resident: CpuResident, always: bool) -> None: ...
+def n_helpers() -> int: ...
+def runs_on_one_thread() -> bool: ...
+
 class CpuReplaced:
     def __init__(
         self,

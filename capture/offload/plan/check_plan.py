@@ -52,7 +52,7 @@ def check_plan(program: Program, plan: Plan) -> None:
                 )
     _check_shared(program, plan)
     # Of one lane of launches lifetimes tell as much, and `check_streaming` what copies may do.
-    if sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes) > 1:
+    if plan.launch_lanes or sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes) > 1:
         check_order(program, plan)
 
 
@@ -113,8 +113,21 @@ class _PlanTouches:
                 found.setdefault(piece.value, []).append(index)
         return found
 
+    @functools.cached_property
+    def _overlapping(self) -> Mapping[int, str]:
+        """Inputs that share memory with others, by Value, and the name of the first of these."""
+        first: dict[int, int] = {}
+        for one in self.program.overlaps:
+            values = [self.program.inputs[leaf].value for leaf in (one.first, one.second)]
+            roots = {first.get(value, value) for value in values}
+            for value in {*values, *(each for each, root in first.items() if root in roots)}:
+                first[value] = min(roots)
+        return {value: self.program.values[root].name for value, root in first.items()}
+
     def at_first(self) -> Iterator[Touch]:
         """What callers and the model bring, and pieces that stay."""
+        for shared in sorted(set(self._overlapping.values())):
+            yield Touch(f"the memory of {shared}", 0, 1, None, True)
         for slot in self.plan.slots:
             if slot.kind not in _MADE_IN_AN_EXECUTION:
                 yield Touch(_name(slot.index, slot.name), 0, slot.size_bytes, None, True)
@@ -131,6 +144,9 @@ class _PlanTouches:
         one = self.program.launches[launch]
         yield from self._effects(one)
         for value in dict.fromkeys((*one.reads, *one.writes)):
+            if value in self._overlapping:
+                shared = self._overlapping[value]
+                yield Touch(f"the memory of {shared}", 0, 1, None, value in one.writes)
             if value in self._pieces:
                 for is_write in (False, True)[: 1 + (value in one.writes)]:
                     for index in self._pieces[value]:
@@ -161,7 +177,7 @@ class _PlanTouches:
         if _UNSEEN not in effects:
             yield Touch(_UNSEEN, 0, 1, None, False)
         seen = any(self.program.values[one].role not in PLACED_ROLES for one in launch.writes)
-        if seen and _GUARD not in effects:
+        if (seen or effects) and _GUARD not in effects:
             yield Touch(_GUARD, 0, 1, None, False)
 
     def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from offload.program import PLACED_ROLES, Effect, EffectKind, Launch, Program
 
@@ -16,15 +16,16 @@ _UNSEEN = Effect(EffectKind.UNSEEN)
 def launch_conflicts(program: Program) -> tuple[Conflict, ...]:
     """Pairs of launches that touch the same Value or effect, one of them writing.
 
-    Who touches a Value first makes it. Unseen work keeps its order with all else, and a guard with
-    what callers can see: an execution may end there, before anything of that has changed. Pairs
-    that others imply are mostly left out.
+    Who touches a Value first makes it. Inputs that share memory are one. Unseen work keeps its
+    order with all else, and a guard with what callers can see and with other effects: an execution
+    may end there, before anything of that has changed. Pairs that others imply are mostly left out.
     """
+    shared = _shared_inputs(program)
     found: set[Conflict] = set()
     writers: dict[object, int] = {}  # the last one of each Value and effect
     readers: dict[object, list[int]] = {}  # since then
     for launch in program.launches:
-        for what, is_write in _touches(program, launch, writers):
+        for what, is_write in _touches(program, launch, writers, shared):
             if what in writers:
                 found.add((writers[what], launch.index))
             if is_write:
@@ -37,17 +38,30 @@ def launch_conflicts(program: Program) -> tuple[Conflict, ...]:
 
 
 def _touches(
-    program: Program, launch: Launch, writers: dict[object, int]
+    program: Program, launch: Launch, writers: dict[object, int], shared: Mapping[int, int]
 ) -> Iterator[tuple[object, bool]]:
     """What a launch touches, and whether it writes."""
     for value in dict.fromkeys((*launch.reads, *launch.writes)):
         is_made = program.values[value].role in PLACED_ROLES and value not in writers
-        yield value, value in launch.writes or is_made
+        yield shared.get(value, value), value in launch.writes or is_made
     effects = launch.effects
     for effect in sorted(effects):
         yield effect, True
     if _UNSEEN not in effects:
         yield _UNSEEN, False
     is_seen = any(program.values[one].role not in PLACED_ROLES for one in launch.writes)
-    if is_seen and _GUARD not in effects:
+    if (is_seen or effects) and _GUARD not in effects:
         yield _GUARD, False
+
+
+def _shared_inputs(program: Program) -> dict[int, int]:
+    """By Value of an input that shares memory with others, the one that stands for all of them."""
+    found: dict[int, int] = {}
+    for one in program.overlaps:
+        first, second = (
+            found.get(value, value)
+            for value in (program.inputs[leaf].value for leaf in (one.first, one.second))
+        )
+        for value in (first, second, *(each for each, root in found.items() if root == second)):
+            found[value] = first
+    return found

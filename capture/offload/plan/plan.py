@@ -124,6 +124,8 @@ class Plan:
         method: which ordering or search gave the placement.
         n_launches: of the Program.
         streaming: where weights lie and when they are brought there; None: used where they are.
+        launch_lanes: the lanes of launches, each of which shares the work of a launch with no
+            other thread; None: one, whose launches do as torch is set to.
     """
 
     slots: tuple[Slot, ...]
@@ -136,10 +138,13 @@ class Plan:
     method: str
     n_launches: int
     streaming: Streaming | None = None
+    launch_lanes: tuple[Lane, ...] | None = None
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """What an execution consists of, in the order of each lane; the first one has launches."""
+        if self.launch_lanes is not None:
+            return self.launch_lanes
         if self.streaming is not None:
             return self.streaming.lanes
         return (launch_lane(self.n_launches),)

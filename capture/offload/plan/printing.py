@@ -9,7 +9,7 @@ from typing import Any
 from offload.console.amounts import show_bytes
 from offload.console.text import one_line
 from offload.plan.plan import Plan, SlotKind
-from offload.plan.steps import Copy, Record, Run, Step, Wait
+from offload.plan.steps import Copy, LaneKind, Record, Run, Step, Wait
 from offload.program import Program
 
 PLAN_FORMAT, STEPS_FORMAT = "offload plan", "offload steps"
@@ -69,8 +69,9 @@ def _streaming_lines(program: Program, plan: Plan) -> Iterator[str]:
 
 def lane_lines(program: Program, plan: Plan) -> Iterator[str]:
     """The steps of an execution, lane by lane."""
-    for lane in plan.lanes:
-        yield f"lane {lane.kind}:"
+    n_of_launches = sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes)
+    for number, lane in enumerate(plan.lanes):
+        yield f"lane {lane.kind}{f' {number}' * (n_of_launches > 1)}:"
         if not lane.steps:
             yield "  nothing"
         for step in lane.steps:
@@ -100,7 +101,8 @@ def _step_line(step: Step, program: Program, plan: Plan) -> str:
 
 def plan_data(plan: Plan) -> dict[str, Any]:
     """A Plan as JSON data; indices of places and lifetimes are those of the Program's Values."""
-    data = dataclasses.asdict(dataclasses.replace(plan, streaming=None))
+    data = dataclasses.asdict(dataclasses.replace(plan, streaming=None, launch_lanes=None))
+    del data["launch_lanes"]  # `steps_data` has them
     if plan.streaming is not None:
         data["streaming"] = dataclasses.asdict(dataclasses.replace(plan.streaming, lanes=()))
         del data["streaming"]["lanes"]  # `steps_data` has them

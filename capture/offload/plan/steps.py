@@ -111,6 +111,17 @@ def launch_lane(n_launches: int) -> Lane:
     return Lane(LaneKind.LAUNCHES, (Run(0, n_launches),) if n_launches else ())
 
 
+def lanes_of_launches(lanes: Sequence[Lane]) -> dict[int, int]:
+    """By launch the lane that runs it."""
+    return {
+        launch: index
+        for index, lane in enumerate(lanes)
+        for one in lane.steps
+        if isinstance(one, Run)
+        for launch in range(one.first, one.last)
+    }
+
+
 def prologue(lane: Lane) -> tuple[Step, ...]:
     """What a lane does before the first execution: copies for it, and events behind them."""
     found: list[Step] = []

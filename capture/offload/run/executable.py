@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from offload.backends import Backend, LaunchReport, Loaded, Prepared
+from offload.backends import Backend, LaunchReport, Loaded, LoadedLanes, Prepared
 from offload.console.progress import stage
 from offload.costs import CostModel, HeaderShape, signature_of
 from offload.errors import BindingError, CopyError, TimelineError
 from offload.native import _native
 from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
+from offload.plan.steps import lanes_of_launches
 from offload.plan.topology import Machine
 from offload.program import Role
 from offload.run.explanation import explain
+from offload.run.lane_choice import LaneChoice
 from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
 from offload.run.predicted_timeline import with_prediction
@@ -72,6 +74,7 @@ class Executable(_native.CallableReplay):
         bound: the program with the live objects that it stands for.
         scheduling: as one task, or launch by launch.
         fusion: what became of launches in `load(fuse=True)`; None where nothing was fused.
+        lane_choice: what became of `load(lanes=...)`; None where one lane was asked for.
         copy_choices: for each input and output that may be copied instead of re-setting the nodes
             that hold its address: what was chosen, and by which costs; empty where none has
             more than one such node.
@@ -88,10 +91,12 @@ class Executable(_native.CallableReplay):
         *,
         verify: bool = True,
         fusion: Fusion | None = None,
+        lane_choice: LaneChoice | None = None,
         check_stored: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a Program resident; `check_stored` refuses files whose layout is another now."""
         self.fusion = fusion
+        self.lane_choice = lane_choice
         self._check_stored = check_stored
         self.bound = prepared.bound
         self.program = prepared.program
@@ -311,6 +316,7 @@ class Executable(_native.CallableReplay):
                     scheduling=self.scheduling,
                     origin_ns=origin_ns,
                     substages=self._native.substages,
+                    launch_lanes=lanes_of_launches(self.plan.launch_lanes or ()),
                 )
                 for trace in traces
             )
@@ -343,6 +349,7 @@ class Executable(_native.CallableReplay):
                 costs,
                 self.device,
                 streaming=self.plan.streaming,
+                launch_lanes=self.plan.launch_lanes or (),
             )
             for one in timeline.executions
         )
@@ -388,6 +395,11 @@ class Executable(_native.CallableReplay):
     def launch_reports(self) -> tuple[LaunchReport, ...]:
         """How each launch is carried out, in program order."""
         return self._loaded.launch_reports()
+
+    @property
+    def lanes(self) -> LoadedLanes | None:
+        """What its lanes of launches have done so far; None where launches run as torch is set."""
+        return self._loaded.lanes
 
     def notes(self) -> tuple[str, ...]:
         """What else the device says of how the program is executed, in sentences for people."""

@@ -42,6 +42,7 @@ def explain(run: Executable) -> str:
         if mode in ("call", "copied", "kernel", "replaced"):
             lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
     lines += [] if run.fusion is None else run.fusion.explain()
+    lines += lane_lines(run)
     lines += proof_lines(run)
     lines.append(
         f"feature map {memory.feature_map_bytes} bytes ({memory.unshared_bytes} without sharing, "
@@ -122,6 +123,18 @@ def proof_lines(run: Executable) -> list[str]:
         f"the first execution proved {_launches(proof.n_launches)} in {proof.ns / 1e6:.3f} ms; "
         f"{proof.n_failed} of them failed and run as recorded"
     ]
+
+
+def lane_lines(run: Executable) -> list[str]:
+    """On how many lanes launches run and why, and in how many executions helpers took part."""
+    lines = [] if run.lane_choice is None else [*run.lane_choice.explain()]
+    if run.lanes is not None and len(run.plan.lanes) > 1:
+        counts = run.lanes.counts()
+        lines.append(
+            f"  helpers could take part in {counts.n_shared} executions, in which they ran "
+            f"{_launches(counts.n_helped)}; {counts.n_alone} ran on the caller's thread alone"
+        )
+    return lines
 
 
 def _describe(choice: SlotChoice, run: Executable) -> str:

@@ -62,7 +62,15 @@ def _by_costs(run: Executable, one: ExecutionTimeline, costs: CostModel) -> Exec
     if streaming is not None and streaming.launch_ns:
         costs = costs.timed(run.program, streaming.launch_ns).keeping(costs.launch_ns)
     shape = run.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched)
-    return with_prediction(one, run.program, shape, costs, run.device, streaming=streaming)
+    return with_prediction(
+        one,
+        run.program,
+        shape,
+        costs,
+        run.device,
+        streaming=streaming,
+        launch_lanes=run.plan.launch_lanes or (),
+    )
 
 
 def _execution(run: Executable) -> ExecutionTimeline:

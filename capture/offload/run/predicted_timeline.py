@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from offload.costs import STAGES, CostModel, HeaderShape
 from offload.plan import simulate_streaming, weight_demand
+from offload.plan.simulate_steps import simulate_steps
+from offload.plan.steps import Lane, lanes_of_launches
 from offload.plan.streaming import Streaming
-from offload.program import Program
+from offload.program import Launch, Program
+from offload.run.recorded_timeline import lane_name
 from offload.timeline import HOST_LANE, WEIGHT_WAIT, WEIGHTS_LANE, ExecutionTimeline, Span, SpanKind
 
 
@@ -20,12 +23,13 @@ def with_prediction(
     device_lane: str,
     *,
     streaming: Streaming | None = None,
+    launch_lanes: Sequence[Lane] = (),
 ) -> ExecutionTimeline:
     """An execution with the spans that `costs` predict of it.
 
     Where weights are streamed, and the program is delivered as one task, launches begin as
     `simulate_streaming` says, with what they wait and what is brought meanwhile. Host scheduling is
-    predicted as if all weights were there.
+    predicted as if all weights were there. On lanes launches begin as `simulate_steps` says.
 
     Raises:
         CostModelError: a launch of the program was never measured on this machine.
@@ -47,12 +51,28 @@ def with_prediction(
     if streaming is not None and not streaming.is_resident and not prediction.issues:
         durations_ns = costs.durations_ns(program)
         spans += _streamed(program, streaming, durations_ns, origin_ns + round(at_ns), device_lane)
+    elif len(launch_lanes) > 1:
+        durations_ns = costs.durations_ns(program)
+        for launch, lane, span in _on_lanes(program, launch_lanes, durations_ns, at_ns):
+            add(SpanKind.LAUNCH, launch.name, lane_name(device_lane, lane), span, launch.index)
     else:
         for launch, span in zip(program.launches, prediction.launches, strict=True):
             add(SpanKind.LAUNCH, launch.name, device_lane, span, launch.index)
     for launch, span in zip(program.launches, prediction.issues, strict=False):
         add(SpanKind.ISSUE, launch.name, HOST_LANE, span, launch.index)
     return dataclasses.replace(execution, predicted=_ordered(spans))
+
+
+def _on_lanes(
+    program: Program, lanes: Sequence[Lane], durations_ns: Sequence[float], begin_ns: float
+) -> Iterator[tuple[Launch, int, tuple[float, float]]]:
+    """Launches, the lane of each, and when it begins and ends."""
+    found = simulate_steps(lanes, durations_ns, ())
+    lane_of = lanes_of_launches(lanes)
+    for launch, begin, end in zip(
+        program.launches, found.launch_begin_ns, found.launch_end_ns, strict=True
+    ):
+        yield launch, lane_of[launch.index], (begin_ns + begin, begin_ns + end)
 
 
 def predicted_pass(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from offload.native import _native
 from offload.program import Program
@@ -20,6 +21,11 @@ from offload.timeline import (
 COPY_LANE = "copies"
 
 
+def lane_name(device_lane: str, lane: int) -> str:
+    """The lane of a timeline for a lane of launches."""
+    return f"{device_lane} lane {lane}" if lane else device_lane
+
+
 def execution_timeline(
     trace: _native.ExecutionTrace,
     program: Program,
@@ -28,10 +34,12 @@ def execution_timeline(
     scheduling: Scheduling,
     origin_ns: int,
     substages: Sequence[str] = (),
+    launch_lanes: Mapping[int, int] = MappingProxyType({}),
 ) -> ExecutionTimeline:
     """One execution's spans, in ns since `origin_ns` of the native clock.
 
-    `substages`: of submit, in the words of the device.
+    `substages`: of submit, in the words of the device. `launch_lanes`: by launch, where there are
+    several; who ran a lane is not told.
     """
     spans = [
         *_stages(trace.execution),
@@ -40,7 +48,7 @@ def execution_timeline(
             for name, begin_ns, end_ns in substages_of(trace.execution, substages)
         ),
         *_transfers(trace),
-        *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program),
+        *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program, launch_lanes),
         *_weights(trace, device_lane),
     ]
     if scheduling is Scheduling.HOST:
@@ -120,11 +128,16 @@ def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
 
 
 def _launches(
-    times: _native.LaunchTimes, kind: SpanKind, lane: str, program: Program
+    times: _native.LaunchTimes,
+    kind: SpanKind,
+    lane: str,
+    program: Program,
+    lanes: Mapping[int, int] = MappingProxyType({}),
 ) -> Iterator[Span]:
-    pairs = zip(program.launches, times.begin_ns, times.end_ns, strict=True)
-    for launch, begin_ns, end_ns in pairs:
-        yield Span(kind, launch.name, lane, begin_ns, end_ns, launch.index, place=launch.place)
+    rows = zip(program.launches, times.begin_ns, times.end_ns, strict=True)
+    for launch, begin_ns, end_ns in rows:
+        on = lane_name(lane, lanes.get(launch.index, 0))
+        yield Span(kind, launch.name, on, begin_ns, end_ns, launch.index, place=launch.place)
 
 
 def _by_begin(span: Span) -> int:

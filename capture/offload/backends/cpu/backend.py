@@ -13,6 +13,7 @@ from offload.backends.cpu.out_variants import out_variant
 from offload.backends.cpu.resizing import CpuSizes
 from offload.backends.cpu.streaming import CpuWeights
 from offload.errors import CaptureError
+from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine
 from offload.program import BoundProgram, Kernel
@@ -35,7 +36,7 @@ class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
     name = "cpu"
-    capabilities = Capabilities(runs_kernels=True)
+    capabilities = Capabilities(runs_kernels=True, runs_lanes=_native.runs_on_one_thread())
     opaque = timing = offline = None  # to run a callable as one launch would be to call it
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()

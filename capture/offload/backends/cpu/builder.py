@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
 
 from offload.backends.base import LaunchReport, Loaded, LoadedWeights
+from offload.backends.cpu.lanes import loaded_lanes, set_lanes
 from offload.backends.cpu.out_variants import out_variant
 from offload.backends.cpu.streaming import gathered_tables, make_stream
 from offload.backends.refusals import refuse_shared
@@ -17,7 +18,7 @@ from offload.errors import CaptureError
 from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.torch_names import split_operator, symbol_object
 from offload.native import _native
-from offload.plan import Lifetime, Place, Plan, Slot, SlotKind
+from offload.plan import Lifetime, Place, Plan, Slot, SlotKind, value_lifetimes
 from offload.program import Argument, BoundProgram, Kernel, Launch, Program, Symbol, TensorView
 
 
@@ -112,6 +113,7 @@ class Builder:
                 stream=stream,
                 derive_again=resident.derive_again if packed else None,
             ),
+            lanes=loaded_lanes(resident, self._plan),
         )
 
     def resident(
@@ -147,6 +149,7 @@ class Builder:
                 raise CaptureError(f"{launch.source}: {error}") from error
         if stream is not None:
             resident.set_packed_weights(self._packed_weights())
+        set_lanes(resident, self._program, self._plan, self._operator_allocated)
         return resident, weights, stream
 
     def _memory(self, slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
@@ -237,10 +240,17 @@ class Builder:
         places = [
             self._plan.places[index]
             for index in {*launch.reads, *launch.writes} & self._operator_allocated
-            if self._plan.lifetimes[index].last == launch.index + 1
+            if self._ends[index] == launch.index + 1
         ]
         slots = [self._plan.slots[place.slot] for place in places if place is not None]
         return sorted(slot.index for slot in slots if slot.kind is SlotKind.OPERATOR)
+
+    @functools.cached_property
+    def _ends(self) -> Sequence[int]:
+        """For each Value how many launches have run, in recorded order, when it is over."""
+        if self._plan.launch_lanes is None:
+            return [one.last for one in self._plan.lifetimes]
+        return [one.last for one in value_lifetimes(self._program)]
 
     def _tensor(self, view: TensorView) -> int:
         key = self._key(view)

@@ -1,0 +1,171 @@
+"""`load(lanes=...)`: launches run on several lanes, where executions show that this is quicker."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+
+import torch
+
+from offload.backends import Backend, Prepared
+from offload.compile import Fusion
+from offload.console.progress import stage
+from offload.errors import BindingError, ExecutionError, OutOfMemory
+from offload.interpreter.own_generators import drawing_alone
+from offload.load.options import AUTO, MOST_LANES, Options
+from offload.load.place import place
+from offload.load.trial import (
+    calls_in_turns_ns,
+    estimated_ns,
+    execute_made_up,
+    typical_ns,
+    weights_kept,
+)
+from offload.plan.lane_schedule import LaneSchedule, schedule_lanes
+from offload.plan.launch_conflicts import launch_conflicts
+from offload.plan.steps import Lane, launch_lane
+from offload.run import Executable
+from offload.run.lane_choice import LaneChoice
+
+# A wait for a lane that another thread runs, which is seen from core to core.
+_SYNCHRONISATION_NS = 300.0
+
+_N_TIMED = 7
+_N_WARM_UP = 2
+
+# Others of a load are kept where they take less than so much of what is there already: medians of
+# the same differ by more than a percent.
+_QUICKER = 0.97
+
+
+def load_on_lanes(
+    prepared: Prepared, backend: Backend, options: Options, fusion: Fusion | None
+) -> Executable:
+    """Load a Program whose launches may run on several lanes.
+
+    Raises:
+        PlanError, CaptureError, OutOfMemory, ExecutionError: as `Captured.load`.
+    """
+    return _LaneLoad(prepared, backend, options, fusion).loaded()
+
+
+class _LaneLoad:
+    """One load of a Program on lanes that are planned and tried. Owner: one call."""
+
+    def __init__(
+        self, prepared: Prepared, backend: Backend, options: Options, fusion: Fusion | None
+    ) -> None:
+        self._prepared = prepared
+        self._backend = backend
+        self._options = options
+        self._fusion = fusion
+        self._alone = drawing_alone(prepared.bound)
+        self._estimated = ""
+
+    def loaded(self) -> Executable:
+        """The executable, and what was chosen."""
+        most = self._most_lanes()
+        if most == 1:
+            threads = "torch is set to one thread (torch.set_num_threads), or may run on one"
+            return self._made(None, LaneChoice(AUTO, refusal=threads))
+        schedule = schedule_lanes(
+            self._launch_ns(),
+            launch_conflicts(self._prepared.program),
+            most,
+            synchronisation_ns=_SYNCHRONISATION_NS,
+        )
+        choice = LaneChoice(
+            self._options.lanes,
+            n_lanes=len(schedule.lanes),
+            threads_of_a_launch=1,
+            estimated=self._estimated,
+            predicted_ns=schedule.predicted_ns,
+            sequential_ns=schedule.sequential_ns,
+            lower_bound_ns=schedule.lower_bound_ns,
+            n_planned=len(schedule.lanes),
+            n_waits=schedule.n_waits,
+            method=schedule.method,
+        )
+        if self._options.lanes != AUTO:
+            return self._made(schedule.lanes, choice)
+        return self._quickest(schedule, choice)
+
+    def _most_lanes(self) -> int:
+        if self._options.lanes != AUTO:
+            return int(self._options.lanes)
+        return min(torch.get_num_threads(), len(os.sched_getaffinity(0)), MOST_LANES)
+
+    def _launch_ns(self) -> tuple[float, ...]:
+        """What each launch takes with one thread: measured, or estimated where it cannot be."""
+        program = self._prepared.program
+        if self._alone.refusal:
+            self._estimated = self._alone.refusal
+        else:
+            try:
+                with (
+                    weights_kept(self._prepared.bound),
+                    self._trial(self._one_lane) as run,
+                    stage("timing launches", _N_WARM_UP + _N_TIMED),
+                ):
+                    execute_made_up(run, _N_WARM_UP)
+                    return typical_ns(run, _N_TIMED)
+            except OutOfMemory:
+                raise
+            except (BindingError, ExecutionError) as error:
+                self._estimated = f"launches could not be timed on made-up inputs: {error}"
+        costs = self._backend.machine(program.device_index).costs
+        return estimated_ns(program, costs.memory_bytes_per_ns)
+
+    def _quickest(self, schedule: LaneSchedule, choice: LaneChoice) -> Executable:
+        """One lane with torch's threads, one with one thread, or lanes: the quickest by calls."""
+        as_torch = dataclasses.replace(choice, n_lanes=1, threads_of_a_launch=None)
+        if self._estimated or schedule.predicted_ns > _QUICKER * schedule.sequential_ns:
+            return self._made(None, as_torch)
+        ways = {
+            f"one lane, {torch.get_num_threads()} threads for a launch": None,
+            "one lane, one thread for a launch": self._one_lane,
+            f"{len(schedule.lanes)} lanes, one thread for a launch": schedule.lanes,
+        }
+        runs: list[Executable] = []
+        with weights_kept(self._prepared.bound):
+            try:
+                for lanes in ways.values():
+                    runs.append(self._trial(lanes))
+                    execute_made_up(runs[-1], _N_WARM_UP)
+                times_ns = calls_in_turns_ns(runs, "timing lanes")
+            finally:
+                for run in runs:
+                    run.close()
+        found = dataclasses.replace(choice, measured_ns=dict(zip(ways, times_ns, strict=True)))
+        threads_ns, one_ns, lanes_ns = times_ns
+        if lanes_ns < _QUICKER * min(threads_ns, one_ns):
+            return self._made(schedule.lanes, found)
+        if one_ns < _QUICKER * threads_ns:
+            return self._made(self._one_lane, dataclasses.replace(found, n_lanes=1))
+        return self._made(None, dataclasses.replace(found, n_lanes=1, threads_of_a_launch=None))
+
+    @property
+    def _one_lane(self) -> tuple[Lane, ...]:
+        """All launches in recorded order, of one thread each."""
+        return (launch_lane(len(self._prepared.program.launches)),)
+
+    def _trial(self, lanes: tuple[Lane, ...] | None) -> Executable:
+        """For executions that nobody asked for, which draw from generators of their own."""
+        prepared = dataclasses.replace(self._prepared, bound=self._alone.bound)
+        run = Executable(
+            prepared, place(prepared, self._backend, lanes), self._backend, fusion=self._fusion
+        )
+        if run.lanes is not None:
+            run.lanes.share_always(True)
+        return run
+
+    def _made(self, lanes: tuple[Lane, ...] | None, choice: LaneChoice) -> Executable:
+        return Executable(
+            self._prepared,
+            place(self._prepared, self._backend, lanes),
+            self._backend,
+            self._options.scheduling,
+            verify=self._options.verify,
+            fusion=self._fusion,
+            lane_choice=choice,
+        )

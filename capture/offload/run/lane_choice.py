@@ -1,0 +1,63 @@
+"""On how many lanes an executable runs its launches, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from offload.console.amounts import show_count
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LaneChoice:
+    """What became of `load(lanes=...)`.
+
+    Attributes:
+        asked: how many lanes at the most, or `auto`.
+        n_lanes: as many are used.
+        threads_of_a_launch: how many threads share a launch; None: as torch is set at each call.
+        refusal: why there is one lane without a look at launches; empty where they were looked at.
+        estimated: why times of launches are no measured ones; empty where they were measured.
+        predicted_ns: of the launches of an execution on the lanes that were planned, by simulation.
+        sequential_ns: of all of them on one lane, of one thread each.
+        lower_bound_ns: no lanes take less.
+        n_planned: lanes that were planned.
+        n_waits: in an execution for launches of another of these.
+        method: what found them.
+        measured_ns: what calls took at the load, in words; empty where nothing was measured.
+    """
+
+    asked: int | Literal["auto"]
+    n_lanes: int = 1
+    threads_of_a_launch: int | None = None
+    refusal: str = ""
+    estimated: str = ""
+    predicted_ns: float = 0.0
+    sequential_ns: float = 0.0
+    lower_bound_ns: float = 0.0
+    n_planned: int = 1
+    n_waits: int = 0
+    method: str = ""
+    measured_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def explain(self) -> Iterator[str]:
+        """Lines for people."""
+        used = show_count(self.n_lanes, "lane", "lanes")
+        if self.refusal:
+            yield f"lanes={self.asked!r}: one lane, since {self.refusal}"
+            return
+        of_a_launch = "as many threads for a launch as torch is set to"
+        if self.threads_of_a_launch is not None:
+            of_a_launch = "one thread for a launch"
+        yield f"lanes={self.asked!r}: {used}, {of_a_launch}"
+        yield (
+            f"  predicted: {self.predicted_ns / 1e3:,.1f} us on "
+            f"{show_count(self.n_planned, 'lane', 'lanes')} with {self.n_waits} waits "
+            f"({self.method}), {self.sequential_ns / 1e3:,.1f} us one after the other, no lanes "
+            f"take less than {self.lower_bound_ns / 1e3:,.1f} us"
+        )
+        if self.estimated:
+            yield f"  times of launches are estimates from their bytes: {self.estimated}"
+        for what, ns in self.measured_ns.items():
+            yield f"  measured at the load, calls on made-up inputs: {what} {ns / 1e3:,.1f} us"

@@ -1,0 +1,160 @@
+#include "offload/helpers.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+
+#include "core/start_thread.hpp"
+#include "offload/errors.hpp"
+
+namespace offload {
+namespace {
+
+// A helper that looks is there in a tenth of a microsecond, one that sleeps in fifty.
+constexpr auto kLookFor = std::chrono::microseconds(100);
+constexpr int kRestsBetweenYields = 32;
+
+// Who waits for the lock wakes up too late, and waking it takes a system call: it is held for less.
+std::unique_lock<std::mutex> locked(std::mutex& mutex) {
+  constexpr int kMostRests = 1000;
+  std::unique_lock lock(mutex, std::defer_lock);
+  for (int n_rests = 0; n_rests < kMostRests; ++n_rests) {
+    if (lock.try_lock()) return lock;
+    rest();
+  }
+  lock.lock();
+  return lock;
+}
+
+}  // namespace
+
+Helpers& Helpers::instance() {
+  static auto* const helpers = [] {
+    auto* const made = new Helpers;  // never destroyed: its threads may outlive statics
+    register_thread_owner(*made);
+    return made;
+  }();
+  return *helpers;
+}
+
+void Helpers::offer(const std::shared_ptr<Helped>& work, std::size_t n) noexcept {
+  {
+    const auto lock = locked(mutex_);
+    if (ended_ || n == 0) return;
+    try {
+      start(n);
+      offers_.push_back({work, n});
+    } catch (const std::bad_alloc&) {
+      return;
+    }
+    if (n == 1) {
+      changed_.notify_one();
+    } else {
+      changed_.notify_all();
+    }
+  }
+  n_offered_ += n;  // who looks finds the lock free
+}
+
+// Under the lock.
+void Helpers::start(std::size_t n) {
+  while (threads_.size() < n) {
+    threads_.reserve(threads_.size() + 1);
+    try {
+      threads_.push_back(start_thread("help with executions", [this] { run(); }));
+    } catch (const ExecutionError&) {
+      return;
+    }
+  }
+}
+
+void Helpers::withdraw(const Helped& work) noexcept {
+  const auto lock = locked(mutex_);
+  for (auto one = offers_.begin(); one != offers_.end();) {
+    if (one->work.get() != &work) {
+      ++one;
+      continue;
+    }
+    n_offered_ -= one->n_left;
+    one = offers_.erase(one);  // not the last reference: whoever withdraws has one
+  }
+}
+
+void Helpers::add(Helped& work) {
+  const std::lock_guard lock(mutex_);
+  works_.push_back(&work);
+}
+
+void Helpers::remove(Helped& work) noexcept {
+  const std::lock_guard lock(mutex_);
+  works_.erase(std::remove(works_.begin(), works_.end(), &work), works_.end());
+}
+
+std::size_t Helpers::n_started() const {
+  const std::lock_guard lock(mutex_);
+  return threads_.size();
+}
+
+void Helpers::look() {
+  ++n_looking_;
+  const auto until = std::chrono::steady_clock::now() + kLookFor;
+  int n_rests = 0;
+  while (n_offered_ == 0 && !ended_) {
+    rest();
+    if (++n_rests % kRestsBetweenYields != 0) continue;
+    if (std::chrono::steady_clock::now() >= until) break;
+    std::this_thread::yield();
+  }
+  --n_looking_;
+}
+
+void Helpers::run() {
+  while (true) {
+    look();
+    std::shared_ptr<Helped> work;
+    {
+      auto lock = locked(mutex_);
+      changed_.wait(lock, [this] { return ended_ || !offers_.empty(); });
+      if (ended_) return;
+      work = take();
+    }
+    work->help();
+  }
+}
+
+// Under the lock, where there is an offer.
+std::shared_ptr<Helped> Helpers::take() {
+  --n_offered_;
+  Offer& first = offers_.front();
+  if (--first.n_left > 0) return first.work;
+  std::shared_ptr<Helped> work = std::move(first.work);
+  offers_.erase(offers_.begin());
+  return work;
+}
+
+// Threads that do not exist here may be neither joined nor notified.
+void Helpers::restart() noexcept {
+  new (&threads_) std::vector<std::thread>();
+  new (&changed_) std::condition_variable();
+  new (&mutex_) std::mutex();
+  n_offered_ = n_looking_ = 0;
+  for (Helped* work : works_) work->abandon();
+  std::vector<Offer> dropped;  // which may have the last references
+  offers_.swap(dropped);
+}
+
+void Helpers::end() noexcept {
+  std::vector<std::thread> threads;
+  std::vector<Offer> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    ended_ = true;
+    n_offered_ = 0;
+    threads.swap(threads_);
+    offers_.swap(dropped);
+    changed_.notify_all();
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace offload

@@ -1,0 +1,34 @@
+#include "run/one_thread.hpp"
+
+#include <ATen/Parallel.h>
+
+// Of the OpenMP that torch itself uses, and of MKL where torch has it: both are found among torch's
+// libraries when this module is loaded, or are null.
+// NOLINTBEGIN(readability-identifier-naming)
+extern "C" {
+void omp_set_num_threads(int n_threads) __attribute__((weak));
+int MKL_Set_Num_Threads_Local(int n_threads) __attribute__((weak));
+}
+// NOLINTEND(readability-identifier-naming)
+
+namespace offload {
+
+bool OneThread::is_supported() {
+  return omp_set_num_threads != nullptr &&
+         at::get_parallel_info().find("ATen parallel backend: OpenMP") != std::string::npos;
+}
+
+// Torch tells a thread what it was set to when it is first asked there, and not later
+// (ATen/ParallelOpenMP.cpp, lazy_init_num_threads). MKL is told separately, and 0 stands for what
+// OpenMP says.
+OneThread::OneThread() : n_threads_(at::get_num_threads()) {
+  if (n_threads_ != 1 && omp_set_num_threads != nullptr) omp_set_num_threads(1);
+  if (MKL_Set_Num_Threads_Local != nullptr) n_library_threads_ = MKL_Set_Num_Threads_Local(1);
+}
+
+OneThread::~OneThread() {
+  if (n_threads_ != 1 && omp_set_num_threads != nullptr) omp_set_num_threads(n_threads_);
+  if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(n_library_threads_);
+}
+
+}  // namespace offload

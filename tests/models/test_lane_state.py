@@ -1,0 +1,207 @@
+"""What of a thread and of a process lanes take along: torch's threads, modes, forks, the end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from on_lanes import Towers, on_lanes
+from torch import nn
+
+import offload
+from offload.errors import ExecutionError
+
+KEPT: list[tuple[int, int]] = []
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@torch.library.custom_op("offload_lanes::look", mutates_args=())
+def look(x: torch.Tensor) -> torch.Tensor:
+    """What an operator finds on the thread that runs it."""
+    KEPT.append((threading.get_native_id(), torch.get_num_threads()))
+    return x.clone()
+
+
+@look.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Looking(nn.Module):
+    """Two towers, and in one of them an operator of Python's."""
+
+    def __init__(self, operator, width=64):
+        super().__init__()
+        self.operator = operator
+        self.left = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+        self.right = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
+
+    def forward(self, x):
+        return self.left(x) + self.operator(self.right(x))
+
+
+@torch.no_grad()
+def test_a_launch_has_one_thread_and_others_keep_theirs(two_threads):
+    """Bits are those of one thread, also where torch was told of two."""
+    model, x = Towers(256, 2), torch.randn(128, 256)
+    torch.set_num_threads(1)
+    expected = model(x)
+    torch.set_num_threads(2)
+    run = on_lanes(offload.capture(model, x).bound, 2)
+    for _ in range(10):
+        assert torch.equal(run(x), expected)
+        assert torch.get_num_threads() == 2
+    found: list[int] = []
+    other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert found == [2]
+
+
+@torch.no_grad()
+def test_operators_of_python(two_threads):
+    model, x = Looking(look), torch.randn(8, 64)
+    run = on_lanes(offload.capture(model, x).bound, 2)
+    torch.set_num_threads(1)
+    expected = model(x)
+    torch.set_num_threads(2)
+    KEPT.clear()
+    for _ in range(100):
+        assert torch.equal(run(x), expected)
+    assert {threads for _, threads in KEPT} == {1}
+    assert len(KEPT) == 100
+
+
+@torch.no_grad()
+def test_small_numbers_are_flushed_where_the_caller_does():
+    class Small(nn.Module):
+        def forward(self, x):
+            left = right = x
+            for _ in range(15):
+                left, right = left * 0.25, right * 0.125
+            return left, right * 1e6
+
+    x = torch.full((4096,), 1e-30)  # 1e-39 and 3e-44 in the end
+    run = on_lanes(offload.capture(Small(), x).bound, 2)
+    run(x)
+    kept = [one.clone() for one in run(x)]
+    assert all(one.count_nonzero() == 4096 for one in kept)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor flushes none")
+    try:
+        for _ in range(50):
+            left, right = run(x)
+            assert left.count_nonzero() == right.count_nonzero() == 0
+    finally:
+        torch.set_flush_denormal(False)
+    for _ in range(20):
+        assert all(map(torch.equal, run(x), kept))
+
+
+@torch.no_grad()
+def test_inference_mode_autocast_and_gradients_of_the_caller():
+    model, x = Towers(), torch.randn(4, 16)
+    expected = model(x)
+    run = on_lanes(offload.capture(model, x).bound, 2)
+    run(x)
+    for _ in range(20):
+        with torch.inference_mode():
+            assert torch.equal(run(x), expected)
+        with torch.enable_grad():
+            assert torch.equal(run(x), expected)
+        with torch.profiler.profile():
+            assert torch.equal(run(x), expected)
+
+
+@torch.no_grad()
+def test_a_launch_that_calls_its_own_executable_is_told():
+    """On whichever thread it runs: there, waiting for the end would never end."""
+    runs: list[offload.Executable] = []
+    told: list[str] = []
+
+    @torch.library.custom_op("offload_lanes::again", mutates_args=())
+    def again(x: torch.Tensor) -> torch.Tensor:
+        for run in runs:
+            try:
+                run(x)
+            except ExecutionError as error:
+                told.append(str(error))
+        return x.clone()
+
+    again.register_fake(torch.empty_like)
+    model, x = Looking(again), torch.randn(8, 64)
+    run = on_lanes(offload.capture(model, x).bound, 2)
+    expected = model(x)
+    runs.append(run)
+    for _ in range(100):
+        assert torch.equal(run(x), expected)
+    assert len(told) == 100
+    assert set(told) == {"a launch of this executable executes the executable itself"}
+
+
+@torch.no_grad()
+def test_a_child_has_helpers_of_its_own():
+    model, x = Towers(64, 3), torch.randn(8, 64)
+    run = on_lanes(offload.capture(model, x).bound, 2)
+    expected = model(x)
+    for _ in range(20):
+        assert torch.equal(run(x), expected)
+    child = os.fork()
+    if child == 0:
+        is_right = False
+        try:
+            is_right = all(torch.equal(run(x), expected) for _ in range(50))
+            is_right &= torch.equal(run.submit(x).result(), expected)
+        finally:
+            os._exit(0 if is_right else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    for _ in range(20):
+        assert torch.equal(run(x), expected)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "import os; os._exit(0)",
+        "t = [threading.Thread(target=loop, daemon=True) for _ in range(2)]\n"
+        "[one.start() for one in t]; time.sleep(0.3)",
+        "[run.submit(x) for _ in range(50)]",
+        "run.close(); del run",
+    ],
+)
+def test_a_process_ends_whatever_helpers_do(end):
+    source = f"""
+import sys, threading, time
+sys.path.insert(0, {os.path.dirname(__file__)!r})
+import torch, offload
+from on_lanes import Towers, on_lanes
+torch.set_grad_enabled(False)
+model, x = Towers(64, 3), torch.randn(8, 64)
+run = on_lanes(offload.capture(model, x).bound, 2)
+def loop():
+    with torch.no_grad():
+        while True:
+            run(x)
+for _ in range(20):
+    run(x)
+print("executed", flush=True)
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "executed\n"
+    assert (done.returncode, done.stderr) == (0, "")
