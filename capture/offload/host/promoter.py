@@ -124,12 +124,13 @@ class Promoter:
 
     def _on_due(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin what an account is due for: a promotion, or the review of one."""
+        gone: list[_Made] = []  # outlives the lock: its end waits for executions
         with self._lock:
             account = self.accounts.account(sizes)
             if self._is_closed or account is None:
                 return
             if account.is_promoted:
-                self._review(sizes, account)
+                gone += self._review(sizes, account)
                 return
             due = NEVER_NS if sizes in self._refused else due_ns(sizes, self._known)
             n_executions, ns, _ = account.resident
@@ -150,6 +151,7 @@ class Promoter:
     def _prepare(self, sizes: Choice, call: Any, rented: tuple[int, int]) -> None:
         """Make an executable, and let calls have it. Raises nothing."""
         n_rebound, begin_ns = self._n_rebound, self._clock_ns()
+        gone: list[_Made] = []  # outlives the lock: its end waits for executions
         try:
             run, size_bytes = self._work.made(sizes, call, lambda: not self._is_closed)
             preparation_ns = self._clock_ns() - begin_ns
@@ -164,14 +166,15 @@ class Promoter:
                     return
                 if n_rebound != self._n_rebound:
                     run.rebind_weights()
-                self._add(sizes, made)
+                gone += self._add(sizes, made)
             self._end(sizes)
         except BaseException as error:
             # Storages that were swapped meanwhile are no fault of these sizes.
             is_lasting = n_rebound == self._n_rebound
             self._end(sizes, refusal=_told(error) if is_lasting else "")
 
-    def _add(self, sizes: Choice, made: _Made) -> None:
+    def _add(self, sizes: Choice, made: _Made) -> list[_Made]:
+        """Let calls have an executable; those that went to make room."""
         before = self._known.get(sizes)
         share = None if before is None else before.saved_share
         self._known[sizes] = Prepared(made.preparation_ns, share)
@@ -182,14 +185,16 @@ class Promoter:
         self.accounts.set(sizes, published)
         bytes_of = {one: other.size_bytes for one, other in self._made.items()}
         used = {one: _used(self.accounts, one) for one in self._made}
-        for one in to_demote(used, bytes_of, self._budget_bytes, sizes):
-            self._n_demoted += 1
-            self._drop(one)
+        demoted = to_demote(used, bytes_of, self._budget_bytes, sizes)
+        self._n_demoted += len(demoted)
+        return [self._drop(one) for one in demoted]
 
-    def _drop(self, sizes: Choice) -> None:
+    def _drop(self, sizes: Choice) -> _Made:
         """Take an executable back; calls that have it go on."""
         self.accounts.set(sizes, None)
-        self._n_gone += _n_executions(self._made.pop(sizes).run)
+        made = self._made.pop(sizes)
+        self._n_gone += _n_executions(made.run)
+        return made
 
     def _end(self, sizes: Choice, refusal: str = "") -> None:
         with self._lock:
@@ -199,20 +204,22 @@ class Promoter:
             self._predict()
             self.accounts.armed = not self._is_closed
 
-    def _review(self, sizes: Choice, account: _native.SizesAccount) -> None:
+    def _review(self, sizes: Choice, account: _native.SizesAccount) -> list[_Made]:
         """Learn what an executable saves; one that saves nothing goes."""
         resident_ns, promoted_ns = account.resident[2], account.promoted[2]
         if not resident_ns or sizes not in self._made:
-            return
+            return []
+        gone: list[_Made] = []
         share = 1 - promoted_ns / resident_ns
         self._known[sizes] = Prepared(self._made[sizes].preparation_ns, share)
         if share <= 0:
-            self._drop(sizes)
+            gone.append(self._drop(sizes))
             self._refused[sizes] = (
                 f"no quicker: {promoted_ns / 1e3:,.1f} us by kernels of its own, and "
                 f"{resident_ns / 1e3:,.1f} us without"
             )
         self._predict()
+        return gone
 
     def _predict(self) -> None:
         """Let all sizes ask, which may be due by what is known now."""
@@ -235,9 +242,10 @@ class Promoter:
             BindingError: a new storage is laid out otherwise than the recorded one.
         """
         with self._lock:
-            self._n_rebound += 1
-            for one in self._made.values():
-                one.run.rebind_weights()
+            self._n_rebound += 1  # what is made later looks by itself
+            made = list(self._made.values())
+        for one in made:
+            one.run.rebind_weights()
 
     def report(self) -> PromotionReport:
         """What became of sizes that repeat so far."""
