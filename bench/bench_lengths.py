@@ -223,3 +223,48 @@ def test_a_length_that_repeats(
             figures=figures,
         )
     )
+
+
+CALLED, SUBMITTED = "called one by one", "submitted one behind the other"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_new_lengths_behind_one_another(
+    benchmark: Any, record: Callable[[Case], None], name: str
+) -> None:
+    """What a lane hides: numbers of the next length are computed while it executes this one."""
+    model = model_of(name)
+    given = [request(length) for length in range(8, 129)]
+    with torch.no_grad():
+        captured = offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES)
+
+        def new_run() -> Any:
+            run = captured.load(sizes=offload.Sizes(instances="256MiB"))
+            for length in (12, 16, 24, 32, 48, 64, 96, 128):  # each bucket's proofs
+                run(**request(length))
+            return run
+
+        def called(run: Any) -> list[Any]:
+            return [run(**one)[0] for one in given]
+
+        def submitted(run: Any) -> list[Any]:
+            tickets = [run.submit(**one) for one in given]
+            return [ticket.result()[0] for ticket in tickets]
+
+        times: dict[str, list[float]] = {CALLED: [], SUBMITTED: []}
+        for one, other in zip(called(new_run()), submitted(new_run()), strict=True):
+            assert torch.equal(one, other)
+        for _ in range(5):
+            for which, work in ((CALLED, called), (SUBMITTED, submitted)):
+                run = new_run()
+                begin_ns = time.perf_counter_ns()
+                work(run)
+                times[which].append((time.perf_counter_ns() - begin_ns) / len(given))
+        benchmark.pedantic(lambda: called(new_run()), rounds=1)
+    record(
+        Case(
+            f"new lengths, one behind the other: {name}",
+            ratios={CALLED: ratio_of(times[CALLED], times[SUBMITTED])},
+            figures={one: figure_of([ns / 1e3 for ns in times[one]], "us") for one in times},
+        )
+    )

@@ -182,7 +182,10 @@ BoundCall PythonReplay::bound(const Arguments& arguments) const {
   check_caller();
   const std::vector<std::int64_t> sizes = take_tensors(arguments, *call);
   if (sizes_) {
-    if (auto found = promoted(sizes, arguments)) return *std::move(found);
+    if (auto found = promoted(sizes, arguments)) {
+      found->call->call_ns = begin_ns;
+      return *std::move(found);
+    }
     take_instance(sizes, *call);
   }
   if (arguments.out() != nullptr) take_buffers(arguments.out(), call->given_results);

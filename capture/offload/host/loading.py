@@ -97,8 +97,9 @@ def _refuse_writing(family: Family) -> None:
     """
     if leaves_something(family.program):
         raise BindingError(
-            "sizes.promoted: the program writes inputs or weights, or draws random numbers, which "
-            "the proof of kernels beside the calls would do as well: load without promoted="
+            "sizes.promoted: the program writes inputs or weights, draws random numbers, or calls "
+            "an operator of which it is not known what else it does; so would the proof of kernels "
+            "beside the calls: load without promoted="
         )
 
 

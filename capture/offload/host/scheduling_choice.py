@@ -29,8 +29,9 @@ def chosen_scheduling(
     """
     if leaves_something(family.program):
         return Scheduling.OFFLOAD, (
-            "scheduled as one task, untried: the program writes inputs or weights, or draws random "
-            "numbers, and so would a trial"
+            "scheduled as one task, untried: the program writes inputs or weights, draws random "
+            "numbers, or calls an operator of which it is not known what else it does; so would a "
+            "trial"
         )
     try:
         with load(Scheduling.OFFLOAD) as one_task, load(Scheduling.HOST) as launches:
