@@ -6,12 +6,17 @@ the recording itself takes is told beside it: over symbolic sizes it takes many 
 
 And what one executable of all lengths takes for a length that it has met, again and again or in
 turns with another one, beside an executable of that length alone.
+
+And what a length that repeats gains by kernels of its own, and costs the calls beside which they
+are made.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +25,8 @@ from torch import nn
 from torch.export import Dim
 
 import offload
-from measurements import Case, figure_of, ratio_of
+from measurements import Case, counted_figure, figure_of, ratio_of
+from offload.host import promotion
 from turns import take_single_turns, take_turns
 
 N_REQUESTS, N_LENGTHS, RECORDED = 40, 31, 24
@@ -149,6 +155,116 @@ def test_a_length_again(benchmark: Any, record: Callable[[Case], None], name: st
                 ONE_LENGTH: ratio_of(times[ONE_LENGTH], times[OURS], at_least=1 / 1.05),
                 IN_TURNS: ratio_of(times["both"], times[IN_TURNS], at_least=1 / 1.05),
             },
+            figures={one: figure_of([ns / 1e3 for ns in times[one]], "us") for one in times},
+        )
+    )
+
+
+PROMOTED, RESIDENT, OWN = "promoted", "one executable of all lengths", "its kernels, called alone"
+
+
+def until_promoted(run: Any, given: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
+    """Call until the length is promoted: what calls took before it was prepared, and meanwhile."""
+    before: list[int] = []
+    meanwhile: list[int] = []
+    while not run.last_execution.was_promoted:
+        begin_ns = time.perf_counter_ns()
+        run(**given)
+        took_ns = time.perf_counter_ns() - begin_ns
+        report = run.instances.promotion
+        assert not report.refused, run.explain()
+        (meanwhile if report.preparing else before).append(took_ns)
+    return before, meanwhile
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_length_that_repeats(
+    benchmark: Any,
+    record: Callable[[Case], None],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Kernels of its own, made beside calls: what these take before, meanwhile and since."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known beforehand
+    monkeypatch.setattr(promotion, "FIRST_PREPARATION_NS", 10**8)  # so that it begins soon
+    model = model_of(name)
+    with torch.no_grad():
+        captured = offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES)
+        run = captured.load(sizes=offload.Sizes(promoted="64MiB"), fuse=True)
+        resident = captured.load(sizes=offload.Sizes())
+        given = request(48)
+        before, meanwhile = until_promoted(run, given)
+        torch.testing.assert_close(run(**given)[0], model(**given)[0])
+        assert torch.equal(resident(**given)[0], model(**given)[0])
+        ((_, kernels),) = run._promoter.executables()
+        times = take_turns(
+            {
+                PROMOTED: lambda: run(**given),
+                OWN: lambda: kernels(**given),
+                RESIDENT: lambda: resident(**given),
+            }
+        )
+        benchmark.pedantic(lambda: run(**given), rounds=1)
+    assert run.last_execution.was_promoted
+    (one,) = run.instances.promotion.promoted
+    figures = {which: figure_of([ns / 1e3 for ns in times[which]], "us") for which in times}
+    figures["calls before"] = figure_of([ns / 1e3 for ns in before], "us")
+    figures["calls meanwhile"] = figure_of([ns / 1e3 for ns in meanwhile], "us")
+    figures["slowest call meanwhile"] = counted_figure(max(meanwhile) / 1e3, "us")
+    figures["preparing it"] = counted_figure(one.preparation_ns / 1e9, "s")
+    record(
+        Case(
+            f"a length that repeats: {name}",
+            ratios={
+                RESIDENT: ratio_of(times[RESIDENT], times[PROMOTED], at_least=1),
+                OWN: ratio_of(times[OWN], times[PROMOTED], at_least=1 / 1.05),
+            },
+            figures=figures,
+        )
+    )
+
+
+CALLED, SUBMITTED = "called one by one", "submitted one behind the other"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_new_lengths_behind_one_another(
+    benchmark: Any, record: Callable[[Case], None], name: str
+) -> None:
+    """What a lane hides: numbers of the next length are computed while it executes this one."""
+    model = model_of(name)
+    given = [request(length) for length in range(8, 129)]
+    with torch.no_grad():
+        captured = offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES)
+
+        def new_run() -> Any:
+            run = captured.load(sizes=offload.Sizes(instances="256MiB"))
+            for length in (12, 16, 24, 32, 48, 64, 96, 128):  # each bucket's proofs
+                run(**request(length))
+            return run
+
+        def called(run: Any) -> list[Any]:
+            return [run(**one)[0] for one in given]
+
+        def submitted(run: Any) -> list[Any]:
+            tickets = [run.submit(**one) for one in given]
+            return [ticket.result()[0] for ticket in tickets]
+
+        times: dict[str, list[float]] = {CALLED: [], SUBMITTED: []}
+        for one, other in zip(called(new_run()), submitted(new_run()), strict=True):
+            assert torch.equal(one, other)
+        for _ in range(5):
+            for which, work in ((CALLED, called), (SUBMITTED, submitted)):
+                run = new_run()
+                begin_ns = time.perf_counter_ns()
+                work(run)
+                times[which].append((time.perf_counter_ns() - begin_ns) / len(given))
+        benchmark.pedantic(lambda: called(new_run()), rounds=1)
+    record(
+        Case(
+            f"new lengths, one behind the other: {name}",
+            ratios={CALLED: ratio_of(times[CALLED], times[SUBMITTED])},
             figures={one: figure_of([ns / 1e3 for ns in times[one]], "us") for one in times},
         )
     )

@@ -68,10 +68,10 @@ PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
   return guarded(self, [&](const PythonReplay& replay) {
-    auto call = replay.bound({values, static_cast<std::size_t>(n_positional), names});
-    auto ticket = replay.replay().submit(call);
+    BoundCall bound = replay.bound({values, static_cast<std::size_t>(n_positional), names});
+    auto ticket = bound.replay->replay().submit(bound.call);
     return py::cast(PythonTicket(py::reinterpret_borrow<py::object>(of(self)->keep), replay,
-                                 std::move(call), std::move(ticket)));
+                                 std::move(bound), std::move(ticket)));
   });
 }
 

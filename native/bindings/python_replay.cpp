@@ -165,21 +165,29 @@ PythonReplay::Place PythonReplay::to_place(py::handle place) {
 }
 
 py::object PythonReplay::execute(const Arguments& arguments) const {
-  const auto call = bound(arguments);
+  const BoundCall one = bound(arguments);
   {
     const GilReleased release;
-    replay_->execute(call);
+    one.replay->replay_->execute(one.call);
   }
-  return result(*call);
+  note_executed(one);
+  return one.replay->result(*one.call);
 }
 
 // From where it is known that nobody has closed the replay no Python code runs.
-std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
+BoundCall PythonReplay::bound(const Arguments& arguments) const {
   const std::uint64_t begin_ns = now_ns();
   auto call = std::make_shared<Call>();
   call->call_ns = begin_ns;
   check_caller();
-  take_tensors(arguments, *call);
+  const std::vector<std::int64_t> sizes = take_tensors(arguments, *call);
+  if (sizes_) {
+    if (auto found = promoted(sizes, arguments)) {
+      found->call->call_ns = begin_ns;
+      return *std::move(found);
+    }
+    take_instance(sizes, *call);
+  }
   if (arguments.out() != nullptr) take_buffers(arguments.out(), call->given_results);
   if (arguments.feature_map() != nullptr) {
     python_.check_feature_map(py::handle(arguments.feature_map()));
@@ -192,7 +200,34 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
     bind_call(replay_->spec(), *call);
   }
   call->checked_ns = now_ns();
-  return call;
+  return {py::object(), this, std::move(call)};
+}
+
+// The call by the executable of its sizes alone, if there is one that can execute it here: it may
+// need a larger feature map than the one that is given, and a timeline is of one program.
+std::optional<BoundCall> PythonReplay::promoted(const std::vector<std::int64_t>& sizes,
+                                                const Arguments& arguments) const {
+  if (!sizes_->promotions || replay_->closed() || replay_->is_tracing()) return std::nullopt;
+  py::object keep = sizes_->promotions->find(
+      sizes, [&] { return py::make_tuple(arguments.positional(), arguments.keyword()); });
+  if (!keep) return std::nullopt;
+  const auto& replay = *keep.cast<const PythonReplay*>();
+  PyObject* const given = arguments.feature_map();
+  if (given != nullptr && THPVariable_Check(given) &&
+      THPVariable_Unpack(given).nbytes() < replay.replay_->spec().shapes.feature_map_bytes) {
+    return std::nullopt;
+  }
+  BoundCall found = replay.bound(arguments);
+  found.call->sizes = sizes;
+  found.keep = std::move(keep);
+  return found;
+}
+
+void PythonReplay::note_executed(const BoundCall& bound) const {
+  if (!sizes_ || !sizes_->promotions) return;
+  const bool by_promoted = static_cast<bool>(bound.keep);
+  sizes_->promotions->charge(by_promoted ? bound.call->sizes : bound.call->instance->sizes,
+                             bound.call->execution_ns, by_promoted);
 }
 
 // Refuses a call around which torch is in another state than when the program was recorded.
@@ -255,14 +290,15 @@ py::object PythonReplay::result(Call& call) const {
   return python_.build_result(std::move(items));
 }
 
-void PythonReplay::take_tensors(const Arguments& arguments, Call& call) const {
+// The tensors of a call; its sizes, where these vary.
+std::vector<std::int64_t> PythonReplay::take_tensors(const Arguments& arguments, Call& call) const {
   Sizes sizes(sizes_ ? sizes_->n_dims : 0);
   if (!plain_ || !take_plain(arguments, call.inputs, sizes)) {
     const auto found = to_tensors(python_.match(arguments.positional(), arguments.keyword()));
     call.inputs.assign(found.begin(), found.end());
     std::fill(sizes.begin(), sizes.end(), std::nullopt);
   }
-  if (sizes_) take_sizes(arguments, std::move(sizes), call);
+  return sizes_ ? sizes_of(arguments, std::move(sizes), call) : std::vector<std::int64_t>();
 }
 
 // The frequent case, without a Python frame: tensors and constants as recorded.
@@ -295,19 +331,23 @@ bool PythonReplay::read_axes(const Tensors& tensors, Sizes& sizes) const {
   return std::all_of(sizes.begin(), sizes.end(), [](const auto& size) { return size.has_value(); });
 }
 
-void PythonReplay::take_sizes(const Arguments& arguments, Sizes sizes, Call& call) const {
-  std::vector<std::int64_t> found;
-  if (read_axes(call.inputs, sizes)) {
-    for (const auto& size : sizes) found.push_back(*size);
-  } else {
-    found =
-        sizes_->find(arguments.positional(), arguments.keyword()).cast<std::vector<std::int64_t>>();
+std::vector<std::int64_t> PythonReplay::sizes_of(const Arguments& arguments, Sizes sizes,
+                                                 const Call& call) const {
+  if (!read_axes(call.inputs, sizes)) {
+    return sizes_->find(arguments.positional(), arguments.keyword())
+        .cast<std::vector<std::int64_t>>();
   }
+  std::vector<std::int64_t> found;
+  for (const auto& size : sizes) found.push_back(*size);
+  return found;
+}
+
+void PythonReplay::take_instance(const std::vector<std::int64_t>& sizes, Call& call) const {
   call.sizes_found.was_ready = true;
-  call.instance = sizes_->instances->ready(found);
+  call.instance = sizes_->instances->ready(sizes);
   if (call.instance) return;
   const GilReleased release;
-  call.instance = sizes_->instances->make(found, call.sizes_found);
+  call.instance = sizes_->instances->make(sizes, call.sizes_found);
 }
 
 void PythonReplay::take_buffers(PyObject* out, Tensors& buffers) const {
@@ -398,8 +438,11 @@ void PythonTicket::wait() const {
 py::object PythonTicket::result() {
   wait();
   if (!result_) {
-    py::object built = replay_.result(*call_);
-    if (!result_) result_ = std::move(built);  // another thread may have come first
+    py::object built = bound_.replay->result(*bound_.call);
+    if (!result_) {  // another thread may have come first
+      called_.note_executed(bound_);
+      result_ = std::move(built);
+    }
   }
   return result_;
 }

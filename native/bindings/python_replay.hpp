@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "promotions.hpp"
 #include "run/replay.hpp"
 
 namespace offload {
@@ -89,6 +90,16 @@ struct VaryingSizes {
   std::size_t n_dims = 0;
   std::vector<SizedAxis> axes;
   pybind11::object find;  // (args, kwargs): the sizes; raises where they are told otherwise
+  std::shared_ptr<Promotions> promotions;  // null: no sizes have an executable of their own
+};
+
+class PythonReplay;
+
+// A call whose arguments were checked, and who executes it.
+struct BoundCall {
+  pybind11::object keep;  // keeps `replay`; none: the replay that was called
+  const PythonReplay* replay = nullptr;
+  std::shared_ptr<Call> call;
 };
 
 // A replay with the Python side of its calls.
@@ -108,8 +119,11 @@ class PythonReplay {
   // Executes; what the model returns.
   pybind11::object execute(const Arguments& arguments) const;
 
-  // A call whose arguments were checked.
-  std::shared_ptr<Call> bound(const Arguments& arguments) const;
+  // A call whose arguments were checked: by this replay, or by that of its sizes alone.
+  BoundCall bound(const Arguments& arguments) const;
+
+  // Counts an execution of a call, where what sizes take is counted.
+  void note_executed(const BoundCall& bound) const;
 
   // Of a call that has ended.
   pybind11::object result(Call& call) const;
@@ -132,9 +146,13 @@ class PythonReplay {
   enum class ResultForm : std::uint8_t { kTensor, kList, kTuple, kOther };
 
   static Place to_place(pybind11::handle place);
-  void take_tensors(const Arguments& arguments, Call& call) const;
+  std::vector<std::int64_t> take_tensors(const Arguments& arguments, Call& call) const;
   bool take_plain(const Arguments& arguments, Tensors& tensors, Sizes& sizes) const;
-  void take_sizes(const Arguments& arguments, Sizes sizes, Call& call) const;
+  std::vector<std::int64_t> sizes_of(const Arguments& arguments, Sizes sizes,
+                                     const Call& call) const;
+  void take_instance(const std::vector<std::int64_t>& sizes, Call& call) const;
+  std::optional<BoundCall> promoted(const std::vector<std::int64_t>& sizes,
+                                    const Arguments& arguments) const;
   bool read_axes(const Tensors& tensors, Sizes& sizes) const;
   void take_buffers(PyObject* out, Tensors& buffers) const;
   bool take_plain(PyObject* out, Tensors& buffers) const;
@@ -156,11 +174,12 @@ class PythonReplay {
 // A submitted execution, with what its result is made of.
 class PythonTicket {
  public:
-  PythonTicket(pybind11::object keep, const PythonReplay& replay, std::shared_ptr<Call> call,
+  // `keep` keeps `called`, whose call was bound.
+  PythonTicket(pybind11::object keep, const PythonReplay& called, BoundCall bound,
                std::shared_ptr<Ticket> ticket)
       : keep_(std::move(keep)),
-        replay_(replay),
-        call_(std::move(call)),
+        called_(called),
+        bound_(std::move(bound)),
         ticket_(std::move(ticket)) {}
 
   bool done() const { return ticket_->done(); }
@@ -168,9 +187,9 @@ class PythonTicket {
   pybind11::object result();
 
  private:
-  pybind11::object keep_;  // keeps `replay_`
-  const PythonReplay& replay_;
-  std::shared_ptr<Call> call_;
+  pybind11::object keep_;  // keeps `called_`
+  const PythonReplay& called_;
+  BoundCall bound_;
   std::shared_ptr<Ticket> ticket_;
   pybind11::object result_;
 };

@@ -15,11 +15,15 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
-// (instances, axes, find); or None.
+// (instances, axes, find, promotions or None); or None.
 std::optional<VaryingSizes> to_sizes(const py::object& given) {
   if (given.is_none()) return std::nullopt;
   const auto parts = py::reinterpret_borrow<py::tuple>(given);
-  VaryingSizes sizes{parts[0].cast<std::shared_ptr<Instances>>(), 0, {}, parts[2]};
+  VaryingSizes sizes{parts[0].cast<std::shared_ptr<Instances>>(),
+                     0,
+                     {},
+                     parts[2],
+                     parts[3].cast<std::shared_ptr<Promotions>>()};
   sizes.n_dims = sizes.instances->n_dims();
   using Axis = std::tuple<std::size_t, std::size_t, std::size_t>;
   for (const auto& [dim, input, axis] : parts[1].cast<std::vector<Axis>>()) {
@@ -78,6 +82,10 @@ void register_replay(py::module_& module) {
            py::arg("drains_queue") = false, py::arg("caller") = py::none(),
            py::arg("warn_of_gradients") = py::none(), py::arg("sizes") = py::none())
       .def(
+          "join",
+          [](PythonReplay& self, const PythonReplay& other) { self.replay().join(other.replay()); },
+          py::arg("other"), "Execute in turn with another Replay, on its lane and in its arena.")
+      .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
           py::call_guard<GilReleased>())
       .def(
@@ -96,6 +104,9 @@ void register_replay(py::module_& module) {
       .def_property_readonly("proof", [](PythonReplay& self) { return self.replay().proof(); })
       .def_property_readonly("last_execution",
                              [](PythonReplay& self) { return self.replay().last_execution(); })
+      .def_property_readonly(
+          "arena", py::cpp_function([](PythonReplay& self) { return self.replay().arena(); },
+                                    py::call_guard<GilReleased>()))
       .def_property_readonly("substages",
                              [](PythonReplay& self) { return self.replay().substages(); })
       .def_property_readonly("last_traced",

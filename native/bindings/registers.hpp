@@ -13,6 +13,7 @@ void register_tasks(pybind11::module_& module);
 void register_call(pybind11::module_& module);
 void register_weight_stream(pybind11::module_& module);
 void register_instances(pybind11::module_& module);
+void register_promotions(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
 void register_lanes(pybind11::module_& module);
 void register_execution(pybind11::module_& module);

@@ -174,6 +174,7 @@ struct CallersTensors {
 struct Call {
   std::shared_ptr<const Instance> instance;   // of its sizes, where these vary
   const CallShapes* shapes = nullptr;         // of the instance, or of the spec; set by bind_call
+  std::vector<std::int64_t> sizes;            // where an executable of these alone has it
   SizesFound sizes_found;                     // how the instance was come by
   Tensors inputs;                             // as given
   Tensors bound_inputs;                       // as used: the same, or a copy with recorded strides
@@ -193,6 +194,7 @@ struct Call {
   std::uint64_t call_ns = 0;          // when the caller called
   int n_threads = 1;                  // of operators, where the caller is; set where it is held
   std::uint64_t checked_ns = 0;       // when bind_call ended
+  std::uint64_t execution_ns = 0;     // once it has ended: what it took, without waits and proofs
   bool drains_queue = false;          // asking for a stream waits for a queue of torch's
   Drain drain;                        // for `stream`
   std::uint64_t stream = 0;           // the caller's, as the driver knows it, and as torch does

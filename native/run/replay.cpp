@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 #include "offload/claimed_lanes.hpp"
@@ -85,9 +86,17 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
   rebind_weights();
 }
 
+void Replay::join(const Replay& other) {
+  if (has_streams() || other.has_streams()) {
+    throw std::invalid_argument("executables on devices with streams take turns by these");
+  }
+  turn_ = other.turn_;
+  owns_turn_ = false;
+}
+
 // A launch may run Python, which may call back: on these threads waiting would never end.
 void Replay::refuse_inside_launch() const {
-  if (lane_.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread()) ||
+  if (turn_->lane.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread()) ||
       ClaimedLanes::is_helping_with(resident_.get())) {
     throw ExecutionError(kCalledItself);
   }
@@ -95,7 +104,7 @@ void Replay::refuse_inside_launch() const {
 
 void Replay::execute(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
-  if (lane_.idle()) {
+  if (turn_->lane.idle()) {
     run(*call, /*queued=*/false);
   } else {
     const auto ticket = std::make_shared<Ticket>();
@@ -126,7 +135,7 @@ std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
 void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
   if (closed_) throw ExecutionError("the executable is closed: load the program again");
   try {
-    lane_.submit(std::move(task), std::move(ticket), hands_on);
+    turn_->lane.submit(std::move(task), std::move(ticket), hands_on);
   } catch (const std::logic_error&) {
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
@@ -167,7 +176,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     error = std::current_exception();
   }
   try {
-    const std::lock_guard lock(replay.lane_.execution_mutex());
+    const std::lock_guard lock(replay.turn_->lane.execution_mutex());
     fence = replay.streams_->fence();
   } catch (...) {
     if (!error) error = std::current_exception();
@@ -194,10 +203,10 @@ void Replay::wait_for_submitted() {
   refuse_inside_launch();
   {
     // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
-    const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
-    if (lock.owns_lock() && running_) throw ExecutionError(kCalledItself);
+    const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
+    if (lock.owns_lock() && turn_->running) throw ExecutionError(kCalledItself);
   }
-  if (lane_.idle()) return;
+  if (turn_->lane.idle()) return;
   const auto ticket = std::make_shared<Ticket>();
   enqueue([] {}, ticket, /*hands_on=*/false);
   ticket->wait();
@@ -205,7 +214,7 @@ void Replay::wait_for_submitted() {
 
 void Replay::rebind_weights() {
   Weights::Replaced replaced;  // outlives the locks
-  const std::lock_guard lock(lane_.execution_mutex());
+  const std::lock_guard lock(turn_->lane.execution_mutex());
   const std::lock_guard weights_lock(weights_mutex_);
   replaced = weights_.rebind();
   weights_.bind(header_);
@@ -222,13 +231,14 @@ std::uint64_t Replay::feature_map_address(const Call& call) {
   if (needed_bytes == 0) return 0;
   if (call.feature_map.defined()) return address_of(call.feature_map);
   if (own_arena_.address != 0) return own_arena_.address;
-  if (arena_bytes_ < needed_bytes) {
-    arena_.clear();  // nobody reads it between executions
-    arena_bytes_ = 0;
-    arena_ = allocate(spec_.device, needed_bytes, "the feature map");
-    arena_bytes_ = needed_bytes;
+  Turn& turn = *turn_;
+  if (turn.arena_bytes < needed_bytes) {
+    turn.arena.clear();  // nobody reads it between executions
+    turn.arena_bytes = 0;
+    turn.arena = allocate(spec_.device, needed_bytes, "the feature map");
+    turn.arena_bytes = needed_bytes;
   }
-  return reinterpret_cast<std::uint64_t>(arena_.get());
+  return reinterpret_cast<std::uint64_t>(turn.arena.get());
 }
 
 void Replay::resize(const Call& call, LastExecution& execution) {
@@ -256,16 +266,16 @@ void Replay::bind(const Call& call) {
 }
 
 void Replay::refuse_run() const {
-  if (running_) throw ExecutionError(kCalledItself);
+  if (turn_->running) throw ExecutionError(kCalledItself);
   if (released_) throw ExecutionError("the executable is closed: load the program again");
 }
 
 void Replay::run(Call& call, bool queued) {
-  std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
+  std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
   const bool waited = queued || !lock.owns_lock();
   if (!lock.owns_lock()) lock.lock();
   refuse_run();
-  const Running running(running_);
+  const Running running(turn_->running);
   std::optional<ExecutionTrace> trace;
   {
     const std::lock_guard last_lock(last_mutex_);
@@ -300,6 +310,7 @@ void Replay::run(Call& call, bool queued) {
   execution.end_ns = now_ns();
   if (weight_passes_ != nullptr) note_weights(execution, traced);
   hand_out(call, traced);
+  call.execution_ns = execution.end_ns - execution.begin_ns - execution.proof.ns;
   execution.bytes_copied = call.bytes_copied;
   execution.outputs_allocated = call.outputs_allocated;
   keep(execution, std::move(trace));
@@ -439,6 +450,11 @@ void Replay::start_trace() {
   traces_.emplace();
 }
 
+bool Replay::is_tracing() const {
+  const std::lock_guard lock(last_mutex_);
+  return traces_.has_value();
+}
+
 std::vector<ExecutionTrace> Replay::stop_trace() {
   std::vector<ExecutionTrace> traces;
   {
@@ -448,9 +464,14 @@ std::vector<ExecutionTrace> Replay::stop_trace() {
   }
   if (weight_passes_ == nullptr) return traces;
   // What was made to trace goes now, or where something executes before the next execution.
-  const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);
-  if (lock.owns_lock() && !running_ && !released_) weight_passes_->trace_weights(false);
+  const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
+  if (lock.owns_lock() && !turn_->running && !released_) weight_passes_->trace_weights(false);
   return traces;
+}
+
+std::pair<std::uint64_t, std::size_t> Replay::arena() const {
+  const std::lock_guard lock(turn_->lane.execution_mutex());
+  return {reinterpret_cast<std::uint64_t>(turn_->arena.get()), turn_->arena_bytes};
 }
 
 LastExecution Replay::last_execution() const {
@@ -473,13 +494,16 @@ void Replay::close() noexcept {
   // The rest when it is closed again, or destroyed.
   if (ClaimedLanes::is_helping_with(resident_.get())) return;
   const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
-  lane_.close();
+  if (owns_turn_) turn_->lane.close();
   if (host_scheduler_) host_scheduler_->close();
   if (finisher_) finisher_->close();
-  const std::lock_guard lock(lane_.execution_mutex());
+  const std::lock_guard lock(turn_->lane.execution_mutex());
   released_ = true;
   resident_->close();
-  arena_.clear();
+  if (owns_turn_) {
+    turn_->arena.clear();
+    turn_->arena_bytes = 0;
+  }
   instance_.reset();
 }
 

@@ -6,16 +6,17 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "offload/header.hpp"
-#include "offload/lane.hpp"
 #include "offload/resident.hpp"
 #include "run/call.hpp"
 #include "run/execution.hpp"
 #include "run/held_call.hpp"
 #include "run/host_scheduler.hpp"
 #include "run/instances.hpp"
+#include "run/turn.hpp"
 #include "run/weights.hpp"
 
 namespace offload {
@@ -23,7 +24,8 @@ namespace offload {
 // One executable: its resident program, header, arena and lane.
 //
 // Owner: shared by the caller and every execution in flight. Thread: any may call; executions run
-// one at a time, submitted ones in order and before later synchronous ones; where the device queues
+// one at a time, submitted ones in order and before later synchronous ones, also those of replays
+// that have joined; where the device queues
 // work, an execution is enqueued while those before it are under way. No method needs or
 // takes the GIL; callers release it around execute, waits and close. Errors: as Resident;
 // BindingError for weights whose storage was swapped; ExecutionError after close.
@@ -46,6 +48,11 @@ class Replay : public std::enable_shared_from_this<Replay> {
   bool has_generators() const { return generators_ != nullptr; }
   Resident& resident() { return *resident_; }
 
+  // From now on executes in turn with another one, whose lane and arena it shares, and which is to
+  // be closed first: on devices without streams. Nobody else may have this one yet, and nothing of
+  // it may be in flight. Throws std::invalid_argument for devices with streams.
+  void join(const Replay& other);
+
   // Executes on this thread, or on the lane where submitted work is still ahead.
   void execute(const std::shared_ptr<Call>& call);
 
@@ -66,6 +73,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
 
   LastExecution last_execution() const;
 
+  // Address and bytes of the memory in which activations lie where a call gives none; 0 before that
+  // was needed. Waits for executions in flight.
+  std::pair<std::uint64_t, std::size_t> arena() const;
+
   // Of submit, by number, in the resident's words.
   const std::vector<std::string>& substages() const { return substages_; }
 
@@ -78,6 +89,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // Records the executions that end between the two calls. Throws ExecutionError if recording is
   // on already.
   void start_trace();
+  bool is_tracing() const;
   std::vector<ExecutionTrace> stop_trace();
 
   // How often recording has read the clock.
@@ -125,12 +137,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   SizeChanges* size_changes_;
   std::vector<std::string> substages_;
   std::shared_ptr<const Instance> instance_;  // of the latest execution, where sizes vary
-  OwnArena own_arena_;                        // at 0: it has none
-  c10::DataPtr arena_;                        // where it has none
-  std::size_t arena_bytes_ = 0;
-  std::atomic<bool> closed_ = false;  // nothing new is taken
-  bool running_ = false;              // under the execution mutex
-  bool released_ = false;             // and nothing taken before is left
+  OwnArena own_arena_;                        // at 0: it has none, and the turn has one
+  std::atomic<bool> closed_ = false;          // nothing new is taken
+  bool released_ = false;                     // and nothing taken before is left
   std::mutex close_mutex_;
   mutable std::mutex last_mutex_;
   LastExecution last_;
@@ -139,7 +148,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   bool has_run_ = false;                               // under the execution mutex
   std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; under last_mutex_
   std::atomic<std::uint64_t> trace_clock_reads_ = 0;
-  Lane lane_;  // after what it uses, so that its thread ends first
+  // After what the lane's thread uses.
+  std::shared_ptr<Turn> turn_ = std::make_shared<Turn>();
+  bool owns_turn_ = true;
   std::optional<HostScheduler> host_scheduler_;
   // Where the resident has streams: waits for the device, ticket by ticket, while the lane goes on.
   std::optional<Lane> finisher_;

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 import offload
+from offload.host import promoter
 
 pytest.register_assert_rewrite("checks", "compiling", "families")
 
@@ -81,3 +84,34 @@ def graphs(compiler_reset: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(CompiledGraph, "__init__", noted)
     return made
+
+
+@pytest.fixture(scope="session")
+def session_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the kernels that tests of promotion make."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def kernels_folder(session_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that an earlier test has made are found."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(session_kernels))
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every choice of sizes is due at its second execution."""
+    monkeypatch.setattr(promoter, "due_ns", lambda *_: 1)
+    monkeypatch.setattr(promoter, "least_due_ns", lambda *_: 1)
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is prepared, is so when the call returns that it was due at."""
+
+    def start(work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(promoter, "_in_a_thread", start)

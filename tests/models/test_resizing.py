@@ -263,6 +263,37 @@ def test_a_launch_that_fails_leaves_other_sizes_right():
         assert torch.equal(run(x), pick(x))
 
 
+HOLD = threading.Event()
+
+
+@torch.library.custom_op("resizing::held", mutates_args=())
+def held(x: torch.Tensor) -> torch.Tensor:
+    """Waits within a launch."""
+    assert HOLD.wait(60)
+    return x.clone()
+
+
+@held.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_a_tickets_numbers_are_ready_before_the_executions_ahead_of_it_end():
+    """The thread that submits computes them, while the lane executes."""
+    HOLD.set()
+    run = load(lambda x: held(x) * x.shape[0], torch.randn(24, 4))
+    inputs = [torch.randn(size, 4) for size in (9, 40, 100)]
+    HOLD.clear()
+    try:
+        tickets = [run.submit(x) for x in inputs]
+        assert (run.instances.misses, run.instances.buckets) == (3, 3)
+        assert not any(ticket.done() for ticket in tickets)
+    finally:
+        HOLD.set()
+    for x, ticket in zip(inputs, tickets, strict=True):
+        assert torch.equal(ticket.result(), x * x.shape[0])
+
+
 def test_threads_and_tickets_of_many_sizes():
     run = load(positions, torch.randn(24, 4), instances="64KiB")
     wrong = []

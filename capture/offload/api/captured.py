@@ -20,9 +20,11 @@ from offload.errors import BindingError, CaptureError, CopyError, FileError
 from offload.files import open_saved, save_program
 from offload.host import (
     ExecutableForEachSize,
+    FusedLoad,
     PaddedExecutable,
     SizedExecutable,
     Sizes,
+    fuses,
     load_family,
     refuse_for_families,
 )
@@ -172,6 +174,7 @@ class Captured:
         *,
         scheduling: str = ...,
         verify: bool = ...,
+        fuse: bool | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: Sizes,
     ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize: ...
@@ -196,7 +199,8 @@ class Captured:
                 was recorded on, or to which its file was read. Or a backend with options of its
                 own, such as `AscendBackend(capturer, refresh="gather")`.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with. `auto`: as one task.
+                baseline that it is compared with. `auto`: as one task; with `sizes` on the CPU
+                as executions at the recorded sizes are quicker, which `explain()` tells.
             verify: prove at load that a captured graph computes the same at other addresses, and
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
@@ -220,7 +224,7 @@ class Captured:
                 run. "auto": only where kernels are quicker, by executions of both on made-up inputs
                 when it is first loaded with so many of torch's threads; what was found is kept
                 beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
-                what was fused, what not, and why.
+                what was fused, what not, and why. With `sizes`, for those that are promoted.
             lanes: how many threads may run launches at once that do not depend on one another (cpu
                 backend). 1: one does, and each launch is shared among as many threads as torch is
                 set to. More: at most so many, planned by what launches take on made-up inputs; a
@@ -239,7 +243,8 @@ class Captured:
             sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
                 Family accepts. On the CPU that is one resident, which takes other sizes in place;
                 on other devices each choice of them is loaded when it is first met. With `pad`
-                buckets are. None: one for the recorded sizes alone.
+                buckets are. With `promoted` those that repeat get kernels (`fuse`) in a thread that
+                no call waits for. None: one for the recorded sizes alone.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -247,8 +252,9 @@ class Captured:
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
                 for what runs on one; `sizes` is no Sizes, or given where none vary, or beside a
-                budget, fusion or lanes; OFFLOAD_DEBUG is no
-                level; or a weight has another shape, dtype or layout than when it was recorded.
+                budget or lanes; `promoted` is given without `fuse`, or where the program leaves
+                more than results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype
+                or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was; or the folder of
@@ -257,7 +263,9 @@ class Captured:
             ExecutionError: the device failed.
         """
 
-        def load(bound: BoundProgram) -> Executable:
+        def load(
+            bound: BoundProgram, fuse: bool | Literal["auto"] = False, progress: Progress = progress
+        ) -> Executable:
             run = load_program(
                 bound,
                 device,
@@ -274,8 +282,9 @@ class Captured:
             return run
 
         if sizes is None:
-            return load(self.bound)
-        if self._bound_family is None:
+            return load(self.bound, fuse)
+        family = self._bound_family
+        if family is None:
             raise BindingError(
                 "sizes= is for a capture whose sizes may vary: capture with dynamic_shapes="
             )
@@ -283,15 +292,17 @@ class Captured:
             raise BindingError(
                 f"sizes: expected offload.Sizes(...), got a {type(sizes).__qualname__}"
             )
-        refuse_for_families(
-            weights_budget=weights_budget, fuse=fuse, lanes=None if lanes == 1 else lanes
-        )
+        refuse_for_families(weights_budget=weights_budget, lanes=None if lanes == 1 else lanes)
+        fused = None
+        if fuses(sizes, fuse):
+            fused = FusedLoad(family, fuse, lambda bound, told: load(bound, fuse, told))
         found = load_family(
-            self._bound_family,
+            family,
             lambda: self._settled,
             device,
             sizes,
             load,
+            fused=fused,
             scheduling=scheduling,
             verify=verify,
             progress=progress,

@@ -2,8 +2,10 @@
 
 from offload.console.not_called import is_not_called
 from offload.host.executable_for_each_size import ExecutableForEachSize, leaves_something
-from offload.host.loading import load_family, refuse_for_families
+from offload.host.loading import fuses, load_family, refuse_for_families
 from offload.host.padded_executable import PaddedExecutable, PaddingReport
+from offload.host.promoted_sizes import FusedLoad
+from offload.host.promotion import PromotedSizes, PromotionReport
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import InstanceReport, Sizes
 
@@ -11,11 +13,15 @@ is_not_called(__name__)
 
 __all__ = [
     "ExecutableForEachSize",
+    "FusedLoad",
     "InstanceReport",
     "PaddedExecutable",
     "PaddingReport",
+    "PromotedSizes",
+    "PromotionReport",
     "SizedExecutable",
     "Sizes",
+    "fuses",
     "leaves_something",
     "load_family",
     "refuse_for_families",

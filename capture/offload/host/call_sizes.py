@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from offload.errors import BindingError
-from offload.program import Program
+from offload.program import BoundProgram, Program
 from offload.program.family import Family, SizePlace
 from offload.program.structure import Structure
 
@@ -61,6 +62,24 @@ class CallSizes:
                 f"{dim}, got {_told(argument)}"
             )
         return argument.shape[place.axis], f"size {place.axis} of {name}"
+
+
+def with_arguments(
+    bound: BoundProgram, family: Family, numbers: Sequence[int | float]
+) -> BoundProgram:
+    """A Family's recorded Program, whose arguments have the integers that vary.
+
+    Args:
+        bound: the Program.
+        family: whose it is.
+        numbers: of a choice of sizes.
+    """
+    if not family.arguments:
+        return bound
+    arguments = family.arguments_at(bound.arguments_structure, numbers)
+    return dataclasses.replace(
+        bound, bindings=dataclasses.replace(bound.bindings, arguments=arguments)
+    )
 
 
 def _told(argument: Any) -> str:

@@ -14,14 +14,12 @@ import torch
 
 from offload.errors import CopyError, ExecutionError, OffloadError
 from offload.host.call_sizes import CallSizes
+from offload.host.loaded_bytes import loaded_bytes
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.size_constants import program_at
 from offload.program import BoundProgram, Program, Role
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable, LastExecution, Ticket
-
-# What a launch takes as described and loaded; 170 instances of a BERT took 7.1 KiB for each.
-_LAUNCH_BYTES = 8 * 1024
 
 Load = Callable[[BoundProgram], Executable]
 
@@ -64,13 +62,14 @@ class ExecutableForEachSize:
         sizes: how much is kept.
     """
 
-    def __init__(self, bound: BoundFamily, sizes: Sizes, load: Load) -> None:
+    def __init__(self, bound: BoundFamily, sizes: Sizes, load: Load, note: str = "") -> None:
         """Load nothing yet.
 
         Args:
             bound: the Family.
             sizes: how much is kept.
             load: makes a Program resident.
+            note: for people, of how that is done.
 
         Raises:
             BindingError: `sizes` says no number of bytes.
@@ -79,6 +78,7 @@ class ExecutableForEachSize:
         self._budget_bytes = sizes.budget_bytes
         self._bound = bound
         self._load = load
+        self._note = note
         self._find = CallSizes(bound.family)
         self._kept: OrderedDict[tuple[int, ...], _Instance] = OrderedDict()
         self._kept_bytes = 0
@@ -185,16 +185,8 @@ class ExecutableForEachSize:
             return made.run
 
     def _made(self, sizes: tuple[int, ...]) -> _Instance:
-        bound = program_at(self._bound, sizes)
-        run = self._load(bound)
-        own = bound.bindings.weights.values()
-        shared = {
-            tensors[0].untyped_storage()._cdata for tensors in self._bound.bindings.weights.values()
-        }
-        constants = (one[0].untyped_storage() for one in own)
-        constant_bytes = sum(one.nbytes() for one in constants if one._cdata not in shared)
-        launch_bytes = _LAUNCH_BYTES * len(bound.program.launches)
-        return _Instance(run, run.feature_map_bytes + constant_bytes + launch_bytes)
+        run = self._load(program_at(self._bound, sizes))
+        return _Instance(run, run.feature_map_bytes + loaded_bytes(self._bound, run))
 
     def _make_room(self) -> None:
         """Let go of what was used least recently, until the rest fits; executions of it go on."""
@@ -243,7 +235,7 @@ class ExecutableForEachSize:
 
     def explain(self) -> str:
         """What varies, and what is kept ready."""
-        return f"{self.family}\n{self.instances}"
+        return "\n".join(filter(None, [str(self.family), str(self.instances), self._note]))
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Closing twice is fine."""

@@ -9,17 +9,20 @@ import torch
 from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.errors import BindingError
-from offload.host.executable_for_each_size import ExecutableForEachSize
+from offload.host.executable_for_each_size import ExecutableForEachSize, leaves_something
 from offload.host.padded_executable import PaddedExecutable
+from offload.host.promoted_sizes import FusedLoad
+from offload.host.scheduling_choice import LOADED_EACH, chosen_scheduling
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import Sizes
 from offload.interpreter.settled_family import SettledFamily
 from offload.interpreter.size_constants import program_at
-from offload.load.options import checked, named_backend
+from offload.load.options import AUTO, checked, named_backend
 from offload.load.switched import switched
 from offload.program import BoundProgram
-from offload.program.family import BoundFamily
+from offload.program.family import BoundFamily, Family
 from offload.run import Executable
+from offload.timeline import Scheduling
 
 Load = Callable[[BoundProgram], Executable]
 
@@ -31,6 +34,7 @@ def load_family(
     sizes: Sizes,
     load: Load,
     *,
+    fused: FusedLoad | None,
     scheduling: str,
     verify: bool,
     progress: Progress,
@@ -44,6 +48,7 @@ def load_family(
         device: as `Captured.load`.
         sizes: how much is kept, and by which buckets.
         load: makes the Program of one choice of sizes resident.
+        fused: likewise, with kernels; None: none of its sizes gets any.
         scheduling: as `Captured.load`, and so are the rest.
         verify: likewise.
         progress: likewise.
@@ -59,16 +64,63 @@ def load_family(
     def load_at(chosen: Mapping[str, int]) -> Executable:
         return load(program_at(bound, bound.family.checked(chosen)))
 
+    if fused is not None:
+        checked(recorded, backend, scheduling, None, fused.fuse)
+        _refuse_writing(bound.family)
+    is_chosen = scheduling == AUTO
     if sizes.pad:
-        return PaddedExecutable(bound, sizes, load_at)
+        return PaddedExecutable(bound, sizes, load_at, fused, LOADED_EACH if is_chosen else "")
     if backend.sizes is None:
-        return ExecutableForEachSize(bound, sizes, load)
+        return ExecutableForEachSize(bound, sizes, load, LOADED_EACH if is_chosen else "")
+
+    def load_all(
+        how: Scheduling, fused: FusedLoad | None = None, note: str = ""
+    ) -> SizedExecutable:
+        return SizedExecutable(
+            settle(), sizes, backend, load_at, how, verify=verify, fused=fused, note=note
+        )
 
     with telling(progress), switched(name) as asked:
-        options = checked(recorded, backend, scheduling, None, fuse=False)
-        run = SizedExecutable(settle(), sizes, backend, load_at, options.scheduling, verify=verify)
+        how, note = checked(recorded, backend, scheduling, None, fuse=False).scheduling, ""
+        if is_chosen:
+            how, note = chosen_scheduling(bound.family, load_all)
+        run = load_all(how, fused, note)
         asked.done(recorded, run, verify=verify)
         return run
+
+
+def _refuse_writing(family: Family) -> None:
+    """Refuse a Program that leaves more than results, of which no sizes can be promoted.
+
+    Raises:
+        BindingError: it does.
+    """
+    if leaves_something(family.program):
+        raise BindingError(
+            "sizes.promoted: the program writes inputs or weights, draws random numbers, or calls "
+            "an operator of which it is not known what else it does; so would the proof of kernels "
+            "beside the calls: load without promoted="
+        )
+
+
+def fuses(sizes: Sizes, fuse: object) -> bool:
+    """Whether sizes that repeat get kernels; no others do.
+
+    Raises:
+        BindingError: one of the options is given without the other.
+    """
+    if fuse and sizes.promoted is None:
+        raise BindingError(
+            f"fuse={fuse!r}: kernels are made for one choice of sizes, and sizes may vary here: "
+            "say how much memory those that repeat may take, as in "
+            "sizes=Sizes(promoted='256MiB'), or leave it out"
+        )
+    if sizes.promoted is not None and not fuse:
+        raise BindingError(
+            "sizes.promoted: an executable of some sizes alone is quicker by its kernels: say "
+            "fuse=True or fuse='auto', or leave it out"
+        )
+    return bool(fuse)
 
 
 def refuse_for_families(**options: object) -> None:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import threading
+import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 
 from offload.errors import BindingError, CaptureError, CopyError, ExecutionError
-from offload.host.call_sizes import CallSizes
+from offload.host.call_sizes import CallSizes, with_arguments
 from offload.host.executable_for_each_size import leaves_something
+from offload.host.pad_values import pad_values
+from offload.host.promoted_sizes import FusedLoad, FusedSizes
+from offload.host.promoter import Promoter
+from offload.host.promotion import PromotionReport
 from offload.host.sizes import Sizes
-from offload.interpreter.torch_names import dtype_name, find_dtype
+from offload.interpreter.torch_names import dtype_name
 from offload.program import BoundProgram, TensorView
 from offload.program.family import BoundFamily, Family
-from offload.program.structure import Structure, flatten, unflatten
+from offload.program.structure import flatten, unflatten
 from offload.program.varying_numbers import varying_of, varying_program
 from offload.run import Executable
 from offload.run.arguments import tensors_of_call
@@ -37,18 +43,20 @@ class PaddingReport:
         loaded: for each bucket that was met the sizes that it ends with.
         calls: how many calls there were.
         elements, padded_elements: of inputs whose sizes vary, as given and as executed.
+        promotion: what became of buckets that repeat; None: none are promoted.
     """
 
     loaded: tuple[tuple[int, ...], ...]
     calls: int
     elements: int
     padded_elements: int
+    promotion: PromotionReport | None = None
 
     def __str__(self) -> str:
         share = 1 - self.elements / self.padded_elements if self.padded_elements else 0.0
         return (
             f"{len(self.loaded)} buckets loaded, {self.calls:,} calls, {share:.1%} of the elements "
-            "of inputs were padding"
+            "of inputs were padding" + (f"; {self.promotion}" if self.promotion is not None else "")
         )
 
 
@@ -84,13 +92,22 @@ class PaddedExecutable:
         sizes: the buckets, and what inputs are padded with.
     """
 
-    def __init__(self, bound: BoundFamily, sizes: Sizes, load_at: LoadAt) -> None:
+    def __init__(
+        self,
+        bound: BoundFamily,
+        sizes: Sizes,
+        load_at: LoadAt,
+        fused: FusedLoad | None = None,
+        note: str = "",
+    ) -> None:
         """Load nothing yet.
 
         Args:
             bound: the Family.
             sizes: with buckets for each Dim, and a value for each input that has one.
             load_at: loads the Program of one choice of sizes.
+            fused: loads buckets that repeat with kernels; None: all stay as they are.
+            note: for people, of how they are loaded.
 
         Raises:
             BindingError: a Dim has no buckets, they end where the Family has no size, an input
@@ -111,7 +128,7 @@ class PaddedExecutable:
         program = varying_program(self.family)
         self._inputs = [(view, varying_of(view)) for view in program.inputs]
         self._results = [(one.view, varying_of(one.view)) for one in program.results]
-        self._values = _pad_values(self.family, sizes.pad)
+        self._values = pad_values(self.family, sizes.pad)
         self._runs: dict[tuple[int, ...], Executable] = {}
         self._bucket_numbers: dict[tuple[int, ...], Sequence[int | float]] = {}
         self._proved: set[tuple[int, ...]] = set()
@@ -120,6 +137,20 @@ class PaddedExecutable:
         self._counting = threading.Lock()
         self._n_calls = self._n_elements = self._n_padded = 0
         self._closed = False
+        self._note = note
+        self._promoter = None if fused is None else self._new_promoter(fused)
+
+    def _new_promoter(self, fused: FusedLoad) -> Promoter:
+        runs = self._runs  # and not this, which it would keep
+
+        def publish(bucket: tuple[int, ...], run: Executable) -> Executable:
+            run._native.join(runs[bucket]._native)
+            return run
+
+        work = FusedSizes(fused, publish)
+        promoter = Promoter(self.family.names, self.sizes.promoted_bytes, work)
+        weakref.finalize(self, promoter.stop).atexit = False
+        return promoter
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
@@ -139,7 +170,7 @@ class PaddedExecutable:
         sizes = self.family.checked(named)
         bucket = self._bucket_of(sizes)
         own = self.family.numbers_at(sizes)
-        tensors = tensors_of_call(self._with_arguments(own), args, kwargs)
+        tensors = tensors_of_call(with_arguments(self._bound, self.family, own), args, kwargs)
         self._check(tensors, own)
         if bucket not in self._runs:
             self._load(bucket)
@@ -207,7 +238,7 @@ class PaddedExecutable:
         ]
         arguments = self.family.arguments_at(self._bound.arguments_structure, call.ends)
         args, kwargs = unflatten(arguments, padded)
-        result = self._runs[call.bucket](*args, **kwargs)
+        result = self._run(call.bucket, args, kwargs)
         self._count(call.tensors, padded)
         leaves, _ = flatten(result, _is_tensor, share_same=True)
         cut = [
@@ -215,6 +246,18 @@ class PaddedExecutable:
             for tensor, described in zip(leaves, self._results, strict=True)
         ]
         return unflatten(self.family.results_at(self._bound.result_structure, call.own), cut)
+
+    def _run(self, bucket: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Execute a bucket, by kernels of its own where it has them."""
+        if self._promoter is None:
+            return self._runs[bucket](*args, **kwargs)
+        accounts = self._promoter.accounts
+        promoted = accounts.find(bucket, args, kwargs)
+        run = self._runs[bucket] if promoted is None else cast(Executable, promoted)
+        begin_ns = time.perf_counter_ns()
+        result = run(*args, **kwargs)
+        accounts.charge(bucket, time.perf_counter_ns() - begin_ns, promoted is not None)
+        return result
 
     def _count(self, given: Sequence[torch.Tensor], padded: Sequence[torch.Tensor]) -> None:
         pairs = [
@@ -239,11 +282,6 @@ class PaddedExecutable:
             found.append(ends[at])
         return tuple(found)
 
-    def _with_arguments(self, numbers: Sequence[int | float]) -> BoundProgram:
-        arguments = self.family.arguments_at(self._bound.arguments_structure, numbers)
-        bindings = dataclasses.replace(self._bound.bindings, arguments=arguments)
-        return dataclasses.replace(self._bound, bindings=bindings)
-
     def _check(self, tensors: Sequence[torch.Tensor], numbers: Sequence[int | float]) -> None:
         for tensor, described in zip(tensors, self._inputs, strict=True):
             view, shape = described[0], _shape(*described, numbers)
@@ -258,7 +296,11 @@ class PaddedExecutable:
     def padding(self) -> PaddingReport:
         """What became of the calls so far."""
         return PaddingReport(
-            tuple(sorted(self._runs)), self._n_calls, self._n_elements, self._n_padded
+            tuple(sorted(self._runs)),
+            self._n_calls,
+            self._n_elements,
+            self._n_padded,
+            None if self._promoter is None else self._promoter.report(),
         )
 
     @property
@@ -274,10 +316,14 @@ class PaddedExecutable:
         """
         for run in list(self._runs.values()):
             run.rebind_weights()
+        if self._promoter is not None:
+            self._promoter.rebind_weights()
 
     def explain(self) -> str:
         """What varies, and what was loaded."""
-        return f"{self.family}\n{self.padding}"
+        padding = self.padding
+        promotion = () if padding.promotion is None else padding.promotion.explain()
+        return "\n".join(filter(None, [str(self.family), str(padding), self._note, *promotion]))
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Closing twice is fine."""
@@ -285,6 +331,8 @@ class PaddedExecutable:
             self._closed = True
         for run in list(self._runs.values()):
             run.close()
+        if self._promoter is not None:
+            self._promoter.close()
 
     def __enter__(self) -> PaddedExecutable:
         return self
@@ -312,61 +360,6 @@ def _ends(family: Family, sizes: Sizes) -> list[list[int]]:
                     f"sizes.buckets[{dim.name!r}]: expected ends within {dim}, got {end}"
                 )
     return given
-
-
-def _pad_values(family: Family, pad: Mapping[str, float]) -> list[float]:
-    """By input what it is padded with; 0 where it has no size that varies.
-
-    Raises:
-        BindingError: one that varies has no value, or a value is of no input.
-    """
-    program = varying_program(family)
-    positional, keyword = program.arguments_structure.children
-    names: dict[int, str] = {}
-    for position, child in enumerate(positional.children):
-        parameters = program.parameter_names
-        name = parameters[position] if position < len(parameters) else ""
-        names |= dict.fromkeys(_leaves(child), name or f"args[{position}]")
-    for key, child in zip(keyword.keys, keyword.children, strict=True):
-        names |= dict.fromkeys(_leaves(child), str(key))
-    if unknown := set(pad).difference(names.values()):
-        raise BindingError(
-            f"sizes.pad: expected values for {', '.join(dict.fromkeys(names.values()))}, got one "
-            f"for {min(unknown)}"
-        )
-    values = []
-    for leaf, view in enumerate(program.inputs):
-        if any(position < len(view.shape) for position, _ in varying_of(view)):
-            if names[leaf] not in pad:
-                raise BindingError(
-                    f"sizes.pad: expected a value for {names[leaf]}, whose sizes vary"
-                )
-            _check_value(names[leaf], pad[names[leaf]], view.dtype)
-            values.append(pad[names[leaf]])
-        else:
-            values.append(0)
-    return values
-
-
-def _check_value(name: str, value: Any, dtype: str) -> None:
-    """Refuse a value that tensors of a dtype cannot have.
-
-    Raises:
-        BindingError: it is none, or another one there, as 0.5 among integers is.
-    """
-    try:
-        held = torch.full((), value, dtype=find_dtype(dtype)).item()
-    except (TypeError, RuntimeError):
-        held = None
-    is_rounded = find_dtype(dtype).is_floating_point or find_dtype(dtype).is_complex
-    if held is None or not (is_rounded or held == value):
-        raise BindingError(f"sizes.pad[{name!r}]: expected a number of {dtype}, got {value!r}")
-
-
-def _leaves(structure: Structure) -> list[int]:
-    if structure.kind == "tensor":
-        return [structure.leaf]
-    return [leaf for child in structure.children for leaf in _leaves(child)]
 
 
 def _shape(

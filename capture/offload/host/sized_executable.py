@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,10 @@ import torch
 from offload.backends import Backend, Loaded, Prepared, SizeChanger
 from offload.errors import BindingError
 from offload.host.buckets import Buckets, bucket_ends
-from offload.host.call_sizes import CallSizes
+from offload.host.call_sizes import CallSizes, with_arguments
+from offload.host.promoted_sizes import FusedLoad, FusedSizes
+from offload.host.promoter import NotPromoted, Promoter
+from offload.host.promotion import Choice
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.settled_family import SettledFamily
@@ -24,7 +28,7 @@ from offload.program.expressions import Expression
 from offload.program.family import MOST, Family
 from offload.program.structure import Structure
 from offload.program.varying_numbers import values_bytes, varying_of
-from offload.run import Executable, MemoryReport
+from offload.run import Executable, LastExecution, MemoryReport
 from offload.run.arguments import tensors_of_call
 from offload.run.native_replay import SizedCalls, outputs_shown_once
 from offload.timeline import Scheduling
@@ -49,6 +53,7 @@ class SizedExecutable(Executable):
     Attributes:
         family: whose sizes vary.
         sizes: how much is kept, and by which buckets activations are placed.
+        note: for people, why it is scheduled as it is; empty where that was not chosen.
     """
 
     def __init__(
@@ -60,6 +65,8 @@ class SizedExecutable(Executable):
         scheduling: Scheduling = Scheduling.OFFLOAD,
         *,
         verify: bool = True,
+        fused: FusedLoad | None = None,
+        note: str = "",
     ) -> None:
         """Make a Family resident at its recorded sizes.
 
@@ -70,6 +77,8 @@ class SizedExecutable(Executable):
             load_at: loads the Program of one choice of sizes.
             scheduling: as one task, or launch by launch.
             verify: as `Captured.load` has it.
+            fused: loads sizes that repeat with kernels of their own; None: all stay as they are.
+            note: for people, of how it was loaded.
 
         Raises:
             BindingError: `sizes` says no number of bytes, or a bucket of no Dim.
@@ -85,8 +94,25 @@ class SizedExecutable(Executable):
         self._accepted = functools.lru_cache(_KEPT_ANSWERS)(
             functools.partial(_accepts, self.family)
         )
+        self.note = note
+        self._promoter = None if fused is None else self._new_promoter(fused)
         prepared = backend.prepare(self._settled.bound)
         super().__init__(prepared, place(prepared, backend), backend, scheduling, verify=verify)
+
+    def _new_promoter(self, fused: FusedLoad) -> Promoter:
+        own = weakref.ref(self)
+
+        def publish(sizes: Choice, run: Executable) -> _native.Replay:
+            found = own()
+            if found is None:
+                raise NotPromoted("the executable has gone meanwhile")
+            run._native.join(found._native)
+            return run._native
+
+        work = FusedSizes(fused, publish)
+        promoter = Promoter(self.family.names, self.sizes.promoted_bytes, work)
+        weakref.finalize(self, promoter.stop).atexit = False
+        return promoter
 
     def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         loaded = self._changer.instantiate(self._settled, prepared, plan)
@@ -116,6 +142,7 @@ class SizedExecutable(Executable):
             find=functools.partial(_sizes_of, family, self._find),
             match=functools.partial(_matched, self._settled.bound, family, self._find),
             results=functools.partial(_results_at, self._settled.bound.result_structure, family),
+            promotions=None if self._promoter is None else self._promoter.accounts,
         )
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
@@ -143,7 +170,9 @@ class SizedExecutable(Executable):
     @property
     def instances(self) -> InstanceReport:
         """What became of the instances so far."""
-        counts, last = self._instances.counts, self._native.last_execution
+        counts, promoter = self._instances.counts, self._promoter
+        last, own_sizes = self._latest()
+        found = last.sizes if own_sizes is None else own_sizes
         return InstanceReport(
             hits=counts.n_hits,
             misses=counts.n_misses,
@@ -151,10 +180,39 @@ class SizedExecutable(Executable):
             kept=counts.n_kept,
             kept_bytes=counts.kept_bytes,
             buckets=counts.n_places,
-            sizes=tuple(zip(self.family.names, last.sizes, strict=False)),
-            was_hit=bool(last.sizes_were_ready),
+            sizes=tuple(zip(self.family.names, found, strict=False)),
+            was_hit=bool(last.sizes_were_ready) or own_sizes is not None,
             prepare_ns=last.prepare_sizes_ns,
+            promotion=None if promoter is None else promoter.report(),
         )
+
+    def _latest(self) -> tuple[_native.LastExecution, Choice | None]:
+        """The latest execution, and its sizes where they have an executable of their own."""
+        found: tuple[_native.LastExecution, Choice | None] = self._native.last_execution, None
+        for sizes, run in () if self._promoter is None else self._promoter.executables():
+            last = run._native.last_execution
+            if last.n_executions > 1 and last.end_ns > found[0].end_ns:  # the first was its proof
+                found = last, sizes
+        return found
+
+    @property
+    def last_execution(self) -> LastExecution:
+        """What the latest finished execution did, also of sizes with kernels of their own."""
+        if self._promoter is None:
+            return super().last_execution
+        last, own_sizes = self._latest()
+        n_executions = self._native.last_execution.n_executions + self._promoter.n_executions()
+        return dataclasses.replace(
+            LastExecution.of(last, self._native.substages),
+            n_executions=n_executions,
+            was_promoted=own_sizes is not None,
+        )
+
+    def rebind_weights(self) -> None:
+        """As an Executable; those of sizes with kernels of their own do likewise."""
+        super().rebind_weights()
+        if self._promoter is not None:
+            self._promoter.rebind_weights()
 
     def memory_report(self) -> MemoryReport:
         """The executable's memory by kind; the feature map is that of the largest bucket so far.
@@ -167,11 +225,19 @@ class SizedExecutable(Executable):
 
     def explain(self) -> str:
         """What varies, what is kept ready, and what an Executable says."""
-        return f"{self.family}\n{self.instances}\n{super().explain()}"
+        instances = self.instances
+        promotion = () if instances.promotion is None else instances.promotion.explain()
+        lines = [str(self.family), str(instances), self.note, *promotion, super().explain()]
+        return "\n".join(filter(None, lines))
 
     def close(self) -> None:
-        """As an Executable; the instances go as well."""
+        """As an Executable; the instances go as well, and what was promoted.
+
+        Kernels that are being made for some sizes are finished in their thread, and dropped.
+        """
         super().close()
+        if self._promoter is not None:
+            self._promoter.close()
         self._instances.clear()
 
 
@@ -259,9 +325,7 @@ def _matched(
     """
     if family.arguments:
         numbers = family.numbers_at(_sizes_of(family, find, args, kwargs))
-        arguments = family.arguments_at(bound.arguments_structure, numbers)
-        bindings = dataclasses.replace(bound.bindings, arguments=arguments)
-        bound = dataclasses.replace(bound, bindings=bindings)
+        bound = with_arguments(bound, family, numbers)
     return tensors_of_call(bound, args, kwargs)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from offload.console.amounts import parse_bytes, show_bytes, show_count
 from offload.errors import BindingError
+from offload.host.promotion import PromotionReport
 from offload.program.family import Dim
 
 
@@ -22,6 +23,11 @@ class Sizes:
         buckets: by Dim where ranges of sizes end for which activations lie at the same places;
             half steps (16, 24, 32, 48 and so on) where nothing is given, and beyond the last end.
             One that ends later takes more memory, and is planned less often.
+        promoted: the memory that executables of sizes that repeat may take, as `instances`, beside
+            the arena, which they share with that of all sizes; those least recently used go first.
+            Sizes, or with `pad` buckets, get one with kernels (`fuse=`) when executions so far
+            would have saved what making it takes; a thread makes it, and calls go on meanwhile.
+            None: none do.
         pad: by parameter what its tensors are padded with to the end of their bucket; then buckets
             are all that is executed. Nothing: each call is executed at its own sizes.
     """
@@ -29,6 +35,7 @@ class Sizes:
     instances: int | str = "16MiB"
     buckets: Mapping[str, Sequence[int]] = dataclasses.field(default_factory=dict)
     pad: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    promoted: int | str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what is nested otherwise.
@@ -80,6 +87,15 @@ class Sizes:
         """
         return parse_bytes(self.instances, "sizes.instances")
 
+    @property
+    def promoted_bytes(self) -> int:
+        """The memory that executables of sizes that repeat may take.
+
+        Raises:
+            BindingError: `promoted` is no number of bytes.
+        """
+        return 0 if self.promoted is None else parse_bytes(self.promoted, "sizes.promoted")
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstanceReport:
@@ -94,6 +110,7 @@ class InstanceReport:
         sizes: of the latest execution, by Dim; empty before the first.
         was_hit: whether they were ready.
         prepare_ns: what making them ready took; 0 where they were.
+        promotion: what became of sizes that repeat; None: none are promoted.
     """
 
     hits: int = 0
@@ -105,6 +122,7 @@ class InstanceReport:
     sizes: tuple[tuple[str, int], ...] = ()
     was_hit: bool = False
     prepare_ns: int = 0
+    promotion: PromotionReport | None = None
 
     def __str__(self) -> str:
         latest = ", ".join(f"{name} = {size}" for name, size in self.sizes)
@@ -113,4 +131,5 @@ class InstanceReport:
             f"{show_count(self.kept, 'instance')} of {show_bytes(self.kept_bytes)}, "
             f"{self.hits:,} hits, {self.misses:,} misses, {self.evicted:,} evicted"
             + (f"; latest {latest}: {state}" if latest else "")
+            + (f"; {self.promotion}" if self.promotion is not None else "")
         )

@@ -11,19 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from offload.compile import CacheRefused, Choice, Fused, Fusion, choice_key, open_cache
-from offload.console.progress import stage
 from offload.errors import BindingError, CaptureError, ExecutionError, OutOfMemory
 from offload.interpreter.own_generators import drawing_alone
-from offload.load.trial import launch_times_ns, made_up_call, time_ns, weights_kept
+from offload.load.trial import launch_times_ns, taken_in_turns_ns, weights_kept
 from offload.program import BoundProgram, Kernel
 from offload.run import Executable
 
 Load = Callable[[BoundProgram, Fusion | None], Executable]
 """Makes an executable of a Program, with kernels in the place of launches or without."""
-
-_WARM_UP = 2
-_LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
-_ROUNDS_NS = 5e8  # of executions, where these are more than the least
 
 
 def chosen(bound: BoundProgram, fuse: Callable[[Choice | None], Fused], load: Load) -> Fused:
@@ -114,15 +109,4 @@ def _compared(without: Executable, run: Executable, kept: Mapping[str, str]) -> 
 
 
 def _alternate(*runs: Executable) -> list[list[int]]:
-    """What calls on made-up inputs take, in nanoseconds, each executable in turn."""
-    calls = [made_up_call(run) for run in runs]
-    for _ in range(_WARM_UP):
-        times_ns = [[time_ns(call)] for call in calls]
-    rounds_ns = sum(times[0] for times in times_ns)
-    n_rounds = min(max(int(_ROUNDS_NS / rounds_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
-    with stage("timing kernels", n_rounds) as told:
-        for _ in range(n_rounds):
-            for call, times in zip(calls, times_ns, strict=True):
-                times.append(time_ns(call))
-            told.advance()
-    return [times[1:] for times in times_ns]
+    return taken_in_turns_ns("timing kernels", *runs)

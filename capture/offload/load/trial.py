@@ -28,6 +28,9 @@ _LAUNCH_NS = 1_000.0
 _TURN_NS, _BEFORE_NS = 2e6, 1.5e6
 _TURNS_NS = 4e8  # of all together, where these are more than the least
 _LEAST_TURNS, _MOST_TURNS = 5, 40
+_WARM_UP = 2
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
+_ROUNDS_NS = 5e8  # of executions, where these are more than the least
 
 
 def execute_made_up(run: Executable, n_executions: int) -> None:
@@ -49,6 +52,25 @@ def made_up_call(run: Executable) -> Callable[[], object]:
     tensors = input_tensors(run.bound, made_up_inputs(run.bound, 0))
     args, kwargs = unflatten(run.bound.arguments_structure, tensors)
     return lambda: run(*args, **kwargs)
+
+
+def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
+    """What calls on made-up inputs take, in nanoseconds, each executable in turn.
+
+    Raises:
+        BindingError, ExecutionError: as `execute_made_up`.
+    """
+    calls = [made_up_call(run) for run in runs]
+    for _ in range(_WARM_UP):
+        times_ns = [[_time_ns(call)] for call in calls]
+    rounds_ns = sum(times[0] for times in times_ns)
+    n_rounds = min(max(int(_ROUNDS_NS / rounds_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
+    with stage(what, n_rounds) as told:
+        for _ in range(n_rounds):
+            for call, times in zip(calls, times_ns, strict=True):
+                times.append(_time_ns(call))
+            told.advance()
+    return [times[1:] for times in times_ns]
 
 
 def quickest_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
@@ -98,7 +120,7 @@ def calls_in_turns_ns(runs: Sequence[Executable], what: str) -> list[float]:
         BindingError, ExecutionError: as `execute_made_up`.
     """
     calls = [made_up_call(run) for run in runs]
-    quickest_ns = [min(time_ns(call) for _ in range(3)) for call in calls]
+    quickest_ns = [min(_time_ns(call) for _ in range(3)) for call in calls]
     n_calls = [max(1, round(_TURN_NS / ns)) for ns in quickest_ns]
     n_before = [max(1, round(_BEFORE_NS / ns)) for ns in quickest_ns]
     round_ns = sum(map(_turn_ns, quickest_ns, n_calls, n_before))
@@ -127,8 +149,7 @@ def _turn_ns(call_ns: float, n_calls: int, n_before: int) -> float:
     return call_ns * (n_calls + n_before)
 
 
-def time_ns(call: Callable[[], object]) -> int:
-    """What a call takes, in nanoseconds."""
+def _time_ns(call: Callable[[], object]) -> int:
     begin_ns = time.perf_counter_ns()
     call()
     return time.perf_counter_ns() - begin_ns

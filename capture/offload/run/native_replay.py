@@ -72,7 +72,9 @@ def native_replay(
         drains_queue=streams is not None and streams.drains_queue,
         caller=_caller(bound, loaded),
         warn_of_gradients=_warn_of_gradients if _trained(program) else None,
-        sizes=None if sizes is None else (sizes.instances, sizes.axes, sizes.find),
+        sizes=None
+        if sizes is None
+        else (sizes.instances, sizes.axes, sizes.find, sizes.promotions),
     )
 
 
@@ -87,6 +89,7 @@ class SizedCalls:
         find: (args, kwargs): the sizes of a call, for those that tell them in another way.
         match: (args, kwargs): the tensors of a call.
         results: (sizes): how the result is nested.
+        promotions: which sizes have an executable of their own; None: none will.
     """
 
     instances: _native.Instances
@@ -95,6 +98,7 @@ class SizedCalls:
     find: Callable[[tuple[Any, ...], dict[str, Any]], Sequence[int]]
     match: Callable[[tuple[Any, ...], dict[str, Any]], list[torch.Tensor]]
     results: Callable[[tuple[int, ...]], Structure]
+    promotions: _native.Promotions | None = None
 
 
 def _caller(

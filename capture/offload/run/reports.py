@@ -51,6 +51,7 @@ class LastExecution:
         prepare_sizes_ns: of convert_ns, what making them ready took.
         resize_ns: of convert_ns, what it took to give the program other sizes than those of the
             execution before; 0: it had these.
+        was_promoted: the sizes have an executable of their own, which has executed.
     """
 
     convert_ns: int
@@ -77,6 +78,7 @@ class LastExecution:
     sizes_were_ready: bool | None = None
     prepare_sizes_ns: int = 0
     resize_ns: int = 0
+    was_promoted: bool = False
 
     @classmethod
     def of(cls, native: _native.LastExecution, substages: Sequence[str]) -> LastExecution:
@@ -84,7 +86,7 @@ class LastExecution:
         kept = {
             field.name: getattr(native, field.name)
             for field in dataclasses.fields(cls)
-            if field.name != "substages_ns"
+            if field.name not in ("substages_ns", "was_promoted")
         }
         if kept["stream_waits"] is not None:
             summed = Counter[int]()
@@ -117,7 +119,9 @@ class LastExecution:
             f"{self.policy}: {self.slots_changed} slots changed, {self.words_patched} words "
             f"patched, {self.bytes_copied} bytes copied"
         )
-        if self.sizes_were_ready is not None:
+        if self.was_promoted:
+            header += "; sizes promoted"
+        elif self.sizes_were_ready is not None:
             ready = "ready" if self.sizes_were_ready else "new"
             taken = f", prepared in {self.prepare_sizes_ns / 1e3:.2f} us"
             header += f"; sizes {ready}{'' if self.sizes_were_ready else taken}"

@@ -29,8 +29,11 @@ class ToldExecutable(Executable):
     ) -> Any:
         """Execute, and say what the execution did; arguments and errors are an Executable's."""
         result = super().__call__(*args, out=out, feature_map=feature_map, **kwargs)
-        bases = _bases_of(self, args, kwargs, feature_map, result)
-        self._told.ended(self.last_execution, bases)
+        last = self.last_execution
+        bases = None
+        if not last.was_promoted:  # whose slots are those of another program
+            bases = _bases_of(self, args, kwargs, feature_map, result)
+        self._told.ended(last, bases)
         return result
 
     def submit(

@@ -1,0 +1,213 @@
+"""When a choice of sizes gets an executable of its own: ski rental, as data and functions of it.
+
+The executable of all sizes is rented, one of its own is bought: what it is prepared for pays once
+the executions so far would have saved as much. Nobody who knew how often sizes come could do with
+less than half of that, whatever comes (Karlin, Manasse, Rudolph, Sleator: "Competitive snoopy
+caching", 1988). That holds for each choice of sizes by itself, where what preparing takes and saves
+is known and the memory is enough; where it is not, no trace costs more than twice what it costs
+without any promotion, since each preparation was earned by executions of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+
+from offload.console.amounts import show_bytes, show_count
+
+Choice = tuple[int, ...]
+"""A choice of sizes, by Dim."""
+
+FIRST_PREPARATION_NS = 10_000_000_000
+"""Before anything is known: kernels for Transformers of two layers took 6.5 to 22 s on two cores
+that others used as well."""
+
+FIRST_SAVED_SHARE = 0.4
+"""Likewise: kernels saved 31 to 53 % of executions of these."""
+
+LEAST_SHARE = 0.01
+"""What saves less than so much of an execution saves nothing that could be told from noise."""
+
+REVIEWED_AFTER = 8
+"""After so many executions of its own it is known what they take at least."""
+
+NEVER_NS = 2**64 - 1
+
+_N_LIKE = 3
+
+_NAMED = 4  # of sizes that are refused for one reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prepared:
+    """What one promotion has taught.
+
+    Attributes:
+        preparation_ns: what it took.
+        saved_share: what it saves of an execution; None: it has not executed often enough.
+    """
+
+    preparation_ns: int
+    saved_share: float | None = None
+
+
+def predicted_preparation_ns(sizes: Choice, known: Mapping[Choice, Prepared]) -> float:
+    """What preparing some sizes will take: as these did before, or else as the most alike."""
+    if sizes in known:
+        return known[sizes].preparation_ns
+    like = _most_alike(sizes, list(known))
+    if not like:
+        return FIRST_PREPARATION_NS
+    return statistics.mean(known[one].preparation_ns for one in like)
+
+
+def predicted_share(sizes: Choice, known: Mapping[Choice, Prepared]) -> float:
+    """What it will save of each execution."""
+    shares = {one: what.saved_share for one, what in known.items() if what.saved_share is not None}
+    if sizes in shares:
+        return shares[sizes]
+    like = _most_alike(sizes, list(shares))
+    return statistics.mean(shares[one] for one in like) if like else FIRST_SAVED_SHARE
+
+
+def due_ns(sizes: Choice, known: Mapping[Choice, Prepared]) -> int:
+    """What executions of some sizes have to take altogether until a promotion has paid."""
+    share = predicted_share(sizes, known)
+    if share < LEAST_SHARE:
+        return NEVER_NS
+    return math.ceil(predicted_preparation_ns(sizes, known) / share)
+
+
+def least_due_ns(known: Mapping[Choice, Prepared]) -> int:
+    """What any sizes have to take at least before they may be due; then `due_ns` says."""
+    return min((due_ns(one, known) for one in known), default=due_ns((), {}))
+
+
+def _most_alike(sizes: Choice, known: Sequence[Choice]) -> list[Choice]:
+    """By the ratios of their sizes; of equals the smaller."""
+
+    def distance(other: Choice) -> float:
+        return sum(
+            abs(math.log((one + 1) / (two + 1))) for one, two in zip(sizes, other, strict=True)
+        )
+
+    return sorted(known, key=lambda one: (distance(one), one))[:_N_LIKE]
+
+
+def to_demote(
+    used: Mapping[Choice, int], size_bytes: Mapping[Choice, int], budget_bytes: int, kept: Choice
+) -> list[Choice]:
+    """Who goes so that the rest fits: the least recently used, and not `kept`.
+
+    Args:
+        used: of each that is promoted when it was used; the larger, the later.
+        size_bytes: what each takes.
+        budget_bytes: what all may.
+        kept: who is to stay, and fits by itself.
+    """
+    n_bytes, gone = sum(size_bytes.values()), []
+    for one in sorted(used, key=lambda one: used[one]):
+        if n_bytes <= budget_bytes:
+            break
+        if one != kept:
+            gone.append(one)
+            n_bytes -= size_bytes[one]
+    return gone
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromotedSizes:
+    """A choice of sizes that has an executable of its own.
+
+    Attributes:
+        sizes: by Dim.
+        size_bytes: what it takes beside the shared arena and the model's weights.
+        rented_executions, rented_ns: those of the executable of all sizes until it was prepared.
+        preparation_ns: what that took.
+        resident_ns, promoted_ns: the least time of an execution by either; 0: of none yet.
+        executions: of its own.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    size_bytes: int
+    rented_executions: int
+    rented_ns: int
+    preparation_ns: int
+    resident_ns: int
+    promoted_ns: int
+    executions: int
+
+    @property
+    def saved_ns(self) -> int:
+        """What its executions have saved so far, its preparation not subtracted."""
+        return (self.resident_ns - self.promoted_ns) * self.executions
+
+    def __str__(self) -> str:
+        text = (
+            f"{told_sizes(self.sizes)}: promoted after "
+            f"{show_count(self.rented_executions, 'execution')} of {self.rented_ns / 1e9:.3g} s, "
+            f"prepared in {self.preparation_ns / 1e9:.3g} s, {show_bytes(self.size_bytes)}"
+        )
+        if not self.executions:
+            return f"{text}; not executed since"
+        return (
+            f"{text}; {self.resident_ns / 1e3:,.1f} us before, {self.promoted_ns / 1e3:,.1f} us "
+            f"since, {self.saved_ns / 1e9:.3g} s saved in "
+            f"{show_count(self.executions, 'execution')}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PromotionReport:
+    """What became of sizes that repeat.
+
+    Attributes:
+        promoted: those that have an executable of their own.
+        size_bytes, budget_bytes: what these take and may take.
+        preparing: sizes whose executable is being made; empty: none is.
+        n_demoted: how many went again, to make room for others.
+        refused: sizes that get none, and why.
+        expected_due_ns: what sizes of which nothing is known have to take until they get one.
+    """
+
+    promoted: tuple[PromotedSizes, ...]
+    size_bytes: int
+    budget_bytes: int
+    preparing: tuple[tuple[str, int], ...]
+    n_demoted: int
+    refused: tuple[tuple[tuple[tuple[str, int], ...], str], ...]
+    expected_due_ns: int
+
+    def __str__(self) -> str:
+        going_on = f", preparing {told_sizes(self.preparing)}" if self.preparing else ""
+        return (
+            f"{len(self.promoted):,} promoted, {show_bytes(self.size_bytes)} of "
+            f"{show_bytes(self.budget_bytes)}, {self.n_demoted:,} demoted, "
+            f"{len(self.refused):,} refused{going_on}"
+        )
+
+    def explain(self) -> list[str]:
+        """What was promoted, why, and what it gained, in lines for people."""
+        due = (
+            "sizes get kernels of their own no more, as these save nothing"
+            if self.expected_due_ns >= NEVER_NS
+            else f"sizes get kernels of their own after executions of about "
+            f"{self.expected_due_ns / 1e9:.3g} s, when what they would have saved is what making "
+            "them takes"
+        )
+        lines = [f"sizes that repeat: {self}", f"  {due}"]
+        lines += [f"  {one}" for one in self.promoted]
+        by_reason: dict[str, list[str]] = {}
+        for sizes, why in self.refused:
+            by_reason.setdefault(why, []).append(told_sizes(sizes))
+        for why, refused in by_reason.items():
+            more = f" and {len(refused) - _NAMED:,} more" if len(refused) > _NAMED else ""
+            lines.append(f"  {'; '.join(refused[:_NAMED])}{more}: not promoted: {why}")
+        return lines
+
+
+def told_sizes(sizes: Sequence[tuple[str, int]]) -> str:
+    """Sizes by name, for people."""
+    return ", ".join(f"{name} = {size}" for name, size in sizes)

@@ -1,0 +1,96 @@
+// Promotions: what executions of each choice of sizes have taken, and which have an executable of
+// their own.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace offload {
+
+// Executions of one kind. An execution counts as at most twice the least, since what it waited for
+// beyond that (other processes, the GIL) is no matter of who executes it.
+struct CountedTime {
+  std::uint64_t n_executions = 0;
+  std::uint64_t ns = 0;
+  std::uint64_t least_ns = std::numeric_limits<std::uint64_t>::max();
+
+  void add(std::uint64_t execution_ns);
+};
+
+struct SizesAccount {
+  CountedTime resident;  // by the executable of all sizes, since it was opened or cleared
+  CountedTime promoted;  // by that of these alone
+  std::uint64_t due_ns = 0;
+  std::uint64_t used = 0;  // the larger, the later
+  bool is_reviewed = false;
+  pybind11::object executable;  // of these sizes alone; none: there is none
+};
+
+// Accounts of choices of sizes, at most so many: the least recently used goes first, of those
+// without an executable. When one is due, `on_due` is called with (sizes, args, kwargs): ahead of
+// an execution, where the resident has taken as much as `due_ns` says and `armed` is set; and once
+// when an executable of its own has executed `review_after` times. What to do is its decision.
+//
+// Owner: Python, and the calls of one executable. Thread: under the GIL. Errors: those of on_due.
+class Promotions {
+ public:
+  using Sizes = std::vector<std::int64_t>;
+
+  Promotions(std::size_t most, std::uint64_t review_after, pybind11::object on_due)
+      : most_(most), review_after_(review_after), on_due_(std::move(on_due)) {}
+
+  // Before an execution: the executable of these sizes alone, or none. May call on_due with what
+  // `arguments` gives: a pair of a tuple and a dict.
+  template <typename Arguments>
+  pybind11::object find(const Sizes& sizes, const Arguments& arguments) {
+    SizesAccount& account = opened(sizes);
+    if (is_due(account)) {
+      const pybind11::tuple found = arguments();
+      // It may change the accounts, and nothing found of these stays valid.
+      on_due_(pybind11::tuple(pybind11::cast(sizes)), found[0], found[1]);
+      return opened(sizes).executable;
+    }
+    return account.executable;
+  }
+
+  // After an execution by the resident, or by an executable of these sizes alone.
+  void charge(const Sizes& sizes, std::uint64_t execution_ns, bool by_promoted);
+
+  // Gives sizes an executable of their own; none: takes it away, and begins their account anew.
+  void set(const Sizes& sizes, pybind11::object executable);
+
+  void set_due(const Sizes& sizes, std::uint64_t due_ns);
+
+  // Of accounts from now on, and of those that there are.
+  void set_least_due(std::uint64_t due_ns);
+  std::uint64_t least_due_ns() const { return least_due_ns_; }
+
+  // As it is now; none where nothing is counted.
+  std::optional<SizesAccount> account(const Sizes& sizes) const;
+
+  bool armed = true;
+
+  // Lets go of all, and counts from the beginning.
+  void clear() { accounts_.clear(); }
+
+ private:
+  SizesAccount& opened(const Sizes& sizes);
+  bool is_due(SizesAccount& account) const;
+  void make_room();
+
+  std::size_t most_;
+  std::uint64_t review_after_;
+  pybind11::object on_due_;
+  std::uint64_t n_used_ = 0;
+  std::uint64_t least_due_ns_ = std::numeric_limits<std::uint64_t>::max();
+  std::map<Sizes, SizesAccount> accounts_;
+};
+
+}  // namespace offload

@@ -1,0 +1,288 @@
+"""What becomes of calls, threads, closing, forks and errors while sizes are promoted."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from promoting import (
+    SIZES,
+    Layers,
+    N,
+    captured_layers,
+    ended,
+    executed_until_promoted,
+    loaded,
+    promoted_sizes,
+)
+
+import offload
+from offload.compile.toolchain import CompilerMissing, find_compiler
+
+try:
+    find_compiler()
+except CompilerMissing as missing:
+    pytest.skip(str(missing), allow_module_level=True)
+
+pytestmark = pytest.mark.usefixtures("kernels_folder")
+
+
+class Held:
+    """Holds a preparation until it is let go."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.go = threading.Event(), threading.Event()
+        module = importlib.import_module("offload.host.promoted_sizes")
+        made = module.FusedSizes.made
+
+        def slowly(work, sizes, call, is_wanted):
+            self.begun.set()
+            assert self.go.wait(60)
+            return made(work, sizes, call, is_wanted)
+
+        monkeypatch.setattr(module.FusedSizes, "made", slowly)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    one = Held(monkeypatch)
+    yield one
+    one.go.set()
+
+
+def test_no_call_waits_for_a_preparation(at_once, held):
+    run, model = loaded(), Layers().eval()
+    for _ in range(2):
+        run(torch.randn(8, 16))
+    assert held.begun.wait(60)
+    for size in (8, 9, 8, 8):
+        x = torch.randn(size, 16)
+        assert torch.equal(run(x)[0], model(x)[0])
+    assert run.instances.promotion.preparing == (("n", 8),)
+    assert "preparing n = 8" in str(run.instances)
+    held.go.set()
+    ended(run)
+    assert promoted_sizes(run) == [8]
+    run(torch.randn(8, 16))
+    assert run.last_execution.was_promoted
+
+
+def test_the_caller_may_write_its_inputs_meanwhile(at_once, held):
+    run = loaded()
+    x = torch.randn(8, 16)
+    for _ in range(2):
+        run(x)
+    assert held.begun.wait(60)
+    x.fill_(float("nan"))  # of which kernels would prove nothing
+    held.go.set()
+    ended(run)
+    assert promoted_sizes(run) == [8]
+
+
+def test_calls_of_other_threads_while_sizes_are_promoted(at_once):
+    run, model, wrong = loaded(), Layers().eval(), []
+
+    def work(seed):
+        choose = random.Random(seed)
+        for _ in range(150):
+            x = torch.randn(choose.choice((*SIZES, 50, 60)), 16)
+            found = run(x) if choose.random() < 0.7 else run.submit(x).result()
+            for one, expected in zip(found, model(x), strict=True):
+                if not torch.allclose(one, expected, atol=1e-5):
+                    wrong.append(x.shape)
+
+    with torch.no_grad():
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ended(run)
+    assert not wrong
+    assert not run.instances.promotion.refused
+
+
+def test_closing_ends_what_is_being_prepared(at_once, held):
+    run = loaded()
+    for _ in range(2):
+        run(torch.randn(8, 16))
+    assert held.begun.wait(60)
+    run.close()
+    run.close()
+    held.go.set()
+    ended(run)
+    assert run.instances.promotion.promoted == ()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(torch.randn(8, 16))
+
+
+def test_closing_closes_what_was_promoted(at_once, waited):
+    run = loaded()
+    executed_until_promoted(run, 8)
+    ((_, own),) = run._promoter.executables()
+    run.close()
+    assert own.closed
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(torch.randn(8, 16))
+
+
+def test_an_executable_that_is_dropped_goes(at_once, held):
+    run = loaded()
+    for _ in range(2):
+        run(torch.randn(8, 16))
+    assert held.begun.wait(60)
+    own, promoter = weakref.ref(run), run._promoter
+    del run
+    gc.collect()
+    assert own() is None
+    held.go.set()
+    for thread in threading.enumerate():
+        if thread.name == "offload-promote":
+            thread.join(60)
+    assert promoter.executables() == []
+
+
+def test_an_executable_with_promoted_sizes_that_is_dropped_goes(at_once, waited):
+    run = loaded()
+    executed_until_promoted(run, 8)
+    own = weakref.ref(run)
+    del run
+    gc.collect()
+    assert own() is None
+
+
+def test_what_goes_wrong_is_told_and_sizes_go_on_as_they_were(at_once, waited, monkeypatch):
+    module = importlib.import_module("offload.host.promoted_sizes")
+
+    def fail(*args):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(module, "program_at", fail)
+    run, model = loaded(), Layers().eval()
+    for _ in range(4):
+        x = torch.randn(8, 16)
+        assert torch.equal(run(x)[0], model(x)[0])
+    assert run.instances.promotion.refused == (((("n", 8),), "MemoryError: no room"),)
+    assert "n = 8: not promoted: MemoryError: no room" in run.explain()
+
+
+def test_an_interrupt_ends_the_call_alone(at_once, waited, monkeypatch):
+    module = importlib.import_module("offload.host.promoted_sizes")
+    copied, interrupts = module.FusedSizes.copied, [KeyboardInterrupt()]
+
+    def interrupted(*args):
+        if interrupts:
+            raise interrupts.pop()
+        return copied(*args)
+
+    monkeypatch.setattr(module.FusedSizes, "copied", interrupted)
+    run = loaded()
+    run(torch.randn(8, 16))
+    with pytest.raises(KeyboardInterrupt):
+        run(torch.randn(8, 16))
+    assert run.instances.promotion.refused == ()
+    executed_until_promoted(run, 8)
+
+
+def test_a_forked_process_promotes_by_itself(at_once, held):
+    run = loaded()
+    for _ in range(2):
+        run(torch.randn(8, 16))
+    assert held.begun.wait(60)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert not run.instances.promotion.preparing
+            x = torch.randn(8, 16)
+            assert torch.equal(run(x)[0], Layers().eval()(x)[0])
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    held.go.set()
+    ended(run)
+    assert promoted_sizes(run) == [8]
+
+
+EXIT = """
+import torch, offload
+from torch.export import Dim
+from offload.host import promoter
+promoter.due_ns = lambda sizes, known: 1
+promoter.least_due_ns = lambda known: 1
+with torch.no_grad():
+    captured = offload.capture(
+        lambda x: (x.exp() * 2).softmax(-1).cumsum(0).sum(1),
+        torch.randn(12, 16),
+        dynamic_shapes={"x": {0: Dim("n", min=2, max=64)}},
+    )
+run = captured.load(sizes=offload.Sizes(promoted="1MiB"), fuse=True)
+run(torch.randn(8, 16)), run(torch.randn(8, 16))
+print(run.instances.promotion.preparing)
+"""
+
+
+def test_a_process_may_exit_while_sizes_are_prepared(tmp_path):
+    ended = subprocess.run(
+        [sys.executable, "-c", EXIT],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "(('n', 8),)\n", "")
+
+
+def test_kernels_and_promotion_are_asked_for_together():
+    captured = captured_layers()
+    with pytest.raises(offload.BindingError, match=r"Sizes\(promoted='256MiB'\)"):
+        captured.load(sizes=offload.Sizes(), fuse=True)
+    with pytest.raises(offload.BindingError, match="say fuse=True or fuse='auto'"):
+        captured.load(sizes=offload.Sizes(promoted="1MiB"))
+    with pytest.raises(offload.BindingError, match=r"sizes\.promoted: expected a number of bytes"):
+        captured.load(sizes=offload.Sizes(promoted="much"), fuse=True)
+    with pytest.raises(offload.BindingError, match="fuse: expected True, False or 'auto'"):
+        captured.load(sizes=offload.Sizes(promoted="1MiB"), fuse="all")
+    with pytest.raises(offload.BackendUnavailable, match="no compiled kernels"):
+        captured.load("null", sizes=offload.Sizes(promoted="1MiB"), fuse=True)
+
+
+@torch.library.custom_op("promotion::unknown", mutates_args=())
+def unknown(x: torch.Tensor) -> torch.Tensor:
+    """May do anything."""
+    return x.clone()
+
+
+@unknown.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+LEAVING = {
+    "random numbers": lambda x: torch.rand(x.shape[0]) + x[:, 0],
+    "a written input": lambda x: x.add_(1),
+    "an operator that may do anything": lambda x: unknown(x) * 2,
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_programs_that_leave_more_than_results_are_refused(name):
+    with torch.no_grad():
+        captured = offload.capture(LEAVING[name], torch.randn(12, 16), dynamic_shapes=({0: N},))
+    with pytest.raises(offload.BindingError, match=r"sizes\.promoted: the program writes inputs"):
+        captured.load(sizes=offload.Sizes(promoted="1MiB"), fuse=True)
+    run = captured.load(sizes=offload.Sizes(), scheduling="auto")
+    assert "scheduled as one task, untried" in run.explain()

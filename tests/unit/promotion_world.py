@@ -1,0 +1,121 @@
+"""A world with a clock of its own, in which calls, promotions and what they take are simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from offload.host.promoter import NotPromoted, Promoter
+
+
+@dataclasses.dataclass(frozen=True)
+class Costs:
+    """Of a choice of sizes, in ns and bytes."""
+
+    resident: int
+    promoted: int
+    preparation: int
+    n_bytes: int = 1
+
+
+class Run:
+    """What stands for an executable of some sizes alone."""
+
+    def __init__(self):
+        self.n_executions = 1  # its proof
+        self.is_closed = False
+
+    @property
+    def last_execution(self):
+        return self
+
+    def close(self):
+        self.is_closed = True
+
+    def rebind_weights(self):
+        pass
+
+
+class World:
+    """Calls one after the other; preparations hold them up, or go on beside them."""
+
+    def __init__(self, costs, *, budget=10**9, beside=False, fails=()):
+        self.costs, self.beside, self.fails = costs, beside, fails
+        self.now = self.preparing = 0
+        self.calls_ns = self.preparations_ns = 0
+        self.counts = {}
+        self.made_sizes = []
+        self._due = None
+        self.promoter = Promoter(
+            ("n",), budget, self, start=self._start, clock_ns=lambda: self.now + self.preparing
+        )
+
+    # The work of a promoter.
+    def copied(self, sizes, args, kwargs):
+        return sizes
+
+    def made(self, sizes, call, is_wanted):
+        assert call == sizes
+        assert is_wanted()
+        costs = self.costs[sizes[0]]
+        if self.beside:
+            self.preparing = costs.preparation
+        else:
+            self.now += costs.preparation
+        self.preparations_ns += costs.preparation
+        self.made_sizes.append(sizes[0])
+        if sizes[0] in self.fails:
+            raise NotPromoted("it fails")
+        return Run(), costs.n_bytes
+
+    def publish(self, sizes, run):
+        return run
+
+    def _start(self, work):
+        if not self.beside:
+            work()
+            return
+        sizes = self.promoter.report().preparing[0][1]
+        self._due = self.now + self.costs[sizes].preparation, work
+
+    def call(self, size):
+        if self._due is not None and self.now >= self._due[0]:
+            (_, work), self._due = self._due, None
+            work()
+            self.preparing = 0
+        own = self.promoter.accounts.find((size,), (), {})
+        costs = self.costs[size]
+        taken = costs.resident if own is None else costs.promoted
+        if own is not None:
+            own.n_executions += 1
+        self.now += taken
+        self.calls_ns += taken
+        self.counts[size] = self.counts.get(size, 0) + 1
+        self.promoter.accounts.charge((size,), taken, own is not None)
+
+    def is_promoted(self, size):
+        account = self.promoter.accounts.account((size,))
+        return account is not None and account.is_promoted
+
+    @property
+    def total_ns(self):
+        return self.calls_ns + self.preparations_ns
+
+    @property
+    def best_ns(self):
+        """With hindsight: for each choice of sizes all or none of its calls by one of its own."""
+        return sum(
+            min(n * self.costs[size].resident, self._bought_ns(size, n))
+            for size, n in self.counts.items()
+        )
+
+    @property
+    def unpromoted_ns(self):
+        return sum(n * self.costs[size].resident for size, n in self.counts.items())
+
+    @property
+    def least_ns(self):
+        """What cannot be avoided: every call by an executable of its own."""
+        return sum(n * self.costs[size].promoted for size, n in self.counts.items())
+
+    def _bought_ns(self, size, n):
+        return self.costs[size].preparation + n * self.costs[size].promoted
