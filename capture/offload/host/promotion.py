@@ -21,11 +21,11 @@ Choice = tuple[int, ...]
 """A choice of sizes, by Dim."""
 
 FIRST_PREPARATION_NS = 10_000_000_000
-"""Before anything is known: kernels for Transformers of two layers took 6.5 to 22 s on two cores
-that others used as well."""
+"""Before anything is known: kernels for Transformers of two layers took 10 s on two idle cores, and
+up to five times that on busy ones."""
 
 FIRST_SAVED_SHARE = 0.4
-"""Likewise: kernels saved 31 to 53 % of executions of these."""
+"""Likewise: kernels saved 31 to 62 % of executions of these."""
 
 LEAST_SHARE = 0.01
 """What saves less than so much of an execution saves nothing that could be told from noise."""
