@@ -46,8 +46,8 @@ class Pair:
     def __init__(self, make_step=mse_step, optimizer=adamw, model=None) -> None:
         self.ours, self.eager = twins(model or net(), optimizer, make_step)
         given = batch()
-        self.run = captured_step(self.ours.step, *given).load()
-        self.eager.step(*given)
+        self.run = self.ours.call(captured_step, self.ours.step, *given).load()
+        self.eager.call(self.eager.step, *given)
         self.steps()
 
     @property
@@ -57,7 +57,8 @@ class Pair:
     def steps(self, n: int = 2) -> None:
         for _ in range(n):
             given = batch()
-            assert torch.equal(self.run(*given), self.eager.step(*given))
+            got = self.ours.call(self.run, *given)
+            assert torch.equal(got, self.eager.call(self.eager.step, *given))
             assert_alike(self.ours, self.eager)
 
     def refused(self, match: str) -> None:
@@ -148,6 +149,27 @@ def test_a_submodule_that_is_replaced():
     pair.refused("1 of a Sequential: expected the submodules of the recorded step")
     pair.ours.model[1] = tanh
     pair.steps()
+
+
+@pytest.mark.parametrize(
+    ("layer", "name", "value"),
+    [(nn.Dropout(0.5), "p", 0.25), (nn.BatchNorm1d(8), "momentum", None)],
+)
+def test_a_number_of_a_layer_that_is_another(layer, name, value):
+    pair = Pair(model=nn.Sequential(nn.Linear(8, 8), layer, nn.Linear(8, 8)))
+    recorded = getattr(pair.ours.model[1], name)
+    setattr(pair.ours.model[1], name, value)
+    pair.refused(rf"{name} of a \w+: expected {recorded}, as in the recorded step, got ")
+    setattr(pair.ours.model[1], name, float(str(recorded)))
+    pair.steps()
+
+
+def test_an_attribute_of_a_model_that_no_layer_of_torch_reads():
+    pair = Pair()
+    for number in range(3):
+        pair.ours.model[0].step_of_the_trainer = number
+        pair.ours.model.best = 0.5 * number
+        pair.steps(1)
 
 
 # ---- state and hyperparameters -------------------------------------------------------------------

@@ -79,6 +79,7 @@ class TrainingGuard:
         self._parts = [
             {name: dict(one.items()) for name, one in _parts_of(module)} for module in modules
         ]
+        self._numbers = [dict(_numbers_of(module)) for module in modules]
         self._attributes = [
             (name, owner, attribute, getattr(owner, attribute))
             for name, owner, attribute in attributes
@@ -106,12 +107,10 @@ class TrainingGuard:
             self._refuse_mode()
         for module, recorded in zip(self._modules, self._parts, strict=True):
             _check_parts(module, recorded)
+        for module, numbers in zip(self._modules, self._numbers, strict=True):
+            _check_numbers(module, numbers)
         for name, owner, attribute, recorded in self._attributes:
-            if not is_same(recorded, getattr(owner, attribute)):
-                raise BindingError(
-                    f"{name}: expected {described(recorded)}, as in the recorded step, got "
-                    f"{described(getattr(owner, attribute))}: set it back, {_AGAIN}"
-                )
+            _check_number(name, recorded, getattr(owner, attribute))
         for stepped in self._optimizers:
             if stepped.hooks():
                 raise BindingError(
@@ -130,6 +129,11 @@ class TrainingGuard:
         ]
         attributes = [
             *((vars(module), "training") for module in self._modules),
+            *(
+                (vars(module), name)
+                for module, numbers in zip(self._modules, self._numbers, strict=True)
+                for name in numbers
+            ),
             *((vars(one), name) for one in optimizers for name in ("state", "param_groups")),
             *((vars(owner), name) for _, owner, name, _ in self._attributes),
         ]
@@ -190,6 +194,34 @@ class TrainingGuard:
 def _parts_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     for name in (*_MODULE_PARTS, *_MODULE_HOOKS):
         yield name, getattr(module, name)
+
+
+def _numbers_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """What torch's own layers compute with, as the probability of a dropout.
+
+    In modules of others such attributes may be for anybody, as counters of a training.
+    """
+    if not type(module).__module__.startswith("torch.nn."):
+        return
+    for name, value in vars(module).items():
+        is_number = value is None or type(value) in (bool, float)
+        if is_number and name != "training" and not name.startswith("_"):
+            yield name, value
+
+
+def _check_numbers(module: torch.nn.Module, recorded: dict[str, Any]) -> None:
+    for name, value in recorded.items():
+        _check_number(
+            f"{name} of a {type(module).__qualname__}", value, vars(module).get(name, "nothing")
+        )
+
+
+def _check_number(name: str, recorded: object, now: object) -> None:
+    if not is_same(recorded, now):
+        raise BindingError(
+            f"{name}: expected {described(recorded)}, as in the recorded step, got "
+            f"{described(now)}: set it back, {_AGAIN}"
+        )
 
 
 def _check_parts(module: torch.nn.Module, recorded: dict[str, dict[str, Any]]) -> None:
