@@ -22,6 +22,7 @@ struct CallableReplay {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* keep;              // keeps `replay`
   const PythonReplay* replay;  // null: not bound
+  CallGuard* guard;            // owned; null: there is nothing to compare
 };
 
 CallableReplay* of(PyObject* object) { return reinterpret_cast<CallableReplay*>(object); }
@@ -57,25 +58,33 @@ PyObject* guarded(PyObject* self, Function function) {
 
 PyObject* call(PyObject* self, PyObject* const* values, std::size_t n_flagged, PyObject* names) {
   return guarded(self, [&](const PythonReplay& replay) {
-    return replay.execute({values, static_cast<std::size_t>(PyVectorcall_NARGS(n_flagged)), names});
+    return replay.execute({values, static_cast<std::size_t>(PyVectorcall_NARGS(n_flagged)), names},
+                          of(self)->guard);
   });
 }
 
 PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
-  return guarded(self, [&](const PythonReplay& replay) { return replay.execute({args, kwargs}); });
+  return guarded(self, [&](const PythonReplay& replay) {
+    return replay.execute({args, kwargs}, of(self)->guard);
+  });
 }
 
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
   return guarded(self, [&](const PythonReplay& replay) {
-    BoundCall bound = replay.bound({values, static_cast<std::size_t>(n_positional), names});
+    BoundCall bound =
+        replay.bound({values, static_cast<std::size_t>(n_positional), names}, of(self)->guard);
     auto ticket = bound.replay->replay().submit(bound.call);
     return py::cast(PythonTicket(py::reinterpret_borrow<py::object>(of(self)->keep), replay,
                                  std::move(bound), std::move(ticket)));
   });
 }
 
-PyObject* bind(PyObject* self, PyObject* replay) {
+PyObject* bind(PyObject* self, PyObject* const* given, Py_ssize_t n_given) {
+  if (n_given != 2) {
+    return PyErr_Format(PyExc_TypeError, "expected a Replay, and what is called before executions");
+  }
+  PyObject* const replay = given[0];
   if (!py::isinstance<PythonReplay>(replay)) {
     return PyErr_Format(PyExc_TypeError, "expected a Replay, got a %s", Py_TYPE(replay)->tp_name);
   }
@@ -84,6 +93,9 @@ PyObject* bind(PyObject* self, PyObject* replay) {
   }
   of(self)->replay = py::handle(replay).cast<const PythonReplay*>();
   of(self)->keep = Py_NewRef(replay);
+  if (given[1] != Py_None) {
+    of(self)->guard = new CallGuard(py::reinterpret_borrow<py::object>(given[1]));
+  }
   Py_RETURN_NONE;
 }
 
@@ -96,11 +108,12 @@ PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(of(self)->keep);
-  return 0;
+  return of(self)->guard == nullptr ? 0 : of(self)->guard->traverse(visit, arg);
 }
 
 int clear(PyObject* self) {
   of(self)->replay = nullptr;
+  delete std::exchange(of(self)->guard, nullptr);
   Py_CLEAR(of(self)->keep);
   return 0;
 }
@@ -125,7 +138,7 @@ py::object make_callable_replay() {
       {"__vectorcalloffset__", T_PYSSIZET, offsetof(CallableReplay, vectorcall), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr}};
   static PyMethodDef methods[] = {
-      {"_bind", bind, METH_O, nullptr},
+      {"_bind", as_method(bind), METH_FASTCALL, nullptr},
       {"_submit", as_method(submit), METH_FASTCALL | METH_KEYWORDS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},

@@ -164,8 +164,18 @@ PythonReplay::Place PythonReplay::to_place(py::handle place) {
                parts.size() > 2 ? std::optional(parts[2].cast<std::size_t>()) : std::nullopt};
 }
 
-py::object PythonReplay::execute(const Arguments& arguments) const {
-  const BoundCall one = bound(arguments);
+void CallGuard::call() {
+  std::optional<WatchedState> fresh(std::in_place, before_execution_());
+  std::swap(watched_, fresh);  // what is dropped with the old one may run code that calls
+}
+
+int CallGuard::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(before_execution_.ptr());
+  return watched_ ? watched_->traverse(visit, arg) : 0;
+}
+
+py::object PythonReplay::execute(const Arguments& arguments, CallGuard* guard) const {
+  const BoundCall one = bound(arguments, guard);
   {
     const GilReleased release;
     one.replay->replay_->execute(one.call);
@@ -175,11 +185,12 @@ py::object PythonReplay::execute(const Arguments& arguments) const {
 }
 
 // From where it is known that nobody has closed the replay no Python code runs.
-BoundCall PythonReplay::bound(const Arguments& arguments) const {
+BoundCall PythonReplay::bound(const Arguments& arguments, CallGuard* guard) const {
   const std::uint64_t begin_ns = now_ns();
   auto call = std::make_shared<Call>();
   call->call_ns = begin_ns;
   check_caller();
+  if (guard != nullptr && guard->look() != Found::kSame) keep_order(*guard);
   const std::vector<std::int64_t> sizes = take_tensors(arguments, *call);
   if (sizes_) {
     if (auto found = promoted(sizes, arguments)) {
@@ -217,7 +228,7 @@ std::optional<BoundCall> PythonReplay::promoted(const std::vector<std::int64_t>&
       THPVariable_Unpack(given).nbytes() < replay.replay_->spec().shapes.feature_map_bytes) {
     return std::nullopt;
   }
-  BoundCall found = replay.bound(arguments);
+  BoundCall found = replay.bound(arguments, nullptr);
   found.call->sizes = sizes;
   found.keep = std::move(keep);
   return found;
@@ -259,6 +270,21 @@ void PythonReplay::check_caller() const {
                            "evaluation mode now: call model.train(), or capture it again"
                          : "the model was in evaluation mode when it was recorded, and is in "
                            "training mode now: call model.eval(), or capture it again");
+}
+
+// What is written here may be written by executions that were submitted before.
+void PythonReplay::keep_order(CallGuard& guard) const {
+  const auto wait = [this] {
+    if (replay_->closed()) return;
+    const GilReleased release;
+    replay_->wait_for_submitted();
+  };
+  if (guard.look() == Found::kOther) {
+    wait();
+    guard.call();
+  }
+  if (guard.has_sums_to_clear()) wait();
+  if (guard.lacks_gradients()) guard.give_gradients();
 }
 
 // At the first call in grad mode.

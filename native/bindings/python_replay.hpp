@@ -15,6 +15,7 @@
 
 #include "promotions.hpp"
 #include "run/replay.hpp"
+#include "watched_state.hpp"
 
 namespace offload {
 
@@ -102,6 +103,31 @@ struct BoundCall {
   std::shared_ptr<Call> call;
 };
 
+// What is compared before each call, and put in order or refused where it is not as it was.
+//
+// Owner: the object of Python's that is called, whose garbage collector it is shown to.
+class CallGuard {
+ public:
+  // `before_execution`: compares all, puts in order what it can and raises for the rest; gives what
+  // a WatchedState takes. It is called only where that has changed since.
+  explicit CallGuard(pybind11::object before_execution)
+      : before_execution_(std::move(before_execution)) {}
+
+  // What has changed since it was called; kOther where that is not known.
+  Found look() const noexcept {
+    return watched_ && watched_->sees_all() ? watched_->look() : Found::kOther;
+  }
+  bool lacks_gradients() const noexcept { return watched_->look() == Found::kGradients; }
+  bool has_sums_to_clear() const noexcept { return watched_ && watched_->has_sums_to_clear(); }
+  void call();
+  void give_gradients() const { watched_->give_gradients(); }  // where it lacks some
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  pybind11::object before_execution_;
+  std::optional<WatchedState> watched_;  // none before the first call
+};
+
 // A replay with the Python side of its calls.
 //
 // Owner: Python. Errors: as Replay, and what the Python side raises.
@@ -117,10 +143,11 @@ class PythonReplay {
   Replay& replay() const { return *replay_; }
 
   // Executes; what the model returns.
-  pybind11::object execute(const Arguments& arguments) const;
+  pybind11::object execute(const Arguments& arguments, CallGuard* guard) const;
 
-  // A call whose arguments were checked: by this replay, or by that of its sizes alone.
-  BoundCall bound(const Arguments& arguments) const;
+  // A call whose arguments were checked, by this replay or by that of its sizes alone, behind what
+  // `guard` compares; null: nothing.
+  BoundCall bound(const Arguments& arguments, CallGuard* guard) const;
 
   // Counts an execution of a call, where what sizes take is counted.
   void note_executed(const BoundCall& bound) const;
@@ -157,6 +184,7 @@ class PythonReplay {
   void take_buffers(PyObject* out, Tensors& buffers) const;
   bool take_plain(PyObject* out, Tensors& buffers) const;
   void check_caller() const;
+  void keep_order(CallGuard& guard) const;
   void warn_of_gradients() const;
   void note_stream(Call& call) const;
   void bind_on_stream(Call& call) const;

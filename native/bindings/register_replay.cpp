@@ -127,6 +127,8 @@ void register_replay(py::module_& module) {
       },
       py::arg("device"),
       "Autocast and the default dtype on this thread now, in one word that a Replay compares.");
+  module.def("n_accumulation_hooks", &n_accumulation_hooks, py::arg("tensor"),
+             "How many hooks the accumulation of a leaf's gradient has.");
   module.def("active_transform", &active_transform,
              "What transforms or traces the calls of this thread, for people; or empty.");
   // A launch may need the GIL to end, and fork waits for launches.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,7 +40,12 @@ RECORDED = {
         {"fused": True},
     ],
     "AdamW": [{}, {"foreach": True}, {"fused": True, "amsgrad": True}],
-    "Adagrad": [{"lr_decay": 0.1}, {"fused": True}],
+    "Adagrad": [
+        {"lr_decay": 0.1},
+        {"fused": True},
+        {"foreach": True, "lr_decay": 0.1},
+        {"foreach": True, "maximize": True, "weight_decay": 0.1},
+    ],
     "Adamax": [{}],
     "NAdam": [{}, {"foreach": True}],
     "RMSprop": [{"momentum": 0.9}, {"foreach": True, "centered": True}],
@@ -55,6 +62,47 @@ def test_recorded(name, options):
     check(net(), lambda parameters: make(parameters, **options), mse_step, batches())
 
 
+RADAM = [
+    {},
+    {"weight_decay": 0.1},
+    {"foreach": True},
+    {"foreach": True, "decoupled_weight_decay": True, "weight_decay": 0.1},
+    {"maximize": True, "lr": 0.05},
+]
+
+
+@pytest.mark.parametrize("options", RADAM)
+def test_an_optimizer_that_goes_another_way_in_its_first_steps(options):
+    def make(parameters):
+        return torch.optim.RAdam(parameters, **options)
+
+    check(net(), make, mse_step, batches(), n_before=6)
+    model = net()
+    optimizer = make(model.parameters())
+    step = mse_step(model, optimizer)
+    with pytest.raises(offload.CaptureError, match="make some steps before the capture"):
+        offload.capture(step, *batches()[0], training=True)
+
+
+def test_a_counter_that_goes_back_to_the_first_steps_is_noticed_before_anything_is_written():
+    model = net()
+    optimizer = torch.optim.RAdam(model.parameters())
+    step = mse_step(model, optimizer)
+    for _ in range(6):
+        step(*batches()[0])
+    run = offload.capture(step, *batches()[0], training=True).load()
+    run(*batches()[0])
+    before = [one.detach().clone() for one in model.parameters()]
+    for state in optimizer.state.values():
+        state["step"].fill_(2.0)
+    with pytest.raises(offload.BindingError, match="a step counter of optimizer, as far as it had"):
+        run(*batches()[0])
+    assert all(map(torch.equal, before, model.parameters()))
+    for state in optimizer.state.values():
+        state["step"].fill_(100.0)
+    run(*batches()[0])
+
+
 def test_an_optimizer_of_some_parameters():
     check(
         net(),
@@ -66,21 +114,47 @@ def test_an_optimizer_of_some_parameters():
 
 # They branch by a counter, or give numbers where torch takes no tensors in their place.
 REFUSED = [
-    ("RAdam", {}),
-    ("ASGD", {}),
-    ("Adagrad", {"foreach": True}),
-    ("Adamax", {"foreach": True}),
-    ("AdamW", {"lr": torch.tensor(0.01)}),
-    ("SGD", {"lr": torch.tensor(0.01)}),
+    ("Adamax", {"foreach": True}, r"capturable=True where.*; or leave its step out"),
+    ("ASGD", {}, r"capturable=True where.*; or leave its step out"),
+    ("Adafactor", {}, r"\(leave its step out of what is captured"),
+    ("AdamW", {"lr": torch.tensor(0.01)}, r"fused=True, or capturable=True where"),
+    ("SGD", {"lr": torch.tensor(0.01)}, r"give the optimizer fused=True, so"),
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), REFUSED)
-def test_refused_with_what_to_set(name, options):
+@pytest.mark.parametrize(("name", "options", "advice"), REFUSED)
+def test_refused_with_what_to_set(name, options, advice):
     model = net()
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
-    with pytest.raises(offload.CaptureError, match=r"on the host.*fused=True"):
+    with pytest.raises(offload.CaptureError, match=rf"on the host.*{advice}"):
         offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+
+
+def test_a_step_that_is_made_behind_each_execution():
+    """What is advised for optimizers that read on the host."""
+    model = net()
+    twin = copy.deepcopy(model)
+    sides = []
+    for one in (model, twin):
+        optimizer = torch.optim.RAdam(one.parameters())
+
+        def gradients(x, target, one=one, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.mse_loss(one(x), target)
+            loss.backward()
+            return loss.detach()
+
+        sides.append((gradients, optimizer))
+    (ours, optimizer), (eager, other) = sides
+    given = batches()
+    run = offload.capture(ours, *given[0], training=True).load()
+    eager(*given[0])
+    for number in range(20):
+        optimizer.step()
+        other.step()
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+        batch = given[number % 3]
+        assert torch.equal(run(*batch), eager(*batch))
 
 
 def test_groups_with_hyperparameters_of_their_own():
@@ -139,6 +213,62 @@ def test_state_that_is_not_written_in_place_is_refused(how, message):
     optimizer = Momentum(model.parameters(), how)
     with pytest.raises(offload.CaptureError, match=message):
         offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+
+
+class Counting(torch.optim.Optimizer):
+    """One whose state is in attributes, or in containers."""
+
+    def __init__(self, parameters, how):
+        super().__init__(parameters, {"lr": 0.1})
+        self.how = how
+        self.count, self.counts, self.means = 0, {"steps": 0}, {}
+
+    @torch.no_grad()
+    def step(self):
+        self.count += self.how == "attribute"
+        self.counts["steps"] += self.how == "dictionary"
+        rate = -0.1 / max(1, self.count, self.counts["steps"])
+        for one in self.param_groups[0]["params"]:
+            state = self.state[one]
+            if not state:
+                state["past"] = [torch.zeros_like(one), torch.zeros_like(one)]
+                self.means[one] = torch.zeros_like(one)
+            if self.how == "list":
+                state["past"] = [*state["past"][1:], one.grad.clone()]
+            elif self.how == "list in place":
+                state["past"].append(one.grad.clone())
+                del state["past"][0]
+            elif self.how == "tensors in attributes":
+                self.means[one] = self.means[one] * 0.9 + one.grad
+            elif self.how == "kept tensors":
+                self.means[one].mul_(0.9).add_(one.grad)
+                state["past"][0].add_(one.grad)
+            one.add_(sum(state["past"]) + self.means[one] + one.grad, alpha=rate)
+
+
+def test_an_optimizer_with_tensors_in_attributes_and_containers():
+    check(net(), lambda given: Counting(given, "kept tensors"), mse_step, batches())
+
+
+@pytest.mark.parametrize("n_before", [0, 2])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("attribute", r"changed an attribute or variable \(optimizer\.count: \d became \d\)"),
+        ("dictionary", r"changed an attribute or variable \(optimizer\.counts\['steps'\]: \d bec"),
+        ("list", r"past of model\.0\.weight \(state of optimizer\) anew in each call"),
+        ("list in place", r"past of model\.0\.weight \(state of optimizer\) anew in each call"),
+        ("tensors in attributes", r"changed an attribute or variable \(optimizer\.means"),
+    ],
+)
+def test_an_optimizer_that_keeps_state_in_python_is_refused(how, message, n_before):
+    model = net()
+    optimizer = Counting(model.parameters(), how)
+    step = mse_step(model, optimizer)
+    for given in batches()[:n_before]:
+        step(*given)
+    with pytest.raises(offload.CaptureError, match=message):
+        offload.capture(step, *batches()[0], training=True)
 
 
 def n_launches(captured: offload.Captured, name: str) -> int:

@@ -57,6 +57,12 @@ def test_small_nets(optimizer, layers):
     check(mlp(*layers), optimizer, mse_step, batches())
 
 
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish])
+def test_kernels_that_could_be_decomposed_are_those_of_eager(activation):
+    """Their gradients have kernels and decompositions, of other roundings."""
+    check(mlp(activation()), sgd, mse_step, batches())
+
+
 def test_a_residual_net():
     given = [(torch.randn(2, 3, 32, 32), torch.randint(10, (2,))) for _ in range(3)]
     check(ResNet18(), sgd, classify_step, given)

@@ -69,7 +69,8 @@ class Side:
         for name, one in self.model.named_parameters():
             yield f"{name}.grad", one.grad
             for key, item in self.optimizer.state.get(one, {}).items():
-                yield f"{name}: {key}", item
+                for number, part in enumerate(item if isinstance(item, list) else [item]):
+                    yield f"{name}: {key} {number}", part
         yield "generator", self.generator_state
 
 

@@ -107,7 +107,7 @@ class CalledReplay(_native.CallableReplay):
 
     def __init__(self, native: _native.Replay):
         self.native = native
-        self._bind(native)
+        self._bind(native, None)
 
     def submit(self, *args: Any, **kwargs: Any) -> _native.Ticket:
         """Queue an execution."""

@@ -101,9 +101,9 @@ def test_the_call_tells_its_signature(run):
 def test_it_is_bound_once_to_a_replay(run, inputs):
     x, shift = inputs
     with pytest.raises(TypeError, match="expected a Replay, got a NoneType"):
-        _native.CallableReplay()._bind(None)
+        _native.CallableReplay()._bind(None, None)
     with pytest.raises(RuntimeError, match="already"):
-        run._bind(run._native)
+        run._bind(run._native, None)
     with pytest.raises(offload.ExecutionError, match="was not loaded"):
         _native.CallableReplay()(x)
     assert run(x, 2.0, shift=shift).equal(x * 2 + shift)

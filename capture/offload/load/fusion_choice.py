@@ -58,16 +58,21 @@ def _timed(
     if recorded.refusal:
         return Choice({}, refusal=f"it cannot be executed on made-up inputs: {recorded.refusal}")
     try:
-        with load(recorded.bound, None) as without, weights_kept(bound):
-            with load(drawing_alone(everything.bound).bound, everything.fusion) as run:
+        with load(recorded.bound.unguarded(), None) as without, weights_kept(bound):
+            with load(_alone(everything.bound), everything.fusion) as run:
                 kept = _slower(without, run)
                 if len(kept) in (0, len({region.key for region in everything.fusion.regions})):
                     return _compared(without, run, kept)
             fused = fuse(Choice(kept))
-            with load(drawing_alone(fused.bound).bound, fused.fusion) as run:
+            with load(_alone(fused.bound), fused.fusion) as run:
                 return _compared(without, run, kept)
     except (BindingError, CaptureError, ExecutionError, OutOfMemory) as error:
         return Choice({}, refusal=f"it could not be timed on made-up inputs: {error}")
+
+
+def _alone(bound: BoundProgram) -> BoundProgram:
+    """A Program for trials: what they change is written by launches, and put back."""
+    return drawing_alone(bound).bound.unguarded()
 
 
 def _slower(without: Executable, run: Executable) -> dict[str, str]:

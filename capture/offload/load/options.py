@@ -69,7 +69,7 @@ def checked(
     budget = _budget(weights_budget)
     is_streamed = budget is not None or bool(bound.bindings.stored)
     if bound.bindings.before_execution is not None:
-        _check_training(budget, fuse)
+        _check_training(budget)
     _check_fuse(fuse, backend, is_streamed=is_streamed)
     _check_lanes(lanes)
     one_lane = "" if lanes == 1 else _one_lane(bound, backend, how, is_streamed=is_streamed)
@@ -104,7 +104,7 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
     return ""
 
 
-def _check_training(budget: object, fuse: object) -> None:
+def _check_training(budget: object) -> None:
     """Refuse what a step that trains is not loaded with yet.
 
     Raises:
@@ -114,11 +114,6 @@ def _check_training(budget: object, fuse: object) -> None:
         raise BindingError(
             "weights_budget: the program is a step that trains, which writes every weight, and "
             "streamed weights are read alone from their store: load without weights_budget="
-        )
-    if fuse is not False:
-        raise BindingError(
-            f"fuse={fuse!r}: the program is a step that trains, and kernels are proved against "
-            "launches that read weights alone, packed at the load: load without fuse="
         )
 
 

@@ -25,7 +25,6 @@ from offload.load.place import place
 from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.run import Executable
-from offload.run.guarded_executable import GuardedExecutable
 from offload.run.lane_choice import LaneChoice
 
 Loading = Callable[[BoundProgram, Fusion | None], Executable]
@@ -96,8 +95,9 @@ def _resident(
     """With all weights in memory."""
     prepared = backend.prepare(bound)
     plan = place(prepared, backend)
-    kind = Executable if bound.bindings.before_execution is None else GuardedExecutable
-    return kind(prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion)
+    return Executable(
+        prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion
+    )
 
 
 def _streamed(

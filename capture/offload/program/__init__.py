@@ -6,6 +6,7 @@ from offload.program.bindings import (
     KernelFunction,
     OpaqueCall,
     StoredTensor,
+    Watched,
 )
 from offload.program.check import check_program
 from offload.program.decode import decode_program
@@ -62,6 +63,7 @@ __all__ = [
     "Symbol",
     "TensorView",
     "Value",
+    "Watched",
     "check_program",
     "contiguous_strides",
     "decode_program",

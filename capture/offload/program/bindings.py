@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 
 OpaqueCall = Callable[["Sequence[torch.Tensor]"], "Sequence[torch.Tensor]"]
 
+# What is watched between executions: dictionaries and lists; attributes as a dictionary and a key
+# in it; leaves, each with the gradient that it is to have and whether that is added to; and whether
+# this is all that there is to look at.
+Watched = tuple[
+    "Sequence[dict[Any, Any] | list[Any]]",
+    "Sequence[tuple[dict[str, Any], str]]",
+    "Sequence[tuple[torch.Tensor, torch.Tensor | None, bool]]",
+    bool,
+]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -71,8 +81,9 @@ class Bindings:
             program from a file only the classes of results that were found. None: there are none.
         root: gives the module that was called while it lives; None for a function, and in a
             program from a file.
-        before_execution: is called before each execution, and may raise BindingError: of a step
-            that trains, what it compares and puts in order. None: there is nothing to do.
+        before_execution: is called before an execution where something of what it last returned
+            has changed since, and may raise BindingError: of a step that trains, what it compares
+            and puts in order. None: there is nothing to do.
     """
 
     weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
@@ -84,7 +95,7 @@ class Bindings:
     arguments: Structure | None = None
     results: Structure | None = None
     root: Callable[[], torch.nn.Module | None] | None = None
-    before_execution: Callable[[], None] | None = None
+    before_execution: Callable[[], Watched] | None = None
 
     def moved(self, positions: Mapping[int, int]) -> Bindings:
         """The same objects for a Program that was rewritten.
@@ -105,6 +116,12 @@ class BoundProgram:
 
     program: Program
     bindings: Bindings = dataclasses.field(default_factory=Bindings)
+
+    def unguarded(self) -> BoundProgram:
+        """The same, with nothing to do before an execution."""
+        if self.bindings.before_execution is None:
+            return self
+        return BoundProgram(self.program, dataclasses.replace(self.bindings, before_execution=None))
 
     @property
     def arguments_structure(self) -> Structure:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import NO_NESTED_ENCODER
-from offload.record.step_numbers import KEPT_ON_DEVICE
+from offload.record.step_numbers import kept_on_device
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
@@ -134,6 +134,6 @@ def _advice_of_reader() -> str:
         if name == "torch.amp.grad_scaler":
             return "whether a gradient is infinite: give the optimizer fused=True, which keeps it"
         if name.startswith("torch.optim."):
-            return KEPT_ON_DEVICE
+            return kept_on_device()
         frame = frame.f_back
     return ""

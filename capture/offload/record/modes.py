@@ -64,6 +64,21 @@ def _is_composite(func: torch._ops.OpOverload[..., Any]) -> bool:
     return func._can_decompose()
 
 
+@functools.cache
+def _has_kernel(func: torch._ops.OpOverload[..., Any], device_type: str) -> bool:
+    """Whether a device has a kernel of its own for what could be decomposed, as of `silu_backward`.
+
+    Eager runs that one.
+    """
+    key = torch._C._dispatch_key_for_device(device_type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+
+def _device_type(args: tuple[Any, ...]) -> str:
+    tensors = (one for one in tree_leaves(args) if isinstance(one, torch.Tensor))
+    return next((one.device.type for one in tensors), "cpu")
+
+
 class DispatchMode(TorchDispatchMode):
     """Sees every operator below autograd; composite ones are decomposed first."""
 
@@ -92,7 +107,7 @@ class DispatchMode(TorchDispatchMode):
                 return func(*args, **kwargs)
             if func is torch.ops.aten.size.default:  # C++ asks a fake tensor for plain numbers
                 return [int(one) for one in args[0].shape]
-            if _is_composite(func):
+            if _is_composite(func) and not _has_kernel(func, _device_type(args)):
                 with self:
                     outcome = func.decompose(*args, **kwargs)
                 if outcome is not NotImplemented:
@@ -137,6 +152,27 @@ def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any)
     )
 
 
+# Of these torch chooses how to compute the gradient by values that it reads on the host, and in
+# another way where anybody watches (`isTensorSubclassLike` in autograd/FunctionsManual.cpp).
+_GRADIENTS_BY_VALUE = frozenset({"prod"})
+
+
+def _refuse_gradient_by_value(name: str, args: tuple[Any, ...]) -> None:
+    """Refuse what has another gradient in eager than in a recording.
+
+    Raises:
+        CaptureError: it is recorded for gradients.
+    """
+    if name not in _GRADIENTS_BY_VALUE or not torch.is_grad_enabled():
+        return
+    if any(one.requires_grad for one in args if isinstance(one, torch.Tensor)):
+        raise CaptureError(
+            f"{user_location()}: torch reads on the host which elements are zero to compute the "
+            f"gradient of torch.{name}, which a replay cannot repeat: compute it otherwise, as by "
+            "(x.abs().log().sum(dim).exp()), or by multiplications"
+        )
+
+
 def _refusal(name: str) -> CaptureError:
     """A new error each time, which no frame holds: its traceback would form a reference cycle."""
     return CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
@@ -163,6 +199,7 @@ class FunctionMode(TorchFunctionMode):
                 outcome = self._numbers.call(name, args, kwargs)
                 if outcome is not NotImplemented:
                     return outcome
+            _refuse_gradient_by_value(name, args)
             if func in _DIFFERENTIATING:
                 _refuse_without_history(name, *args, **kwargs)
             if name in host_reads.REFUSED:

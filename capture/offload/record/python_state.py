@@ -45,6 +45,19 @@ _TRAINERS = (
 )
 _PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 
+# What schedulers and scalers set in an optimizer (torch/optim/lr_scheduler.py,
+# torch/amp/grad_scaler.py), and what torch's own note at their first step.
+_SET_IN_OPTIMIZERS = frozenset(
+    {
+        "_need_device_dtype_check_for_fused",
+        "_opt_called",
+        "_warned_capturable_if_run_uncaptured",
+        "found_inf",
+        "grad_scale",
+        "step",
+    }
+)
+
 # What stands in a class besides its state.
 _METHODS = (FunctionType, classmethod, staticmethod, property, functools.cached_property)
 
@@ -100,7 +113,8 @@ class PythonState:
             that holds it.
         generators: every random generator.
         trainers: where the call trains, every optimizer, scheduler of learning rates and scaler of
-            gradients, with its path. They change in each step, so that nothing in them is compared.
+            gradients, with its path. They change in each step, so that nothing in them is compared
+            here, but for attributes that an optimizer has beside those that torch gives it.
     """
 
     def __init__(self, function: object, *, trains: bool = False) -> None:
@@ -179,17 +193,18 @@ class PythonState:
         is_trainer = self._trains and isinstance(thing, _TRAINERS)
         if is_trainer:
             self._enter_trainer(path, thing)
-        return is_trainer
+        return is_trainer and not isinstance(thing, torch.optim.Optimizer)
 
     def _enter_trainer(self, path: str, thing: Any) -> None:
         """Note what trains, and the optimizer that a scheduler serves."""
-        if id(thing) in self._seen:
+        if any(thing is known for _, known in self.trainers):
             return
-        self._seen.add(id(thing))
         self.trainers.append((path, thing))
         served = getattr(thing, "optimizer", None)
-        if isinstance(served, torch.optim.Optimizer):
-            self._enter_trainer(f"{path}.optimizer", served)
+        if isinstance(served, torch.optim.Optimizer) and not isinstance(
+            thing, torch.optim.Optimizer
+        ):
+            self._pending.append((f"{path}.optimizer", served, _DEPTH, _FUNCTION_DEPTH))
 
     def _enter_class(self, cls: type, depth: int, function_depth: int) -> None:
         """The class's own attributes, and the functions that a call of an instance runs."""
@@ -203,10 +218,21 @@ class PythonState:
             self._pending.append(("", function, depth, function_depth))
 
 
+@functools.cache
+def _of_every_optimizer() -> frozenset[str]:
+    """The attributes that torch gives to optimizers."""
+    return _SET_IN_OPTIMIZERS.union(vars(torch.optim.Adam([torch.zeros(1)])))
+
+
 def _contents(thing: Any) -> Contents | None:
     """Keys and values of what holds state; None for anything else, which counts by identity."""
-    if isinstance(thing, torch.nn.Module):
-        named: dict[Any, Any] = dict(thing._parameters.items())
+    if isinstance(thing, torch.optim.Optimizer):
+        attributes = vars(thing).items()
+        named: dict[Any, Any] = {
+            name: one for name, one in attributes if name not in _of_every_optimizer()
+        }
+    elif isinstance(thing, torch.nn.Module):
+        named = dict(thing._parameters.items())
         named.update(thing._buffers.items())
         named.update(
             (name, value) for name, value in vars(thing).items() if name not in _BOOKKEEPING

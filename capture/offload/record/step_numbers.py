@@ -12,13 +12,15 @@ and is refused as every such read.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from types import ModuleType
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch.optim.optimizer import _get_value, _stack_if_compiling
+from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
@@ -26,10 +28,31 @@ from offload.errors import CaptureError
 _READ: Any = _get_value
 _STACK = "_stack_if_compiling"
 
-KEPT_ON_DEVICE = (
-    "give the optimizer fused=True, or capturable=True where the device has it (not the CPU), so "
-    "that it reads nothing on the host"
-)
+
+def kept_on_device() -> str:
+    """How the optimizer that steps now is kept from reading on the host."""
+    accepted = _parameters_of_optimizer()
+    ways = [
+        "fused=True" * ("fused" in accepted),
+        "capturable=True where the device has it (not the CPU)" * ("capturable" in accepted),
+    ]
+    given = ", or ".join(filter(None, ways))
+    outside = "leave its step out of what is captured, and make it behind each execution"
+    if not given:
+        return outside
+    advice = f"give the optimizer {given}, so that it reads nothing on the host"
+    return advice if "fused" in accepted else f"{advice}; or {outside}"
+
+
+def _parameters_of_optimizer() -> Collection[str]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        one = frame.f_locals.get("self")
+        if isinstance(one, torch.optim.Optimizer):
+            return inspect.signature(type(one).__init__).parameters
+        frame = frame.f_back
+    return ("fused", "capturable")
+
 
 # The functions of torch.optim that compute with a counter what is here computed with a tensor.
 # Others branch by it, or give it where torch takes numbers alone.
@@ -38,11 +61,18 @@ _KNOWN = frozenset(
         "_single_tensor_adam",
         "_multi_tensor_adam",
         "_single_tensor_adagrad",
+        "_multi_tensor_adagrad",
         "_single_tensor_adamax",
         "_single_tensor_nadam",
         "_multi_tensor_nadam",
+        "_single_tensor_radam",
+        "_multi_tensor_radam",
     }
 )
+
+# Of these, those that go another way in their first steps: by numbers that grow with the counter,
+# of which each execution makes sure that it has come as far (`guard_least`).
+_GROWING = frozenset({"_single_tensor_radam", "_multi_tensor_radam"})
 
 _ENDINGS = tuple(
     f"_tensor_{one}" for one in ("adam", "adagrad", "adamax", "nadam", "radam", "asgd")
@@ -63,6 +93,8 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "__pow__": torch.pow,
     "__rpow__": lambda one, other: torch.pow(other, one),
 }
+
+_OF_LISTS = frozenset({"_foreach_add_", "_foreach_div_", "_foreach_mul", "_foreach_mul_"})
 
 _SCALING: dict[str, Callable[[Any, Any], Any]] = {
     "mul": torch.mul,
@@ -113,11 +145,13 @@ class StepNumbers:
             return self._of(args[0]) if _is_known_read() else NotImplemented
         if not self._numbers or not any(map(self._has, (*args, *kwargs.values()))):
             return NotImplemented
+        if name in ("gt", "__gt__") and _function_of_optimizer() in _GROWING:
+            return self._has_grown(*args)
         outcome = self._computed(name, args, kwargs)
         if outcome is NotImplemented:
             raise CaptureError(
                 f"{user_location()}: the optimizer computes {name} from a step counter that it "
-                f"reads on the host, which a replay cannot repeat: {KEPT_ON_DEVICE}"
+                f"reads on the host, which a replay cannot repeat: {kept_on_device()}"
             )
         return outcome
 
@@ -141,6 +175,18 @@ class StepNumbers:
         self._numbers[id(tensor)] = tensor  # which keeps it, and so its id
         return tensor
 
+    @staticmethod
+    def _has_grown(number: torch.Tensor, limit: float) -> bool:
+        with _disable_current_modes():
+            has_grown = number.item() > limit
+        if not has_grown:
+            raise CaptureError(
+                f"{user_location()}: the optimizer goes another way in its first steps than later, "
+                "and a replay goes the recorded one: make some steps before the capture (RAdam: "
+                "five, as long as betas are the default ones)"
+            )
+        return True
+
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in ("neg", "__neg__") and len(args) == 1:
             return self._once(name, lambda one, _: torch.neg(one), args[0], args[0])
@@ -151,6 +197,8 @@ class StepNumbers:
                 return self._once(name, _ARITHMETIC[name], first, second)
             if name in ("mul", "div", "mul_") and not self._is_number(one):
                 return _SCALING[name](one, self._beside(one, other))
+            if name == "div" and isinstance(other, torch.Tensor):  # as `Tensor.__rtruediv__` does
+                return torch.mul(torch.reciprocal(other), self._beside(other, one))
         return self._scaled(name, args, kwargs)
 
     def _operand(self, argument: Any) -> torch.Tensor | None:
@@ -184,15 +232,25 @@ class StepNumbers:
             scalars = kwargs["value"].reshape(1)
             torch._foreach_addcdiv_([one], [first], [second], scalars)
             return one
-        if name in ("stack", "_foreach_addcdiv_") and not kwargs:
-            return self._in_one_tensor(name, args)
-        if kwargs or not isinstance(args[-1], (list, tuple)):
+        if kwargs:
             return NotImplemented
-        if not all(map(self._is_number, args[-1])):
+        if name == "stack":
+            return self._number(torch.stack(args[0]))
+        return self._scaled_list(name, args)
+
+    def _scaled_list(self, name: str, args: tuple[Any, ...]) -> Any:
+        """What scales each tensor of a list by a number of its own."""
+        *tensors, numbers = args
+        in_one = self._is_number(numbers)
+        if not in_one and not (
+            isinstance(numbers, (list, tuple)) and all(map(self._is_number, numbers))
+        ):
             return NotImplemented
-        if name in ("_foreach_div_", "_foreach_mul_") and len(args) == 2:
-            function = getattr(torch, name)
-            return function(args[0], list(map(self._beside, *args)))
+        function: Any = getattr(torch, name, None)
+        if name == "_foreach_addcdiv_" and in_one:
+            return function(*args)
+        if name in _OF_LISTS and len(args) == 2 and not in_one:
+            return function(*tensors, list(map(self._beside, *args)))
         return NotImplemented
 
     @contextlib.contextmanager
@@ -217,11 +275,6 @@ class StepNumbers:
             for module, function in before.items():
                 setattr(module, _STACK, function)
 
-    def _in_one_tensor(self, name: str, args: tuple[Any, ...]) -> Any:
-        if name == "stack":
-            return self._number(torch.stack(args[0]))
-        return torch._foreach_addcdiv_(*args)
-
     @staticmethod
     def _beside(one: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """A number that is an operand beside a tensor, whose dtype it must not change."""
@@ -231,11 +284,15 @@ class StepNumbers:
 def _is_known_read() -> bool:
     """Whether the torch function that is called reads a counter in a function that is known."""
     frame = sys._getframe(3)  # below `call` and the mode's `__torch_function__`
-    if frame.f_code is not _READ.__code__:
-        return False
-    while frame.f_back is not None and not frame.f_code.co_name.endswith(_ENDINGS):
+    return frame.f_code is _READ.__code__ and _function_of_optimizer() in _KNOWN
+
+
+def _function_of_optimizer() -> str:
+    """The function of torch.optim that computes a step now; empty where none does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_name.endswith(_ENDINGS):
         frame = frame.f_back
-    return frame.f_code.co_name in _KNOWN
+    return "" if frame is None else frame.f_code.co_name
 
 
 def _modules_that_stack() -> list[ModuleType]:

@@ -17,7 +17,7 @@ from offload.errors import CaptureError
 from offload.native import _native
 from offload.program import Caller
 from offload.record.modes import autocast_cache_off
-from offload.record.trained_state import hidden_leaves
+from offload.record.training_refusals import hidden_leaves
 
 if TYPE_CHECKING:
     from offload.record.launches import LaunchRecorder

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import threading
 from collections.abc import Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import (
@@ -18,7 +18,18 @@ from torch.optim.optimizer import (
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.step_numbers import StepNumbers
-from offload.record.training_guard import Group, Leaf, OptimizerState, Stepped, TrainingGuard
+from offload.record.trained_parts import (
+    Group,
+    Leaf,
+    OptimizerState,
+    Stepped,
+    content_of,
+    is_same,
+    states_of,
+    tensors_of,
+)
+from offload.record.training_guard import TrainingGuard
+from offload.record.training_refusals import hidden_leaves, refuse_kernels
 
 if TYPE_CHECKING:
     from offload.record.launches import LaunchRecorder
@@ -84,22 +95,30 @@ class TrainedState:
         self._scaler_tensors = self._all_scaler_tensors()
 
     def _leaves(self, reached: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Leaf]:
+        """What has gradients, and parameters that are frozen, which may come to have them."""
         named = [(path.removeprefix("self."), one) for path, one in reached]
+        stepped_ids: set[int] = set()
         for stepped in self._optimizers:
             for at, group in enumerate(stepped.optimizer.param_groups):
                 where = f"{stepped.name}.param_groups[{at}]['params']"
                 named += [(f"{where}[{n}]", one) for n, one in enumerate(group["params"])]
+                stepped_ids.update(map(id, group["params"]))
         seen: set[int] = set()
         for name, tensor in named:
-            if tensor.is_leaf and tensor.requires_grad and id(tensor) not in seen:
+            may_have = (
+                tensor.requires_grad
+                or isinstance(tensor, torch.nn.Parameter)
+                or id(tensor) in stepped_ids
+            )
+            if tensor.is_leaf and may_have and id(tensor) not in seen:
                 seen.add(id(tensor))
                 yield Leaf(name, tensor)
 
     def _all_states(self) -> list[OptimizerState]:
         return [
-            OptimizerState(stepped, one, self._name(one), dict(items))
+            OptimizerState(stepped, one, self._name(one), items)
             for stepped in self._optimizers
-            for one, items in stepped.optimizer.state.items()
+            for one, items in states_of(stepped)
         ]
 
     def _name(self, key: object) -> str:
@@ -107,7 +126,7 @@ class TrainedState:
 
     def _all_groups(self) -> list[Group]:
         return [
-            Group(stepped, at, dict(group), tuple(group["params"]))
+            Group(stepped, at, content_of(group), tuple(group["params"]))
             for stepped in self._optimizers
             for at, group in enumerate(stepped.optimizer.param_groups)
         ]
@@ -130,13 +149,13 @@ class TrainedState:
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that a step may write besides those that the call refers to, by name."""
-        for one in self._gradients:
-            if one.before is not None:
-                yield f"the gradient of {one.leaf.name}", one.before
+        for gradient in self._gradients:
+            if gradient.before is not None:
+                yield f"the gradient of {gradient.leaf.name}", gradient.before
         for state in self._states:
             for key, item in state.items.items():
-                if isinstance(item, torch.Tensor):
-                    yield f"{key} of {state.of}", item
+                for one in tensors_of(item):
+                    yield f"{key} of {state.of}", one
         for group in self._groups:
             for key, item in group.values.items():
                 if isinstance(item, torch.Tensor):
@@ -190,6 +209,9 @@ class TrainedState:
                     "was recorded",
                 )
                 alike.update((id(one), stepped.name) for one in counters)
+            if isinstance(stepped.optimizer, torch.optim.RAdam):
+                for one in counters[: 1 if stepped.name in alike.values() else None]:
+                    log.guard_least(one, f"a step counter of {stepped.name}, as far as it had come")
 
         def shared(counter: torch.Tensor) -> Hashable | None:
             added = log.added_to(counter) if id(counter) in alike else None
@@ -252,7 +274,7 @@ class TrainedState:
         Raises:
             CaptureError: it did what a replay would not do again.
         """
-        _refuse_kernels(log)
+        refuse_kernels(log)
         self._refuse_changes(log)
         if made := next(self._made(), ""):
             return made
@@ -265,12 +287,10 @@ class TrainedState:
         for one in self._gradients:
             if (one.leaf.tensor.grad is None) is not (one.before is None):
                 yield f"the gradient of {one.leaf.name}"
-        before = {(id(one.stepped), id(one.key)): one.items for one in self._states}
-        for state in self._all_states():
-            known = before.get((id(state.stepped), id(state.key)), {})
+        for state, known in self._states_now():
             for key, item in state.items.items():
-                is_other = isinstance(item, torch.Tensor) and known.get(key) is not item
-                if is_other or key not in known:
+                is_kept = key in known and is_same(known[key], item)
+                if not is_kept and (key not in known or _has_tensors(known[key], item)):
                     yield f"{key} of {state.of} (state of {state.stepped.name})"
         now = self._all_scaler_tensors()
         for (name, item), (_, other) in zip(now, self._scaler_tensors, strict=True):
@@ -311,17 +331,21 @@ class TrainedState:
 
     def _refuse_numbers(self) -> None:
         """State that is a number of Python counts in no replay."""
-        before = {(id(one.stepped), id(one.key)): one.items for one in self._states}
-        for state in self._all_states():
-            known = before.get((id(state.stepped), id(state.key)), {})
+        for state, known in self._states_now():
             for key, item in state.items.items():
-                is_number = isinstance(item, (int, float)) and not isinstance(item, bool)
-                if is_number and known.get(key, item) != item:
+                is_known = is_same(known.get(key, item), item)
+                if not is_known and not _has_tensors(known[key], item):
                     raise CaptureError(
                         f"the step changes {key!r} of {state.of}, which {state.stepped.name} keeps "
                         f"as a number of Python ({known[key]!r} became {item!r}): keep it as a "
                         "tensor that is written in place, as torch's own optimizers do"
                     )
+
+    def _states_now(self) -> Iterator[tuple[OptimizerState, dict[Any, Any]]]:
+        """All state as it is now, each with what was kept before the call."""
+        before = {(id(one.stepped), id(one.key)): one.items for one in self._states}
+        for state in self._all_states():
+            yield state, before.get((id(state.stepped), id(state.key)), {})
 
     def _refuse_hidden_leaves(self, log: LaunchRecorder) -> None:
         for name, leaf in hidden_leaves(log, self._names):
@@ -376,37 +400,9 @@ class TrainedState:
         )
 
 
-def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that a call used and whose gradients nobody watches, which have one.
-
-    Args:
-        log: what the call launched.
-        known: the leaves that are watched, by id.
-    """
-    watched = set(known)
-    for tracked in log.table:
-        for one in tracked.holders:
-            is_leaf = one.is_leaf and one.requires_grad and id(one) not in watched
-            if is_leaf and one.grad is not None and log.table.find(one.grad) is not None:
-                yield tracked.value.name, one
-
-
-# Kernels that keep something for the backward pass by torch's grad mode alone, which executions
-# have switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
-_BY_GRAD_MODE = {
-    "aten::mkldnn_rnn_layer": "call the layer under torch.backends.mkldnn.flags(enabled=False), "
-    "where torch computes it by others"
-}
-
-
-def _refuse_kernels(log: LaunchRecorder) -> None:
-    for launch in log.launches:
-        if advice := _BY_GRAD_MODE.get(launch.name):
-            raise CaptureError(
-                f"{launch.source}: {launch.name} keeps what its gradient needs where gradients are "
-                f"switched on, and executions have them switched off: {advice}"
-            )
-
-
 def _is_ours(hook: object) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("offload.")
+
+
+def _has_tensors(*values: Any) -> bool:
+    return any(True for value in values for _ in tensors_of(value))

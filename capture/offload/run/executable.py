@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -95,6 +96,10 @@ class Executable(_native.CallableReplay):
         check_stored: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a Program resident; `check_stored` refuses files whose layout is another now."""
+        # What is native shows the garbage collector nothing but what is called before executions,
+        # which refers to the model, and that may refer to this.
+        before_execution = prepared.bindings.before_execution
+        prepared = dataclasses.replace(prepared, bound=prepared.bound.unguarded())
         self.fusion = fusion
         self.lane_choice = lane_choice
         self._check_stored = check_stored
@@ -119,7 +124,7 @@ class Executable(_native.CallableReplay):
             check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
             sizes=self._sized_calls(),
         )
-        self._bind(self._native)
+        self._bind(self._native, before_execution)
 
     def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         return self._backend.instantiate(prepared, plan)

@@ -1,0 +1,245 @@
+"""The launches of a call so far, with the storages that they use and what was refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from offload.console.user_code import user_location
+from offload.errors import CaptureError, OffloadError
+from offload.program import Argument, Launch, Operator, Symbol, TensorView
+from offload.record.drawn_before import DrawnBefore
+from offload.record.fake_launches import FakeLaunches
+from offload.record.fake_weights import FakeWeights
+from offload.record.guards import HostReadGuards
+from offload.record.kept_numbers import KeptNumbers
+from offload.record.operators import (
+    argument_data,
+)
+from offload.record.random_outcomes import RandomOutcome
+from offload.record.recording_device import Allocations
+from offload.record.storages import StorageTable, TrackedStorage
+from offload.record.unused_results import UnusedResults
+from offload.record.used_generators import UsedGenerators
+
+
+class LaunchLog:
+    """What was recorded of a call: Launches over the Values of a StorageTable.
+
+    Owner: one Recorder, on whose thread it is called.
+
+    Attributes:
+        table: the storages met so far.
+        launches: the launches so far.
+        foldable: by index those that always make the same, and are given what is known alone.
+        outcomes: of the random ones, in order; none where nothing is computed.
+        guards: what is guarded, or may not be.
+        generators: those that random operators drew from, with their state before the call.
+        refusal: the first thing that was refused; the call may have swallowed the error.
+        running: the torch function that is being called, as the function mode sees it.
+        allocations: tells tensors made during the call from those made before; set at the begin.
+        allows_unseen: work that cannot be seen is noted rather than refused: the device can run
+            the call as one opaque launch; set at the begin.
+        unseen: the first such work; empty if there was none.
+        numbers: those that launches are given as tensors; None: they are given as numbers.
+    """
+
+    def __init__(
+        self,
+        table: StorageTable,
+        *,
+        guards_reads: bool,
+        may_defer: Callable[[], bool] = lambda: False,
+        fakes: FakeWeights | None = None,
+        drawn: DrawnBefore | None = None,
+    ) -> None:
+        self.table = table
+        self.launches: list[Launch] = []
+        self.foldable: set[int] = set()
+        self.outcomes: list[RandomOutcome] = []
+        self.guards = HostReadGuards(allowed=guards_reads, may_defer=may_defer)
+        self.generators = UsedGenerators()
+        self._ranges: list[str] = []
+        self.allocations = Allocations(torch.device("cpu"))
+        self.refusal: OffloadError | None = None
+        self.running = ""
+        self.allows_unseen = False
+        self.unseen = ""
+        self.numbers: KeptNumbers | None = None
+        self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
+        self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
+        self._drawn = drawn
+        self._unused = UnusedResults()
+
+    def note_refusal(self, refusal: OffloadError) -> None:
+        """Keep what is refused, if it is the first."""
+        self.refusal = self.refusal or refusal
+
+    def take_refusal(self) -> OffloadError | None:
+        """What was refused first, which is not kept: its traceback leads here, as a cycle."""
+        refusal, self.refusal = self.refusal, None
+        return refusal
+
+    def raise_refusal(self) -> None:
+        """Raise what was refused first, if anything was."""
+        refusal = self.take_refusal()
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal
+
+    @contextlib.contextmanager
+    def _let_pass_once_deferred(self) -> Iterator[None]:
+        """Refuse nothing of a call that is not recorded any more."""
+        try:
+            yield
+        except OffloadError:
+            if self.guards.deferred is None:
+                raise
+
+    def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
+        """The storage of a tensor that `name` uses; one not met before is a weight.
+
+        Raises:
+            CaptureError: it was made during the call, by work that the recorder cannot see; or it
+                is a result on the CPU that a launch of another device gave beside its own.
+        """
+        tracked = self.table.find(tensor)
+        if tracked is not None:
+            return tracked
+        self._unused.check(tensor)
+        identity = tensor.untyped_storage()._cdata
+        unseen = (
+            tensor.numel() > 0
+            and not self.table.state.knows(identity)
+            and name != "aten::lift_fresh"
+            and self._made_during_call(tensor)
+        )
+        if unseen:
+            self.note_unseen(
+                CaptureError(
+                    f"{user_location()}: {name} uses a tensor of shape {list(tensor.shape)} that "
+                    "was made during the call by work that the recorder cannot see (another "
+                    "thread, or an extension that bypasses torch's dispatcher): move that work to "
+                    "the calling thread, or before the capture"
+                )
+            )
+            return self.table.add_made(tensor, name, unwritten=False)
+        if name == "aten::lift_fresh" and self._made_during_call(tensor):
+            if not self.running:  # inside a torch function the data was looked at, or is torch's
+                raise CaptureError(
+                    f"{user_location()}: a tensor was made from data by a legacy constructor "
+                    "(torch.Tensor, torch.FloatTensor, ...), whose data the recorder cannot see: "
+                    "use torch.tensor"
+                )
+            return self._track_literal(tensor)
+        tracked = self.table.add_weight(tensor)
+        tracked.foreign = name == "aten::lift_fresh" and not self.table.state.knows(identity)
+        return tracked
+
+    def note_unseen(self, refusal: CaptureError) -> None:
+        """Note work that cannot be seen.
+
+        Raises:
+            CaptureError: the refusal, on a device that runs no opaque launches.
+        """
+        if not self.allows_unseen:
+            raise refusal
+        self.unseen = self.unseen or str(refusal)
+
+    def hand_out(self, tensor: torch.Tensor, refusal: CaptureError) -> None:
+        """Note that memory is given to code that cannot be followed, and may write it.
+
+        Raises:
+            CaptureError: as `note_unseen`.
+        """
+        with self._let_pass_once_deferred(), _disable_current_modes():
+            self.note_unseen(refusal)
+            self.track(tensor, "what its address is given to").keep_before()
+
+    def refuse_read(self, what: str, refusal: CaptureError) -> None:
+        """Refuse a read that cannot become a guard, or let it pass.
+
+        Raises:
+            CaptureError: the refusal.
+        """
+        self.guards.refuse(what, refusal)
+
+    def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
+        """A tensor that the forward made from Python numbers: a fresh copy at each execution.
+
+        (Unless nobody writes it: then it is folded like any other constant. A host constant must
+        not be written.)
+        """
+        if tensor.device != self.table.device:
+            return self.table.add_weight(tensor)
+        source = self.table.add_weight(tensor.clone())
+        made = self.table.add_made(tensor, "literal", unwritten=False)
+        source.known = made.known = True
+        self.foldable.add(len(self.launches))
+        view = self.table.view(tensor, made)
+        self._append(
+            "aten::clone",
+            (dataclasses.replace(view, value=source.value.index), None),
+            results=(view,),
+            reads=indices_of((source,)),
+            writes=indices_of((made,)),
+        )
+        return made
+
+    def _made_during_call(self, tensor: torch.Tensor) -> bool:
+        if isinstance(tensor, FakeTensor):
+            return True
+        return self.allocations.contains(tensor.untyped_storage())
+
+    def _append(
+        self,
+        operator: str,
+        arguments: tuple[Argument, ...],
+        *,
+        results: tuple[TensorView | None, ...],
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        random: bool = False,
+        guard: bool | int | float | complex | None = None,
+        guards_shape: bool = False,
+    ) -> None:
+        index, source = len(self.launches), user_location()
+        observed = (results, reads, writes, random, guard, guards_shape)
+        self.launches.append(
+            Launch(index, Operator(operator), arguments, *observed, source, tuple(self._ranges))
+        )
+
+    def note_range(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Follow the ranges of the profiler that the call opens; it may end some of its caller's.
+
+        `func` is one of torch's operators that record_function calls, whose first argument is the
+        name where it begins one (torch/csrc/autograd/record_function_ops.cpp).
+        """
+        if func._schema.name.startswith("profiler::_record_function_enter"):
+            self._ranges.append(str(args[0]))
+        elif self._ranges:
+            self._ranges.pop()
+
+    def _argument(self, argument: Any) -> Argument:
+        if isinstance(argument, torch.Tensor):
+            tracked = self.table.find(argument)
+            assert tracked is not None
+            return self.table.view(argument, tracked)
+        if isinstance(argument, (list, tuple)):
+            return tuple(self._argument(item) for item in argument)
+        if type(argument) is torch.Generator:
+            return Symbol("generator", str(self.generators.note(argument)))
+        return argument_data(argument)
+
+
+def indices_of(tracked: Iterable[TrackedStorage]) -> tuple[int, ...]:
+    """The Values of storages, in order, each once."""
+    return tuple(sorted({one.value.index for one in tracked}))

@@ -1,0 +1,157 @@
+"""Optimizers' state and hyperparameters that were given other tensors than launches write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import BindingError
+from offload.record.trained_parts import (
+    Group,
+    OptimizerState,
+    Stepped,
+    content_of,
+    described,
+    is_same,
+)
+
+_AGAIN = "or capture the step again"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor is kept, as `holder[key]`, and which one launches use."""
+
+    name: str
+    holder: dict[Any, Any]
+    key: Any
+    ours: torch.Tensor
+
+    @property
+    def theirs(self) -> Any:
+        """What is there now."""
+        return self.holder.get(self.key)
+
+
+class MovedState:
+    """What optimizers keep, as the recorded step left it.
+
+    Owner: a TrainingGuard. Thread: any, one at a time.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[OptimizerState],
+        groups: Sequence[Group],
+        optimizers: Sequence[Stepped],
+    ) -> None:
+        """Take all states and groups of the optimizers."""
+        self._states, self._groups = tuple(states), tuple(groups)
+        self._optimizers = tuple(optimizers)
+
+    def take(self) -> None:
+        """Copy what is in other tensors to those that launches use, and put these in their places.
+
+        Raises:
+            BindingError: it is no such content, a number is another, or tensors are shared
+                otherwise than in the recorded step; nothing was changed.
+        """
+        n_groups = sum(len(one.optimizer.param_groups) for one in self._optimizers)
+        if n_groups != len(self._groups):
+            raise BindingError(
+                f"optimizers: expected {len(self._groups)} groups of parameters, as in the "
+                f"recorded step, got {n_groups}: capture the step again"
+            )
+        places = [*self._hyperparameters(), *self._kept()]
+        moved = [(one, one.theirs) for one in places if one.theirs is not one.ours]
+        if not moved:
+            return
+        _check_shared(places)
+        used = {one.ours.untyped_storage()._cdata for one in places}
+        contents = [
+            theirs.detach().clone() if theirs.untyped_storage()._cdata in used else theirs.detach()
+            for _, theirs in moved
+        ]
+        for (place, _), content in zip(moved, contents, strict=True):
+            place.ours.detach().copy_(content)
+            place.holder[place.key] = place.ours
+
+    def _hyperparameters(self) -> Iterator[_Place]:
+        for group in self._groups:
+            now = group.stepped.optimizer.param_groups[group.at]
+            found = dict(now)
+            for key, ours in group.values.items():
+                if isinstance(ours, torch.Tensor) and _may_take(ours, found.get(key)):
+                    found[key] = ours
+                    yield _Place(group.place(key), now, key, ours)
+            if key := group.changed_key(found):
+                raise BindingError(_other_hyperparameter(group, key, now))
+
+    def _kept(self) -> Iterator[_Place]:
+        for state in self._states:
+            now = state.stepped.optimizer.state.get(state.key, {})
+            if not isinstance(now, dict):
+                now = {"": now}
+            of = f"of {state.of} (state of {state.stepped.name})"
+            for key, ours in state.items.items():
+                theirs = now.get(key)
+                if _may_take(ours, theirs):
+                    yield _Place(f"{key} {of}", now, key, ours)
+                elif not is_same(ours, content_of(theirs)):
+                    raise BindingError(
+                        f"{key} {of}: expected {described(ours)}, as in the recorded step, got "
+                        f"{described(theirs)}: load a state of the same optimizer, {_AGAIN}"
+                    )
+            if more := sorted(map(str, now.keys() - state.items.keys())):
+                raise BindingError(
+                    f"state of {state.stepped.name} for {state.of}: got {', '.join(more)}, which "
+                    "the recorded step had not: capture the step again"
+                )
+
+
+def _check_shared(places: Sequence[_Place]) -> None:
+    """Make sure that places that share a tensor are those that shared one in the recorded step.
+
+    Raises:
+        BindingError: naming two of them.
+    """
+    by_ours: dict[int, _Place] = {}
+    by_theirs: dict[int, _Place] = {}
+    for place in places:
+        recorded = by_ours.setdefault(id(place.ours), place)
+        if recorded.theirs is not place.theirs:
+            raise BindingError(
+                f"{place.name}: expected the tensor that {recorded.name} is, as in the recorded "
+                f"step, got another: let both be one, {_AGAIN}"
+            )
+        now = by_theirs.setdefault(id(place.theirs), place)
+        if now.ours is not place.ours:
+            raise BindingError(
+                f"{place.name}: expected a tensor of its own, as in the recorded step, got that of "
+                f"{now.name}: give it a copy, {_AGAIN}"
+            )
+
+
+def _other_hyperparameter(group: Group, key: str, now: dict[str, Any]) -> str:
+    if key == "params":
+        return f"{group.place(key)}: other parameters than in the recorded step: capture again"
+    advice = "capture the step again"
+    if isinstance(group.values[key], float):
+        advice += (
+            "; for a value that changes between steps give the optimizer fused=True and a tensor "
+            f"({key}=torch.tensor({group.values[key]!r})), which a scheduler writes in place"
+        )
+    return (
+        f"{group.place(key)}: expected {described(group.values[key])}, with which the step was "
+        f"recorded, got {described(now.get(key))}: {advice}"
+    )
+
+
+def _may_take(ours: Any, theirs: Any) -> bool:
+    """Whether the content of another tensor can be copied into the one that launches use."""
+    if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
+        return False
+    return (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)

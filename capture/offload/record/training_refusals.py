@@ -1,0 +1,50 @@
+"""What a step that trains launched or used, of which a replay would make something else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from offload.errors import CaptureError
+
+if TYPE_CHECKING:
+    from offload.record.launches import LaunchRecorder
+
+
+def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that a call used and whose gradients nobody watches, which have one.
+
+    Args:
+        log: what the call launched.
+        known: the leaves that are watched, by id.
+    """
+    watched = set(known)
+    for tracked in log.table:
+        for one in tracked.holders:
+            is_leaf = one.is_leaf and one.requires_grad and id(one) not in watched
+            if is_leaf and one.grad is not None and log.table.find(one.grad) is not None:
+                yield tracked.value.name, one
+
+
+# Kernels that keep something for the backward pass by torch's grad mode alone, which executions
+# have switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
+_BY_GRAD_MODE = {
+    "aten::mkldnn_rnn_layer": "call the layer under torch.backends.mkldnn.flags(enabled=False), "
+    "where torch computes it by others"
+}
+
+
+def refuse_kernels(log: LaunchRecorder) -> None:
+    """Refuse kernels that do something else where gradients are switched off, as in executions.
+
+    Raises:
+        CaptureError: naming the launch, and what to do.
+    """
+    for launch in log.launches:
+        if advice := _BY_GRAD_MODE.get(launch.name):
+            raise CaptureError(
+                f"{launch.source}: {launch.name} keeps what its gradient needs where gradients are "
+                f"switched on, and executions have them switched off: {advice}"
+            )
