@@ -160,6 +160,7 @@ class Captured:
         weights_budget: int | str | None = ...,
         share_store: bool = ...,
         fuse: bool | Literal["auto"] = ...,
+        lanes: int | Literal["auto"] | None = ...,
         progress: Progress = ...,
         sizes: None = ...,
     ) -> Executable: ...
@@ -184,6 +185,7 @@ class Captured:
         weights_budget: int | str | None = None,
         share_store: bool = True,
         fuse: bool | Literal["auto"] = False,
+        lanes: int | Literal["auto"] | None = None,
         progress: Progress = None,
         sizes: Sizes | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize:
@@ -219,6 +221,10 @@ class Captured:
                 when it is first loaded with so many of torch's threads; what was found is kept
                 beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
                 what was fused, what not, and why.
+            lanes: let launches that need nothing of one another run at once, on at most so many
+                lanes (1 to 64; CUDA, as branches of the graph, with the bits of one lane). "auto":
+                several only where the device takes less time so, by executions of both on made-up
+                inputs. None: one. `explain()` says how many there are, and why.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -235,7 +241,9 @@ class Captured:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse` or `progress` is none; `sizes` is no
+            BindingError: there is no such scheduling; `fuse`, `lanes` or `progress` is none;
+                several lanes are asked for beside a budget or weights in files, the host's
+                scheduling or an opaque launch; `sizes` is no
                 Sizes, or given where none vary, or beside a budget or fusion; OFFLOAD_DEBUG is no
                 level; or a weight has another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
@@ -255,6 +263,7 @@ class Captured:
                 weights_budget=weights_budget,
                 share_store=share_store,
                 fuse=fuse,
+                lanes=lanes,
                 progress=progress,
                 name=self.name,
             )
@@ -271,7 +280,7 @@ class Captured:
             raise BindingError(
                 f"sizes: expected offload.Sizes(...), got a {type(sizes).__qualname__}"
             )
-        refuse_for_families(weights_budget=weights_budget, fuse=fuse)
+        refuse_for_families(weights_budget=weights_budget, fuse=fuse, lanes=lanes)
         found = load_family(
             self._bound_family,
             lambda: self._settled,

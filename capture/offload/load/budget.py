@@ -73,7 +73,7 @@ class StreamedLoad:
         self._link = streamer.link(prepared.bound)
         self._memory = streamer.memory_layout(prepared.program)
         costs = backend.machine(prepared.program.device_index).costs
-        self._launch_ns = _estimated_ns(prepared.program, costs.memory_bytes_per_ns)
+        self._launch_ns = estimated_ns(prepared.program, costs.memory_bytes_per_ns)
         self._estimated = ""
         self._timing = ""
         if backend.capabilities.queues_work:
@@ -269,7 +269,7 @@ class StreamedLoad:
         )
 
 
-def _estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
+def estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
     """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
     tables = row_reads(program)
     sizes_bytes = [

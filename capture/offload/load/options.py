@@ -17,6 +17,10 @@ AUTO: Literal["auto"] = "auto"
 """The budget that takes what memory is free; and the fusion that keeps what is quicker."""
 
 
+MOST_LANES = 64
+"""As many as `schedule_lanes` takes."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
     """What was asked of one load; the words are those of `Captured.load`.
@@ -28,6 +32,8 @@ class Options:
         is_streamed: some weights may have to be brought from a store.
         verify: whether captured graphs are proved and launches are timed.
         share_store: whether executables share what lies in the host's memory.
+        lanes: of launches: at most so many; "auto": several where that is quicker; None: one.
+        lanes_refusal: why there is one lane in any case; empty where there may be several.
     """
 
     scheduling: Scheduling
@@ -36,14 +42,17 @@ class Options:
     is_streamed: bool
     verify: bool = True
     share_store: bool = True
+    lanes: int | Literal["auto"] | None = None
+    lanes_refusal: str = ""
 
 
-def checked(
+def checked(  # noqa: PLR0917  (the options of a load, in their order)
     bound: BoundProgram,
     backend: Backend,
     scheduling: str,
     weights_budget: int | str | None,
     fuse: bool | Literal["auto"],
+    lanes: int | Literal["auto"] | None = None,
 ) -> Options:
     """The options of a load, each checked against the Program and the backend.
 
@@ -62,7 +71,9 @@ def checked(
     if bound.bindings.before_execution is not None:
         _check_training(budget, fuse)
     _check_fuse(fuse, backend, is_streamed=is_streamed)
-    return Options(how, fuse, budget, is_streamed)
+    refusal = _lanes_refusal(lanes, bound, backend, how, is_streamed=is_streamed)
+    lanes = None if lanes == 1 else lanes
+    return Options(how, fuse, budget, is_streamed, lanes=lanes, lanes_refusal=refusal)
 
 
 def _check_training(budget: object, fuse: object) -> None:
@@ -96,6 +107,45 @@ def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:
             f"fuse={AUTO!r} times two executables beside one another, which weights in files or "
             "under a budget leave no memory for: give fuse=True or fuse=False"
         )
+
+
+def _lanes_refusal(
+    lanes: object, bound: BoundProgram, backend: Backend, how: Scheduling, *, is_streamed: bool
+) -> str:
+    """Why there is one lane though "auto" was asked for; empty where there may be several.
+
+    Raises:
+        BindingError: it is no number of lanes, or something excludes several.
+        BackendUnavailable: several are asked for, and the device has one.
+    """
+    is_number = isinstance(lanes, int) and not isinstance(lanes, bool)
+    if lanes not in (None, AUTO) and not (is_number and 1 <= lanes <= MOST_LANES):  # type: ignore[operator]
+        raise BindingError(
+            f"lanes: expected a number from 1 to {MOST_LANES}, {AUTO!r} or None, got {lanes!r}"
+        )
+    if lanes in (None, 1):
+        return ""
+    kind: type[BackendUnavailable | BindingError] = BindingError
+    if backend.lanes is None:
+        kind = BackendUnavailable
+        why = f"device {backend.name!r} runs launches one after the other"
+    elif how is Scheduling.HOST:
+        why = "the host delivers launches one after the other with scheduling='host'"
+    elif is_streamed:
+        why = (
+            "weights that are streamed, or in files, are brought while launches run in recorded "
+            "order"
+        )
+    elif bound.program.opaque is not None:
+        why = (
+            "the program is one opaque launch, which has no second one to run beside it: "
+            f"{bound.program.opaque.reason}"
+        )
+    else:
+        return ""
+    if lanes != AUTO:
+        raise kind(f"lanes={lanes}: {why}; load without lanes=, or with {AUTO!r}")
+    return why
 
 
 def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | None]:

@@ -19,6 +19,7 @@ from offload.console.progress import Progress, telling
 from offload.load.budget import StreamedLoad
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
+from offload.load.graph_lanes import placed_in_lanes, prepared_for
 from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
 from offload.load.place import place
 from offload.load.switched import switched
@@ -38,6 +39,7 @@ def load_program(
     weights_budget: int | str | None,
     share_store: bool,
     fuse: bool | Literal["auto"],
+    lanes: int | Literal["auto"] | None,
     progress: Progress,
     name: str,
 ) -> Executable:
@@ -49,7 +51,7 @@ def load_program(
     """
     with telling(progress), switched(name) as asked:
         backend, index = named_backend(bound.program.device if device is None else device)
-        options = checked(bound, backend, scheduling, weights_budget, fuse)
+        options = checked(bound, backend, scheduling, weights_budget, fuse, lanes)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
         recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))
 
@@ -85,8 +87,10 @@ def _resident(
     bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
 ) -> Executable:
     """With all weights in memory."""
-    prepared = backend.prepare(bound)
+    prepared = prepared_for(bound, backend, options)
     plan = place(prepared, backend)
+    if options.lanes is not None and not options.lanes_refusal:
+        prepared, plan = placed_in_lanes(prepared, plan, backend, options)
     kind = Executable if bound.bindings.before_execution is None else GuardedExecutable
     return kind(prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion)
 
@@ -96,7 +100,7 @@ def _streamed(
 ) -> Executable:
     """With weights from a store, which launches are timed for where a budget is short."""
     streamer = weight_streamer(bound, backend)
-    prepared = backend.prepare(bound)
+    prepared = prepared_for(bound, backend, options)
     plan = place(prepared, backend)
     load = StreamedLoad(
         prepared,

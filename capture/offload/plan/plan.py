@@ -124,6 +124,7 @@ class Plan:
         method: which ordering or search gave the placement.
         n_launches: of the Program.
         streaming: where weights lie and when they are brought there; None: used where they are.
+        launch_lanes: the steps of several lanes of launches; empty: there is one lane.
     """
 
     slots: tuple[Slot, ...]
@@ -136,13 +137,14 @@ class Plan:
     method: str
     n_launches: int
     streaming: Streaming | None = None
+    launch_lanes: tuple[Lane, ...] = ()
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """What an execution consists of, in the order of each lane; the first one has launches."""
         if self.streaming is not None:
             return self.streaming.lanes
-        return (launch_lane(self.n_launches),)
+        return self.launch_lanes or (launch_lane(self.n_launches),)
 
     def of_kind(self, kind: SlotKind) -> Iterator[Slot]:
         """The slots of one kind, in order."""

@@ -100,7 +100,8 @@ def _step_line(step: Step, program: Program, plan: Plan) -> str:
 
 def plan_data(plan: Plan) -> dict[str, Any]:
     """A Plan as JSON data; indices of places and lifetimes are those of the Program's Values."""
-    data = dataclasses.asdict(dataclasses.replace(plan, streaming=None))
+    data = dataclasses.asdict(dataclasses.replace(plan, streaming=None, launch_lanes=()))
+    del data["launch_lanes"]  # `steps_data` has them
     if plan.streaming is not None:
         data["streaming"] = dataclasses.asdict(dataclasses.replace(plan.streaming, lanes=()))
         del data["streaming"]["lanes"]  # `steps_data` has them

@@ -11,6 +11,7 @@ import torch
 
 from offload.backends.base import (
     Capabilities,
+    LaneRunner,
     LaunchReport,
     LaunchTimer,
     Loaded,
@@ -31,6 +32,7 @@ from offload.backends.captured.streamed_copies import StreamedGraph, streamed_gr
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings
+from offload.backends.cuda.lanes import CudaLanes
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.opaque import CudaOpaqueLauncher
 from offload.backends.cuda.prepared_graph import prepare_captured
@@ -46,6 +48,7 @@ from offload.backends.refusals import check_weights, refuse_launch, refuse_unali
 from offload.errors import BackendUnavailable
 from offload.native import _native
 from offload.plan import Plan, check_plan
+from offload.plan.check_node_order import check_node_order
 from offload.plan.topology import CopyCosts, CostTable, Machine
 from offload.program import BoundProgram
 
@@ -89,6 +92,11 @@ class CudaBackend:
     def timing(self) -> LaunchTimer:
         """Times a twin of the graph."""
         return TwinTimer(self.proof_memory)
+
+    @property
+    def lanes(self) -> LaneRunner:
+        """As branches of the graph."""
+        return CudaLanes(self.proof_memory)
 
     def machine(self, index: int | None = None) -> Machine:
         """A GPU; by default torch's current one.
@@ -170,6 +178,9 @@ class CudaBackend:
         """
         check_plan(prepared.program, plan)
         captured: TemplateGraph = prepared.state
+        if captured.one_lane is not None:
+            assert prepared.graph is not None
+            check_node_order(prepared.program, plan, prepared.graph)
         named = {word.value for word in captured.discovery.words}
         check = functools.partial(check_weights, prepared.bound, named, self.alignment_bytes)
         check()
