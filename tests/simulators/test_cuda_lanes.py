@@ -367,3 +367,17 @@ def test_each_lane_has_its_own_workspace(simulator, monkeypatch, graphs, is_know
     starts = {other for _, other in laned.edges}
     # With workspaces of their own the first products of the towers wait for nothing.
     assert len([one for one in products if one not in starts]) == (n_lanes if is_known else 1)
+
+
+def test_what_is_told_of_a_plan_has_its_lanes(backend, monkeypatch, tmp_path):
+    """The folder of a load, and a timeline."""
+    monkeypatch.setenv("OFFLOAD_DUMP", str(tmp_path))
+    with captured_of(Towers()).load(device=DEVICE, lanes=3) as run:
+        x = torch.randn(4, 16)
+        with run.timeline() as timeline:
+            torch.testing.assert_close(run(x), eager(x))
+    assert len(timeline.executions) == 1
+    texts = [path.read_text() for path in tmp_path.rglob("*") if path.suffix in {".txt", ".json"}]
+    steps = [text for text in texts if "lane launches:" in text]
+    assert any(text.count("lane launches:") == 3 for text in steps)
+    assert any("wait for event" in text for text in steps)
