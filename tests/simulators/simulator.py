@@ -406,6 +406,13 @@ def load() -> Simulator:
     return Simulator(ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL))
 
 
+def _forget_kernels() -> None:
+    """Let nothing be known of kernels: after a reset others have their handles."""
+    backend = sys.modules.get("offload.backends.cuda.backend")
+    if backend is not None:
+        backend._known.clear()
+
+
 def for_a_test() -> Iterator[Simulator]:
     """For a fixture: the driver as at its beginning, before and after; skips without one."""
     if torch.cuda.is_available():
@@ -415,6 +422,7 @@ def for_a_test() -> Iterator[Simulator]:
     except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
     loaded.reset()
+    _forget_kernels()
     yield loaded
     # What errors keep alive gives its memory back now: after the reset other things lie there.
     gc.collect()

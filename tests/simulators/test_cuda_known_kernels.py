@@ -24,7 +24,6 @@ SIZES = range(8, 8 + 32)
 @pytest.fixture
 def device(simulator, monkeypatch):
     """The simulator, of whose kernels none is known."""
-    monkeypatch.setattr(cuda_backend, "_known", {})
     return Kernels(simulator, monkeypatch)
 
 
@@ -58,10 +57,10 @@ def arguments(source, target, n, factor, second=0, third=None):
     )
 
 
-def program(device, n, kernel=None, **options):
-    """out = (x * 2) * 3 on n numbers."""
+def program(device, n, kernel=None, activation_items=1, **options):
+    """out = (x * 2) * 3 on n numbers; the activation has room for more."""
     kernel = kernel or device.scale_n
-    made = make_program([(IN, n), (ACT, n), (OUT, n)], [("0", "1"), ("1", "2")])
+    made = make_program([(IN, n), (ACT, n * activation_items), (OUT, n)], [("0", "1"), ("1", "2")])
     steps = [
         lambda at: at.launch(kernel, *arguments(at.at[0], at.at[1], n, 2.0, **options)),
         lambda at: at.launch(kernel, *arguments(at.at[1], at.at[2], n, 3.0, **options)),
@@ -103,6 +102,18 @@ def test_many_sizes_take_one_capture_each_and_one_arena(device):
         assert ("one capture has told" in run.explain()) == (n != SIZES[0])
     for run in runs:
         run.close()
+
+
+def test_many_sizes_take_the_memory_of_the_largest(device, simulator, small_granules):
+    """All open at once: at most 1.1 times what the largest takes by itself."""
+    options = {"activation_items": 4096}
+    largest, _ = load(device, SIZES[-1], **options)
+    alone = simulator.physical_bytes
+    runs = [load(device, n, **options)[0] for n in SIZES]
+    assert simulator.physical_bytes <= 1.1 * alone
+    assert sum(run.feature_map_bytes for run in runs) > 15 * largest.feature_map_bytes
+    for run, n in zip(runs, SIZES, strict=True):
+        check(run, n)
 
 
 def test_a_kernel_that_is_not_known_has_all_captures_made(device):
@@ -241,9 +252,8 @@ def test_copies_and_memsets_need_no_knowledge(device):
     check(run, n)
 
 
-def test_models_of_another_batch_size_give_the_same_bits(backend, monkeypatch):
-    """With weights, recorded at two sizes; each kernel of the capturer belongs to one program."""
-    monkeypatch.setattr(cuda_backend, "_known", {})
+def test_a_model_that_is_loaded_again_gives_the_same_bits(backend):
+    """With weights. Each kernel of the capturer belongs to one program."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()).eval()
     captured = offload.capture(model, torch.randn(4, 8))
