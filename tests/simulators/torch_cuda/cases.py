@@ -290,3 +290,27 @@ def test_auto_measures_both_graphs_by_events_of_the_device(cuda):
         assert len(run.plan.launch_lanes) > 1
         assert "measured" in run.explain()
         torch.testing.assert_close(run(x.to("cuda")).to("cpu"), eager(Towers, x))
+
+
+def test_a_program_that_is_loaded_again_is_captured_once(cuda, monkeypatch):
+    """Its kernels are known from the proof of the first load."""
+    from offload.backends.cuda import backend as cuda_backend
+
+    monkeypatch.setattr(cuda_backend, "_known", {})
+    x = torch.randn(4, 16)
+    captured = captured_of(Mlp, x)
+    counts = []
+    for _ in range(2):
+        capturer = TorchCapturer()
+        capture = capturer.capture
+        calls: list[object] = []
+
+        def noted(*given, calls=calls, capture=capture):
+            calls.append(given)
+            return capture(*given)
+
+        monkeypatch.setattr(capturer, "capture", noted)
+        with captured.load(CudaBackend(capturer)) as run:
+            torch.testing.assert_close(run(x.to("cuda")).to("cpu"), eager(Mlp, x))
+        counts.append(len(calls))
+    assert counts == [4, 1]
