@@ -115,10 +115,10 @@ class AtenCapturer:
         addresses = {one.value: one.address for one in allocations if one.value is not None}
         stream = _current_context_stream()
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
-        launches = [one for one in program.launches if not _is_of_nothing(one)]
-        for launch in launches:
+        self._launches: list[int] = []  # of each node
+        for launch in (one for one in program.launches if not _is_of_nothing(one)):
             kernel = self._kernel(bound, launch)
-            launch_kernel(stream, kernel.function, kernel.sizes, kernel.arguments(addresses))
+            self.launch(stream, launch, kernel.function, kernel.sizes, kernel.arguments(addresses))
         graph = call("cuStreamEndCapture", stream)
         call("cuStreamDestroy", stream)
         nodes, edges = read_graph(int(graph))
@@ -126,11 +126,18 @@ class AtenCapturer:
             graph=int(graph),
             nodes=nodes,
             edges=edges,
-            launches=tuple(launch.index for launch in launches),
+            launches=tuple(self._launches),
             allocations=tuple(allocations),
             owned=(),
             keep=CapturedGraph(graph),
         )
+
+    def launch(
+        self, stream: Any, launch: Launch, function: int, sizes: Sequence[int], block: bytes
+    ) -> None:
+        """Launch what a Program's launch is made of: one kernel."""
+        launch_kernel(stream, function, sizes, block)
+        self._launches.append(launch.index)
 
     def _capture_opaque(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Capture what the callable launches, on memory of the pool; nothing executes."""

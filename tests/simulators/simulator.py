@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -60,6 +61,11 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
         [_text, _bytes, ctypes.c_void_p, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p],
     ),
     "sim_library_kernel": (_address, [_address]),
+    "sim_set_prologue": (_int, [_address, KERNEL_FUNCTION, ctypes.c_void_p]),
+    "sim_set_lazy_loading": (None, [_int]),
+    "sim_is_loaded": (_int, [_address]),
+    "sim_set_call_ns": (_int, [_text, ctypes.c_int64, ctypes.c_int64]),
+    "sim_host_ns": (ctypes.c_int64, []),
     "sim_hide": (None, [_text]),
     "sim_set_strict_kinds": (None, [_int]),
     "sim_set_host_is_device": (None, [_int]),
@@ -206,6 +212,13 @@ class Simulator(DeviceControls):
             places = (ctypes.c_size_t * len(sizes))(*offsets_bytes)
             packed_bytes = offsets_bytes[-1] + sizes_bytes[-1]
 
+        callback = self._callback(function, packed_bytes)
+        address = ctypes.cast(sizes, ctypes.c_void_p)
+        return self.library.sim_kernel(name.encode(), len(sizes), address, places, callback, None)
+
+    def _callback(self, function: Callable[[bytes], object], packed_bytes: int) -> Any:
+        """A function of Python's for the library, kept until the next reset."""
+
         def run(arguments: int, _user: object) -> int:
             try:
                 function(ctypes.string_at(arguments, packed_bytes) if packed_bytes else b"")
@@ -216,8 +229,57 @@ class Simulator(DeviceControls):
 
         callback = KERNEL_FUNCTION(run)
         self._kept.append(callback)
-        address = ctypes.cast(sizes, ctypes.c_void_p)
-        return self.library.sim_kernel(name.encode(), len(sizes), address, places, callback, None)
+        return callback
+
+    def set_prologue(
+        self, kernel: int, packed_bytes: int, function: Callable[[bytes], object]
+    ) -> None:
+        """What a kernel does before it waits for the kernel that it may overlap with.
+
+        As what a kernel of CUDA does before `cudaGridDependencySynchronize`: behind an edge with
+        data it runs with the kernel before, at the earliest; else just before the kernel itself.
+        ValueError for an unknown kernel.
+        """
+        callback = self._callback(function, packed_bytes)
+        if self.library.sim_set_prologue(kernel, callback, None) != 0:
+            raise ValueError(f"there is no kernel {kernel}")
+
+    def set_lazy_loading(self, lazy: bool) -> None:
+        """Whether kernels made from here on are loaded when they are first used.
+
+        As by CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2: "loading a kernel may require
+        context synchronization" (CUDA programming guide, Lazy Loading). What a capture makes of
+        that no page says. The simulator takes the strictest reading: it is one of the potentially
+        unsafe calls of `cuStreamBeginCapture`, as loading a module is, which end the capture.
+        """
+        self.library.sim_set_lazy_loading(lazy)
+
+    def is_loaded(self, kernel: int) -> bool:
+        """Whether a kernel's code is on the device. ValueError for an unknown kernel."""
+        loaded: int = self.library.sim_is_loaded(kernel)
+        if loaded < 0:
+            raise ValueError(f"there is no kernel {kernel}")
+        return bool(loaded)
+
+    def set_call_ns(self, function: str, idle_ns: int, in_flight_ns: int | None = None) -> None:
+        """What each call of a function takes of the host's time, by the virtual clock.
+
+        Args:
+            function: of the driver, without a version.
+            idle_ns: where no work is under way.
+            in_flight_ns: where some is; None: as much.
+
+        Raises:
+            ValueError: `set_clock` was not called.
+        """
+        in_flight_ns = idle_ns if in_flight_ns is None else in_flight_ns
+        if self.library.sim_set_call_ns(function.encode(), idle_ns, in_flight_ns) != 0:
+            raise ValueError("set_clock was not called")
+
+    @property
+    def host_ns(self) -> int:
+        """The host's time by the virtual clock: what its calls took, and how long it waited."""
+        return int(self.library.sim_host_ns())
 
     def all_calls(self) -> dict[str, int]:
         """By name how often each of the driver's functions that offload uses was called so far."""
@@ -344,6 +406,13 @@ def load() -> Simulator:
     return Simulator(ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL))
 
 
+def _forget_kernels() -> None:
+    """Let nothing be known of kernels: after a reset others have their handles."""
+    backend = sys.modules.get("offload.backends.cuda.backend")
+    if backend is not None:
+        backend._known.clear()
+
+
 def for_a_test() -> Iterator[Simulator]:
     """For a fixture: the driver as at its beginning, before and after; skips without one."""
     if torch.cuda.is_available():
@@ -353,6 +422,7 @@ def for_a_test() -> Iterator[Simulator]:
     except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
     loaded.reset()
+    _forget_kernels()
     yield loaded
     # What errors keep alive gives its memory back now: after the reset other things lie there.
     gc.collect()

@@ -88,14 +88,33 @@ class Capturing:
         self.allocations.append(Allocation(address, size_bytes, None))
         return address
 
-    def launch(self, function: int, *arguments: bytes, stream: Any = None, grid: int = 1) -> None:
-        """Launch a kernel with each argument's bytes."""
+    def launch(
+        self,
+        function: int,
+        *arguments: bytes,
+        stream: Any = None,
+        grid: int = 1,
+        overlaps: bool = False,
+    ) -> None:
+        """Launch a kernel with each argument's bytes; it may begin before the one before ends."""
         buffers = [ctypes.create_string_buffer(one, len(one)) for one in arguments]
         addresses = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
-        call(
-            "cuLaunchKernel", function, grid, 1, 1, 32, 1, 1, 0,
-            self.stream if stream is None else stream, ctypes.addressof(addresses), 0,
-        )  # fmt: skip
+        on = self.stream if stream is None else stream
+        if not overlaps:
+            places = ctypes.addressof(addresses)
+            call("cuLaunchKernel", function, grid, 1, 1, 32, 1, 1, 0, on, places, 0)
+            return
+        driver = driver_bindings()
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.blockDimX = grid, 32
+        config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
+        attribute = driver.CUlaunchAttribute()
+        serialisation = "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+        attribute.id = getattr(driver.CUlaunchAttributeID, serialisation)
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config.hStream, config.attrs, config.numAttrs = on, [attribute], 1
+        kernel = driver.CUfunction(init_value=int(function))
+        call("cuLaunchKernelEx", config, kernel, ctypes.addressof(addresses), 0)
 
 
 def words(*numbers: int) -> bytes:

@@ -191,20 +191,32 @@ def test_a_forked_graph_keeps_its_edges(device, pointers):
 # ---- refusals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("from_port", "kind"), [(1, 1), (2, 1), (0, 0)])
-def test_programmatic_edges_let_kernels_overlap(pointers, monkeypatch, from_port, kind):
+@pytest.mark.parametrize("from_port", [1, 2])
+def test_edges_of_other_ports_let_kernels_overlap(pointers, monkeypatch, from_port):
     def step(at):
         at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0))
 
     read_edges = cuda_graph._read_edges
 
     def with_ports(graph):
-        return [(start, end, (from_port, 0, kind)) for start, end, _ in read_edges(graph)]
+        return [(start, end, (from_port, 0, 1)) for start, end, _ in read_edges(graph)]
 
     monkeypatch.setattr(cuda_graph, "_read_edges", with_ports)
     found, _ = prepared([step, step])
     assert found.graph.edges == ((0, 1),)
-    assert found.graph.overlapping == ({(0, 1)} if kind else set())
+    assert found.graph.overlapping == {(0, 1)}
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_launches_that_may_begin_before_others_end_are_told(pointers, overlaps):
+    """By the edges that the driver makes of them in a capture."""
+
+    def step(at):
+        at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0), overlaps=overlaps)
+
+    found, _ = prepared([step, step])
+    assert found.graph.edges == ((0, 1),)
+    assert found.graph.overlapping == ({(0, 1)} if overlaps else set())
 
 
 def test_edges_are_not_read_by_bindings_that_give_freed_memory(pointers, monkeypatch):

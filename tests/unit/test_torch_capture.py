@@ -585,3 +585,22 @@ def test_a_memory_history_that_the_user_records_is_not_ended(monkeypatch):
         PoolMemory.__new__(PoolMemory).current(),
     ):
         raise AssertionError("nothing may run")
+
+
+@pytest.mark.parametrize(
+    ("configured", "capability", "expected"),
+    [
+        ("", (9, 0), 32 << 20),
+        ("", (10, 0), 32 << 20),
+        ("", (8, 6), (2 * 4096 + 8 * 16) << 10),
+        (":4096:2:16:8", (9, 0), (2 * 4096 + 8 * 16) << 10),
+        (":16:8", (8, 0), 128 << 10),
+        ("nonsense", (9, 0), 32 << 20),
+    ],
+)
+def test_the_workspace_of_cublas_is_known_by_its_size(
+    monkeypatch, configured, capability, expected
+):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", configured)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert torch_capture._workspace_bytes(0) == expected

@@ -225,14 +225,15 @@ class Captured:
                 when it is first loaded with so many of torch's threads; what was found is kept
                 beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
                 what was fused, what not, and why. With `sizes`, for those that are promoted.
-            lanes: how many threads may run launches at once that do not depend on one another (cpu
-                backend). 1: one does, and each launch is shared among as many threads as torch is
-                set to. More: at most so many, planned by what launches take on made-up inputs; a
-                launch has one thread then, so results have the bits of `torch.set_num_threads(1)`.
-                "auto": as many as torch is set to, where calls are quicker so than on one lane with
-                one thread and with torch's, by executions of all three. Threads beside the
-                caller's take part in an execution only where the executions before show that this
-                pays. `explain()` says what was chosen, and why.
+            lanes: let launches that do not depend on one another run at once, on at most so many
+                lanes (1 to 64). On the cpu backend these are threads: 1 shares each launch among as
+                many as torch is set to; with more a launch has one thread, so results have the bits
+                of `torch.set_num_threads(1)`, and threads beside the caller's take part in an
+                execution only where the executions before show that this pays. On CUDA they are
+                branches of the graph, with the bits of one lane. Lanes are planned by what launches
+                take on made-up inputs. "auto": several where calls are quicker so than on one lane
+                (on the CPU with one thread, and with torch's), by executions of each. `explain()`
+                says what was chosen, and why.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -251,10 +252,11 @@ class Captured:
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed.
             BindingError: there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
-                for what runs on one; `sizes` is no Sizes, or given where none vary, or beside a
-                budget or lanes; `promoted` is given without `fuse`, or where the program leaves
-                more than results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype
-                or layout than when it was recorded.
+                for what runs on one (weights in files or under a budget, the host's scheduling, a
+                step that trains); `sizes` is no Sizes, or given where none vary, or beside a budget
+                or lanes; `promoted` is given without `fuse`, or where the program leaves more than
+                results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
+                than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was; or the folder of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +13,7 @@ from offload.errors import CaptureError
 from offload.interpreter.settled_family import SettledFamily
 from offload.native import _native
 from offload.plan import NodeGraph, Plan
+from offload.plan.steps import Lane
 from offload.plan.streaming import Streaming
 from offload.plan.topology import CopyCosts, Link, Machine, MemoryLayout
 from offload.program import Bindings, BoundProgram, Program
@@ -74,12 +75,14 @@ class Prepared:
         graph: who touches what, where the device runs a graph; None where it runs the launches
             one after the other.
         state: the backend's own, for `instantiate`.
+        notes: what a user should know of how it was prepared, in sentences for people.
     """
 
     bound: BoundProgram
     operator_allocated: frozenset[int] = frozenset()
     graph: NodeGraph | None = None
     state: Any = None
+    notes: tuple[str, ...] = ()
 
     @property
     def program(self) -> Program:
@@ -219,6 +222,48 @@ class OpaqueLauncher(Protocol):
         Raises:
             BackendUnavailable: the device, its driver or a library is missing.
             CaptureError: one of the two cannot be captured, so that they cannot be compared.
+            ExecutionError: the device failed.
+        """
+
+
+class LaneRunner(Protocol):
+    """The role of a device that runs launches of one Program at once, by the graph it executes.
+
+    Attributes:
+        most_lanes: that are worth a try.
+        synchronisation_ns: what a wait for another lane takes, for who plans lanes.
+    """
+
+    most_lanes: int
+    synchronisation_ns: float
+
+    def refusal(self, prepared: Prepared) -> str:
+        """Why this Program cannot run on lanes; empty if it can."""
+
+    def conflicts(self, prepared: Prepared) -> tuple[tuple[int, int], ...]:
+        """Pairs of a launch and a later one that keep their order on this device."""
+
+    def in_lanes(self, prepared: Prepared, lanes: Sequence[Lane]) -> Prepared:
+        """What the planner must know of the Program on these lanes. Runs nothing.
+
+        Args:
+            prepared: of the Program, on one lane; it stays as it is.
+            lanes: of its launches, which `conflicts` allow.
+
+        Raises:
+            PlanError: the lanes do not fit the Program.
+            ExecutionError: the device failed.
+        """
+
+    def time_executions(self, placed: Sequence[tuple[Prepared, Plan]]) -> list[float]:
+        """What an execution takes on the device, in ns, of each in turns. Changes no state.
+
+        Args:
+            placed: one Program, prepared and placed in several ways.
+
+        Raises:
+            CaptureError: a launch refuses made-up inputs.
+            OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
         """
 
@@ -369,6 +414,10 @@ class Backend(Protocol):
 
         Where it does not, executions themselves are timed.
         """
+
+    @property
+    def lanes(self) -> LaneRunner | None:
+        """None: launches of a Program run one after the other."""
 
     @property
     def sizes(self) -> SizeChanger | None:

@@ -74,7 +74,7 @@ def checked(
     _check_lanes(lanes)
     one_lane = "" if lanes == 1 else _one_lane(bound, backend, how, is_streamed=is_streamed)
     if one_lane and lanes != AUTO:
-        kind = BindingError if backend.capabilities.runs_lanes else BackendUnavailable
+        kind = BindingError if _has_lanes(backend) else BackendUnavailable
         raise kind(f"lanes={lanes!r}: {one_lane}: load without lanes=, or with lanes={AUTO!r}")
     return Options(how, fuse, budget, is_streamed, lanes=lanes, one_lane=one_lane)
 
@@ -90,10 +90,15 @@ def _check_lanes(lanes: object) -> None:
 
 def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_streamed: bool) -> str:
     """Why a Program runs on one lane, whatever it consists of; empty if it need not."""
-    if not backend.capabilities.runs_lanes:
+    if not _has_lanes(backend):
         return (
             f"device {backend.name!r} orders launches by itself, or its operators cannot be told "
             "to use one thread"
+        )
+    if bound.program.opaque is not None:
+        return (
+            "the program is one opaque launch, which has no second one to run beside it: "
+            f"{bound.program.opaque.reason}"
         )
     if how is Scheduling.HOST:
         return "the host delivers launches one by one"
@@ -102,6 +107,10 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
     if bound.bindings.before_execution is not None:
         return "the program is a step that trains, each of whose launches changes what others read"
     return ""
+
+
+def _has_lanes(backend: Backend) -> bool:
+    return backend.capabilities.runs_lanes or backend.lanes is not None
 
 
 def _check_training(budget: object) -> None:

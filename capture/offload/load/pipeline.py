@@ -19,6 +19,7 @@ from offload.console.progress import Progress, telling
 from offload.load.budget import StreamedLoad
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
+from offload.load.graph_lanes import placed_in_lanes
 from offload.load.lanes import load_on_lanes
 from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
 from offload.load.place import place
@@ -60,7 +61,7 @@ def load_program(
             return load_proved(backend, lambda one: one_way(bound, one, options, fusion))
 
         bound, fusion = _fused(bound, options, load)
-        if options.lanes == 1 or options.one_lane:
+        if options.lanes == 1 or options.one_lane or backend.lanes is not None:
             run = load(bound, fusion)
             if options.one_lane:
                 run.lane_choice = LaneChoice(AUTO, refusal=options.one_lane)
@@ -95,6 +96,8 @@ def _resident(
     """With all weights in memory."""
     prepared = backend.prepare(bound)
     plan = place(prepared, backend)
+    if backend.lanes is not None and options.lanes != 1 and not options.one_lane:
+        prepared, plan = placed_in_lanes(prepared, plan, backend, options)
     return Executable(
         prepared, plan, backend, options.scheduling, verify=options.verify, fusion=fusion
     )

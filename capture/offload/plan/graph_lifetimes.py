@@ -83,7 +83,7 @@ def graph_chains(graph: NodeGraph) -> Chains | None:
         PlanError: as `graph_lifetimes`.
     """
     before: list[list[int]] = [[] for _ in range(graph.n_nodes)]
-    order = _topological_order(graph)
+    order = topological_order(graph)
     for early, late in graph.edges:
         before[late].append(early)
     lengths: list[int] = []
@@ -122,7 +122,7 @@ def node_segments(graph: NodeGraph) -> list[int]:
     Raises:
         PlanError: as `graph_lifetimes`.
     """
-    order = _topological_order(graph)
+    order = topological_order(graph)
     position = [0] * graph.n_nodes
     for place, node in enumerate(order):
         position[node] = place
@@ -157,7 +157,12 @@ def node_segments(graph: NodeGraph) -> list[int]:
     return segments
 
 
-def _topological_order(graph: NodeGraph) -> list[int]:
+def topological_order(graph: NodeGraph) -> list[int]:
+    """The nodes of a graph, each behind all that edges lead from to it.
+
+    Raises:
+        PlanError: the edges form a cycle, or name a node that there is not.
+    """
     followers: list[list[int]] = [[] for _ in range(graph.n_nodes)]
     n_before = [0] * graph.n_nodes
     for before, after in graph.edges:

@@ -124,8 +124,8 @@ class Plan:
         method: which ordering or search gave the placement.
         n_launches: of the Program.
         streaming: where weights lie and when they are brought there; None: used where they are.
-        launch_lanes: the lanes of launches, each of which shares the work of a launch with no
-            other thread; None: one, whose launches do as torch is set to.
+        launch_lanes: the lanes of launches, where an execution has such; on the CPU each shares the
+            work of a launch with no other thread. None: one, as the device runs it.
     """
 
     slots: tuple[Slot, ...]

@@ -109,6 +109,7 @@ class Executable(_native.CallableReplay):
         self.scheduling = scheduling
         self._backend = backend
         self._keep_timeline: Callable[[Executable, Timeline], None] | None = None
+        self._prepared_notes = prepared.notes
         self._loaded = self._instantiate(prepared, plan)
         self._steps = watched_steps(prepared.bound, self._loaded)
         _read_weights(self._loaded)
@@ -408,7 +409,7 @@ class Executable(_native.CallableReplay):
 
     def notes(self) -> tuple[str, ...]:
         """What else the device says of how the program is executed, in sentences for people."""
-        return self._loaded.notes()
+        return (*self._prepared_notes, *self._loaded.notes())
 
     def explain(self) -> str:
         """Say what a user should know: launches without an out-variant, copies, reads avoided.

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
 #include "../device/device.hpp"
 #include "cuda/driver_abi.hpp"
@@ -33,6 +35,8 @@ Result get_proc_address_v2(const char* symbol, void** function, int version,
 Result context_get_device(Device* device);
 Result graph_node_get_dependencies(GraphNode node, GraphNode* dependencies, EdgeData* data,
                                    std::size_t* n_dependencies);
+Result graph_remove_dependencies(Graph graph, const GraphNode* from, const GraphNode* to,
+                                 const EdgeData* data, std::size_t n_edges);
 Result graph_get_edges_v1(Graph graph, GraphNode* from, GraphNode* to, std::size_t* n_edges);
 Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uint64_t* id,
                                   Graph* graph, const GraphNode** dependencies,
@@ -41,6 +45,12 @@ Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uin
 // What a function needs before it may be called.
 enum class Needs { kNothing, kDriver, kContext };
 
+// What a call takes of the host's time by the virtual clock: where the device is idle, and where
+// work is under way.
+struct CallCost {
+  std::int64_t idle_ns = 0, in_flight_ns = 0;
+};
+
 struct DriverState {
   simulator::Device device;
   bool initialised = false;
@@ -48,6 +58,7 @@ struct DriverState {
   int version = 13000;
   int n_retained = 0;           // of the primary context
   bool host_is_device = false;  // memory that was not allocated here stands for the device's
+  std::map<std::string, CallCost> costs;
 };
 
 // One in the process, never destroyed: clients may call while they exit.
@@ -73,6 +84,11 @@ Result call(const char* symbol, Needs needs, const Body& body) noexcept {
       if (const auto fault = state.device.scheduler.fault()) return code_of(*fault);
     }
     if (needs == Needs::kContext && current_context() == nullptr) return kInvalidContext;
+    if (const auto cost = state.costs.find(symbol); cost != state.costs.end()) {
+      const bool in_flight = state.device.scheduler.is_busy();
+      state.device.scheduler.host_takes(in_flight ? cost->second.in_flight_ns
+                                                  : cost->second.idle_ns);
+    }
     body(state.device);
     return kSuccess;
   } catch (const simulator::DeviceError& error) {

@@ -24,6 +24,7 @@ const Symbol kSymbols[] = {
     {"cuGetProcAddress", 11030, reinterpret_cast<void*>(&get_proc_address)},
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&get_proc_address_v2)},
     {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(&context_get_device)},
+    {"cuGraphRemoveDependencies", 12030, reinterpret_cast<void*>(&graph_remove_dependencies)},
     {"cuGraphGetEdges", 10000, reinterpret_cast<void*>(&graph_get_edges_v1)},
     {"cuGraphNodeGetDependencies", 12030, reinterpret_cast<void*>(&graph_node_get_dependencies)},
     {"cuStreamGetCaptureInfo", 12030, reinterpret_cast<void*>(&stream_get_capture_info_v3)},
@@ -97,6 +98,48 @@ SIMULATOR_EXPORT std::uint64_t sim_kernel(const char* name, std::size_t n_parame
   }
   driver().device.add_kernel(kernel);
   return kernel->handle;
+}
+
+// What a kernel does before it waits for a kernel that it may overlap with; with the same
+// arguments. -1 for an unknown function.
+SIMULATOR_EXPORT int sim_set_prologue(std::uint64_t function, simulator::KernelFunction prologue,
+                                      void* user) {
+  const std::lock_guard lock(driver().device.mutex);
+  const auto kernel = driver().device.kernels.find(function);
+  if (kernel == nullptr) return -1;
+  kernel->prologue = prologue;
+  kernel->prologue_user = user;
+  return 0;
+}
+
+// 1: kernels that are made from here on are loaded when they are first used, as by
+// CUDA_MODULE_LOADING=LAZY; 0: when they are made.
+SIMULATOR_EXPORT void sim_set_lazy_loading(int lazy) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.loads_late = lazy != 0;
+}
+
+// 1: the kernel's code is on the device; 0: not yet; -1: an unknown function.
+SIMULATOR_EXPORT int sim_is_loaded(std::uint64_t function) {
+  const std::lock_guard lock(driver().device.mutex);
+  const auto kernel = driver().device.kernels.find(function);
+  return kernel == nullptr ? -1 : static_cast<int>(kernel->is_loaded);
+}
+
+// What each call of a function takes of the host's time by the virtual clock: while the device is
+// idle, and while work is under way. -1, and nothing done, without such a clock.
+SIMULATOR_EXPORT int sim_set_call_ns(const char* function, std::int64_t idle_ns,
+                                     std::int64_t in_flight_ns) {
+  const std::lock_guard lock(driver().device.mutex);
+  if (!driver().device.scheduler.has_clock()) return -1;
+  driver().costs[function] = {idle_ns, in_flight_ns};
+  return 0;
+}
+
+// The host's time by the virtual clock: what its calls took, and how long it waited.
+SIMULATOR_EXPORT std::int64_t sim_host_ns() {
+  const std::lock_guard lock(driver().device.mutex);
+  return driver().device.scheduler.host_ns();
 }
 
 // The same kernel's handle as a CUkernel; 0 for an unknown function.
@@ -286,5 +329,6 @@ SIMULATOR_EXPORT int sim_reset() {
   driver().n_devices = 1;
   driver().version = 13000;
   driver().host_is_device = false;
+  driver().costs.clear();
   return 0;
 }

@@ -189,6 +189,33 @@ Result graph_add_event_record_node(GraphNode* node, Graph graph, const GraphNode
   });
 }
 
+namespace {
+
+// By CUgraphEdgeData, CUgraphDependencyType and CU_GRAPH_KERNEL_NODE_PORT_* in cuda.h: no node has
+// ports that edges lead to, what is reserved is 0, only kernels have ports that edges lead from,
+// the programmatic type is for two kernels and needs one of these ports, and the programmatic port
+// needs that type.
+void require_valid(const EdgeData& data, const simulator::Node& from, const simulator::Node& to) {
+  constexpr unsigned char kProgrammaticPort = 1, kLaunchOrderPort = 2, kProgrammaticType = 1;
+  const auto is_kernel = [](const simulator::Node& node) {
+    return std::holds_alternative<KernelCall>(node.work);
+  };
+  const bool is_reserved_clear = std::all_of(std::begin(data.reserved), std::end(data.reserved),
+                                             [](unsigned char one) { return one == 0; });
+  simulator::require(data.to_port == 0 && is_reserved_clear, Status::kInvalidValue);
+  simulator::require(data.type <= kProgrammaticType && data.from_port <= kLaunchOrderPort,
+                     Status::kInvalidValue);
+  simulator::require(data.from_port == 0 || is_kernel(from), Status::kInvalidValue);
+  if (data.type == kProgrammaticType) {
+    simulator::require(is_kernel(from) && is_kernel(to) && data.from_port != 0,
+                       Status::kInvalidValue);
+  } else {
+    simulator::require(data.from_port != kProgrammaticPort, Status::kInvalidValue);
+  }
+}
+
+}  // namespace
+
 Result graph_add_dependencies(Graph graph, const GraphNode* from, const GraphNode* to,
                               const EdgeData* data, std::size_t n_edges) {
   return call("cuGraphAddDependencies", Needs::kContext, [&](simulator::Device& device) {
@@ -197,8 +224,28 @@ Result graph_add_dependencies(Graph graph, const GraphNode* from, const GraphNod
       const auto node = get(device, to[edge]);
       simulator::require(node->graph == as_number(graph), Status::kInvalidValue);
       simulator::EdgeKind kind;
+      const auto before = get(device, from[edge]);
+      if (data != nullptr) {
+        require_valid(data[edge], *before, *node);
+        kind = {data[edge].from_port, data[edge].to_port, data[edge].type};
+      }
+      device.graphs.depend(*node, *before, kind);
+    }
+  });
+}
+
+// "Specifying an edge that does not exist in the graph, with data matching edgeData, results in an
+// error"; no data means zeros (cuGraphRemoveDependencies of the driver's manual).
+Result graph_remove_dependencies(Graph graph, const GraphNode* from, const GraphNode* to,
+                                 const EdgeData* data, std::size_t n_edges) {
+  return call("cuGraphRemoveDependencies", Needs::kContext, [&](simulator::Device& device) {
+    get(device, graph);
+    for (std::size_t edge = 0; edge < n_edges; ++edge) {
+      const auto node = get(device, to[edge]);
+      simulator::require(node->graph == as_number(graph), Status::kInvalidValue);
+      simulator::EdgeKind kind;
       if (data != nullptr) kind = {data[edge].from_port, data[edge].to_port, data[edge].type};
-      device.graphs.depend(*node, *get(device, from[edge]), kind);
+      device.graphs.undepend(*node, *get(device, from[edge]), kind);
     }
   });
 }
@@ -292,11 +339,63 @@ Result graph_host_get_params(GraphNode node, HostNodeParams* params) {
   });
 }
 
-Result graph_instantiate(GraphExec* exec, Graph graph, unsigned long long) {
-  return call("cuGraphInstantiateWithFlags", Needs::kContext, [&](simulator::Device& device) {
-    require_given(exec);
-    *exec = as_handle<GraphExec>(device.graphs.instantiate(*get(device, graph))->handle);
-  });
+namespace {
+
+constexpr unsigned long long kAutoFree = 1, kDeviceLaunch = 4;
+
+// A kernel that work on the device may change (CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE).
+bool is_device_updatable(const simulator::Node& node) {
+  constexpr int kDeviceUpdatable = 13;
+  const auto* const kernel = std::get_if<KernelCall>(&node.work);
+  if (kernel == nullptr) return false;
+  const auto found = kernel->attributes.find(kDeviceUpdatable);
+  if (found == kernel->attributes.end()) return false;
+  return std::any_of(found->second.begin(), found->second.begin() + sizeof(int),
+                     [](unsigned char one) { return one != 0; });
+}
+
+// What cuGraphInstantiateWithFlags of the driver's manual allows: three flags, of which two exclude
+// one another (to upload is for cuGraphInstantiateWithParams alone).
+void require_known(unsigned long long flags) {
+  simulator::require((flags & ~(kAutoFree | kDeviceLaunch | kUseNodePriority)) == 0 &&
+                         (flags & (kAutoFree | kDeviceLaunch)) != (kAutoFree | kDeviceLaunch),
+                     Status::kInvalidValue);
+}
+
+// By the same page and "Device Graph Launch" of the programming guide: to be launched from the
+// device a graph holds kernels, copies, memsets and child graphs alone, and of one with kernels
+// that the device may change there is one executable at a time. With which code the driver refuses
+// either is not written there.
+bool is_supported(simulator::Device& device, const simulator::Graph& graph,
+                  unsigned long long flags) {
+  const bool for_device = (flags & kDeviceLaunch) != 0;
+  for (const auto& node : graph.nodes) {
+    const bool is_of_host = std::holds_alternative<HostCall>(node->work) ||
+                            std::holds_alternative<simulator::EventRecord>(node->work);
+    if (for_device && is_of_host) return false;
+    if (is_device_updatable(*node) && device.graphs.is_instantiated(graph)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Result graph_instantiate(GraphExec* exec, Graph graph, unsigned long long flags) {
+  bool supported = true;
+  const Result result =
+      call("cuGraphInstantiateWithFlags", Needs::kContext, [&](simulator::Device& device) {
+        require_given(exec);
+        require_known(flags);
+        const auto found = get(device, graph);
+        supported = is_supported(device, *found, flags);
+        if (!supported) return;
+        for (const auto& node : found->nodes) {
+          const auto* const kernel = std::get_if<KernelCall>(&node->work);
+          if (kernel != nullptr) device.load(*device.kernel(kernel->kernel->handle));
+        }
+        *exec = as_handle<GraphExec>(device.graphs.instantiate(*found)->handle);
+      });
+  return supported ? result : kNotSupported;
 }
 
 Result graph_exec_destroy(GraphExec exec) {

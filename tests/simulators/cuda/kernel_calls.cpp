@@ -1,4 +1,6 @@
 // Modules, kernels and their launches.
+#include <algorithm>
+
 #include "convert.hpp"
 #include "driver.hpp"
 
@@ -32,6 +34,7 @@ Result module_get_function(Function* function, Module module, const char* name) 
         device.modules.get(as_number(module), Status::kInvalidHandle);
         for (const auto& kernel : device.kernels.all()) {
           if (kernel->name != name) continue;
+          device.load(*kernel);
           *function = as_handle<Function>(kernel->handle);
           result = kSuccess;
         }
@@ -80,7 +83,9 @@ Result function_get_param_info(Function function, std::size_t index, std::size_t
 Result kernel_get_function(Function* function, Kernel kernel) {
   return call("cuKernelGetFunction", Needs::kContext, [&](simulator::Device& device) {
     require_given(function);
-    *function = as_handle<Function>(device.kernel(as_number(kernel))->handle);
+    const auto found = device.kernel(as_number(kernel));
+    device.load(*found);
+    *function = as_handle<Function>(found->handle);
   });
 }
 
@@ -106,14 +111,34 @@ Result launch_kernel(Function function, unsigned int grid_x, unsigned int grid_y
     const KernelNodeParams params{function, grid_x,       grid_y,     grid_z, block_x, block_y,
                                   block_z,  shared_bytes, parameters, extra,  nullptr, nullptr};
     const auto on = device.scheduler.get(as_number(stream));
-    device.submit(*on, to_call(device, params));
+    auto launched = to_call(device, params);
+    device.load(*device.kernel(launched.kernel->handle));
+    device.submit(*on, std::move(launched));
   });
 }
 
+namespace {
+
+// Programmatic launches by cuda.h: by the order of the stream; by events, which the simulator does
+// not have, so that it refuses them rather than lets them go by.
+constexpr int kProgrammaticSerialisation = 6, kProgrammaticEvent = 7, kLaunchCompletionEvent = 12;
+
+bool is_set(const LaunchAttribute& attribute) {
+  return std::any_of(attribute.value, attribute.value + 4, [](unsigned char one) { return one; });
+}
+
+}  // namespace
+
 Result launch_kernel_ex(const LaunchConfig* config, Function function, void** parameters,
                         void** extra) {
-  return call("cuLaunchKernelEx", Needs::kContext, [&](simulator::Device& device) {
+  bool is_unknown = false;
+  const Result result = call("cuLaunchKernelEx", Needs::kContext, [&](simulator::Device& device) {
     require_given(config);
+    for (unsigned int index = 0; index < config->n_attributes; ++index) {
+      const int id = config->attributes[index].id;
+      is_unknown |= id == kProgrammaticEvent || id == kLaunchCompletionEvent;
+    }
+    if (is_unknown) return;
     const KernelNodeParams params{
         function,        config->grid_x,  config->grid_y,  config->grid_z,
         config->block_x, config->block_y, config->block_z, config->shared_bytes,
@@ -121,12 +146,15 @@ Result launch_kernel_ex(const LaunchConfig* config, Function function, void** pa
     auto launched = to_call(device, params);
     for (unsigned int index = 0; index < config->n_attributes; ++index) {
       const LaunchAttribute& attribute = config->attributes[index];
+      if (attribute.id == kProgrammaticSerialisation) launched.overlaps = is_set(attribute);
       auto& value = launched.attributes[attribute.id];
       std::copy(std::begin(attribute.value), std::end(attribute.value), value.begin());
     }
+    device.load(*device.kernel(launched.kernel->handle));
     const auto on = device.scheduler.get(as_number(config->stream));
     device.submit(*on, std::move(launched));
   });
+  return is_unknown ? kNotSupported : result;
 }
 
 Result launch_host_function(Stream stream, void (*function)(void*), void* user_data) {

@@ -8,6 +8,11 @@ namespace {
 
 thread_local CaptureMode thread_mode = CaptureMode::kGlobal;
 
+// Of the programming guide, "Use in CUDA Graphs" of programmatic dependent launch: a kernel that
+// was launched with programmatic stream serialisation has an edge of the programmatic type from
+// the programmatic port (1 and 1 in cuda.h); by CUgraphDependencyType there only between kernels.
+constexpr EdgeKind kProgrammatic{1, 0, 1};
+
 void merge(std::vector<std::uint64_t>& frontier, const std::vector<std::uint64_t>& others) {
   for (const std::uint64_t node : others) {
     if (std::find(frontier.begin(), frontier.end(), node) == frontier.end()) {
@@ -80,7 +85,13 @@ std::shared_ptr<Graph> Captures::end(Stream& stream) {
 
 void Captures::add(Stream& stream, Work work) {
   require(!stream.capture->invalidated, Status::kCaptureInvalidated);
+  const auto* const call = std::get_if<KernelCall>(&work);
+  const bool overlaps = call != nullptr && call->overlaps;
   const auto node = graphs_.add(*stream.capture->graph, std::move(work), stream.frontier);
+  for (const std::uint64_t before : stream.frontier) {
+    if (!overlaps || !std::holds_alternative<KernelCall>(graphs_.node(before)->work)) continue;
+    node->edge_kinds[before] = kProgrammatic;
+  }
   stream.frontier = {node->handle};
 }
 

@@ -78,7 +78,14 @@ std::shared_ptr<Kernel> Device::kernel(std::uint64_t handle) const {
 
 void Device::add_kernel(std::shared_ptr<Kernel> kernel) {
   kernel->library_handle = new_handle();
+  kernel->is_loaded = !loads_late;
   kernels.add(std::move(kernel));
+}
+
+void Device::load(Kernel& kernel) {
+  if (kernel.is_loaded) return;
+  captures.require_safe();
+  kernel.is_loaded = true;
 }
 
 bool Device::reset() {
@@ -91,6 +98,7 @@ bool Device::reset() {
   kernels.clear();
   memory.reset();
   ledger.reset();
+  loads_late = false;
   return true;
 }
 

@@ -47,6 +47,11 @@ class Device {
   // The kernel with either handle. Errors: kInvalidHandle.
   std::shared_ptr<Kernel> kernel(std::uint64_t handle) const;
   void add_kernel(std::shared_ptr<Kernel> kernel);
+  // Puts a kernel's code on the device, if it is not there: memory is taken, and the context may
+  // have to be synchronised. Errors: as Captures::require_safe.
+  void load(Kernel& kernel);
+
+  bool loads_late = false;  // kernels are loaded when they are first used
 
  private:
   void require_usable(Stream& stream);

@@ -112,6 +112,16 @@ void Graphs::depend(Node& node, const Node& before, EdgeKind kind) {
   if (!kind.is_plain()) node.edge_kinds[before.handle] = kind;
 }
 
+void Graphs::undepend(Node& node, const Node& before, EdgeKind kind) {
+  auto& there = node.dependencies;
+  const auto found = std::find(there.begin(), there.end(), before.handle);
+  require(found != there.end(), kInvalid);
+  const auto kept = node.edge_kinds.find(before.handle);
+  require((kept == node.edge_kinds.end() ? EdgeKind{} : kept->second) == kind, kInvalid);
+  there.erase(found);
+  node.edge_kinds.erase(before.handle);
+}
+
 void Graphs::set(Node& node, Work work) {
   require(node.work.index() == work.index(), kInvalid);
   validate(work);
@@ -157,8 +167,48 @@ std::shared_ptr<const Step> Graphs::make_step(Work work) const {
   return step;
 }
 
+// A kernel behind an edge with data begins with the one before it, at the earliest: when all has
+// ended that this one waits for. It waits for the rest by itself, behind its prologue.
+void Graphs::add_prologues(const Graph& graph, Executable& executable) const {
+  std::map<std::uint64_t, const Node*> by_handle;
+  for (const auto& node : graph.nodes) by_handle[node->handle] = node.get();
+  const auto begins_after = [&](const Node& node) {
+    std::vector<std::size_t> found;
+    std::vector<const Node*> pending{&node};
+    while (!pending.empty()) {
+      const Node* const one = pending.back();
+      pending.pop_back();
+      for (const std::uint64_t other : one->dependencies) {
+        if (one->edge_kinds.count(other) != 0) {
+          pending.push_back(by_handle.at(other));
+        } else {
+          found.push_back(executable.step_of.at(other));
+        }
+      }
+    }
+    std::sort(found.begin(), found.end());
+    found.erase(std::unique(found.begin(), found.end()), found.end());
+    return found;
+  };
+  for (const auto& node : graph.nodes) {
+    const auto* const call = std::get_if<KernelCall>(&node->work);
+    if (call == nullptr || call->kernel->prologue == nullptr || node->edge_kinds.empty()) continue;
+    KernelCall prologue = *call;
+    KernelCall rest = *call;
+    prologue.is_prologue = rest.is_without_prologue = true;
+    const std::size_t main = executable.step_of.at(node->handle);
+    const std::size_t step = executable.run.steps.size();
+    executable.prologue_of[node->handle] = step;
+    executable.run.steps.push_back(make_step(std::move(prologue)));
+    executable.run.steps[main] = make_step(std::move(rest));
+    executable.dependencies.push_back(begins_after(*node));
+    executable.dependencies[main].push_back(step);
+  }
+}
+
 std::shared_ptr<Executable> Graphs::instantiate(const Graph& graph) {
   auto result = std::make_shared<Executable>();
+  result->graph = graph.handle;
   std::vector<std::vector<std::size_t>> dependencies;
   for (const auto& node : graph.nodes) {
     result->step_of[node->handle] = result->run.steps.size();
@@ -170,6 +220,7 @@ std::shared_ptr<Executable> Graphs::instantiate(const Graph& graph) {
     dependencies.push_back(std::move(steps));
   }
   result->dependencies = std::move(dependencies);
+  add_prologues(graph, *result);
   result->run.order = order(*result);
   require(result->run.order.size() == result->run.steps.size(), kInvalid);  // else a cycle
   return executables_.add(result);
@@ -187,6 +238,12 @@ std::vector<std::size_t> Graphs::order(const Executable& executable) {
 void Graphs::set_node_order(NodeOrder node_order, std::uint64_t seed) {
   node_order_ = node_order;
   random_.seed(seed);
+}
+
+bool Graphs::is_instantiated(const Graph& graph) const {
+  const auto all = executables_.all();
+  return std::any_of(all.begin(), all.end(),
+                     [&graph](const auto& one) { return one->graph == graph.handle; });
 }
 
 void Graphs::destroy_executable(std::uint64_t handle) {
@@ -221,8 +278,14 @@ void Graphs::set(Executable& executable, const Node& node, Work work) {
   require(found != executable.step_of.end(), kInvalid);
   auto& step = executable.run.steps[found->second];
   require_same_shape(step->work, work);
+  const auto prologue = executable.prologue_of.find(node.handle);
   if (auto* call = std::get_if<KernelCall>(&work)) {
     call->attributes = std::get<KernelCall>(step->work).attributes;
+    if (prologue != executable.prologue_of.end()) {
+      KernelCall before = *call;
+      before.is_prologue = call->is_without_prologue = true;
+      executable.run.steps[prologue->second] = make_step(std::move(before));
+    }
   }
   auto changed = make_step(std::move(work));
   require_same_kinds(*step, *changed);

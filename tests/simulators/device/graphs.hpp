@@ -23,6 +23,9 @@ struct EdgeKind {
   std::uint8_t to_port = 0;
   std::uint8_t type = 0;
   bool is_plain() const { return from_port == 0 && to_port == 0 && type == 0; }
+  bool operator==(const EdgeKind& other) const {
+    return from_port == other.from_port && to_port == other.to_port && type == other.type;
+  }
 };
 
 // Owner: its graph, which must live as long as anything points here.
@@ -68,7 +71,10 @@ enum class NodeOrder { kNewestFirst, kOldestFirst, kRandom };
 
 struct Executable {
   std::uint64_t handle = 0;
+  std::uint64_t graph = 0;                       // that it was made of
   std::map<std::uint64_t, std::size_t> step_of;  // by the node's handle
+  // Of kernels that may begin before the one before has ended: what they do until they wait for it.
+  std::map<std::uint64_t, std::size_t> prologue_of;
   GraphRun run;
   std::vector<std::vector<std::size_t>> dependencies;  // by step
   std::shared_ptr<Mark> last;  // of its last launch: launches of one executable do not overlap
@@ -90,6 +96,8 @@ class Graphs {
   std::shared_ptr<Node> add(Graph& graph, Work work, std::vector<std::uint64_t> dependencies);
   // Errors: nodes of different graphs, or an edge that is there already.
   void depend(Node& node, const Node& before, EdgeKind kind = {});
+  // Errors: no such edge of this kind.
+  void undepend(Node& node, const Node& before, EdgeKind kind = {});
   // Errors: work of another kind than the node's.
   void set(Node& node, Work work);
   std::shared_ptr<Graph> clone(const Graph& graph);
@@ -99,6 +107,8 @@ class Graphs {
   // Errors: an operand that is not allocated.
   std::shared_ptr<Executable> instantiate(const Graph& graph);
   void destroy_executable(std::uint64_t handle);
+  // Whether an executable of the graph exists.
+  bool is_instantiated(const Graph& graph) const;
   // The executable's next launches run `work` for this node. Errors: a node of another graph, of
   // a graph that was destroyed, or of another kind; for copies and fills also an operand that
   // is not allocated, operands of another kind of memory than before, several dimensions before or
@@ -123,6 +133,7 @@ class Graphs {
 
  private:
   std::shared_ptr<const Step> make_step(Work work) const;
+  void add_prologues(const Graph& graph, Executable& executable) const;
   std::vector<std::uint64_t> held(const Operand& operand, std::size_t n_bytes) const;
   void require_same_kinds(const Step& before, const Step& after) const;
   MemoryKind kind_at(std::uint64_t address) const;

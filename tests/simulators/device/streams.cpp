@@ -109,9 +109,10 @@ void Scheduler::set_copy_ns(std::uint64_t to, std::int64_t duration_ns) {
 
 std::int64_t Scheduler::duration_ns(const Work& work) const {
   if (!clock_) return 0;
-  if (std::holds_alternative<KernelCall>(work) || std::holds_alternative<BlockKernelCall>(work)) {
-    return clock_->kernel_ns;
+  if (const auto* const call = std::get_if<KernelCall>(&work); call != nullptr) {
+    return call->is_prologue ? 0 : clock_->kernel_ns;
   }
+  if (std::holds_alternative<BlockKernelCall>(work)) return clock_->kernel_ns;
   const auto* const copy = std::get_if<Copy>(&work);
   if (copy == nullptr) return 0;
   const auto found = clock_->copy_to_ns.find(copy->destination.at(0, 0));
@@ -259,10 +260,16 @@ void Scheduler::perform(Stream& stream, const Operation& operation) {
 void Scheduler::perform(const Work& work) {
   if (current_ != nullptr) current_->now_ns += duration_ns(work);
   if (const auto* call = std::get_if<KernelCall>(&work)) {
+    const Kernel& kernel = *call->kernel;
     int result = 0;
     {
       const OutsideLock outside(device_);
-      result = call->kernel->function(call->arguments.data(), call->kernel->user);
+      if (kernel.prologue != nullptr && !call->is_without_prologue) {
+        result = kernel.prologue(call->arguments.data(), kernel.prologue_user);
+      }
+      if (result == 0 && !call->is_prologue) {
+        result = kernel.function(call->arguments.data(), kernel.user);
+      }
     }
     if (result != 0) fault_ = Status::kLaunchFailed;
   } else if (const auto* host = std::get_if<HostCall>(&work)) {

@@ -119,6 +119,14 @@ class Scheduler : private Runner {
   // From here on the device tells the time by this clock, and not by the machine's.
   void set_clock(VirtualClock clock) { clock_ = std::move(clock); }
   void set_copy_ns(std::uint64_t to, std::int64_t duration_ns);
+  bool has_clock() const { return clock_.has_value(); }
+  // The host's time by it, and what a call of the host's takes of that.
+  std::int64_t host_ns() const { return host_ns_; }
+  void host_takes(std::int64_t duration_ns) {
+    if (clock_) host_ns_ += duration_ns;
+  }
+  // Whether some stream has work that has not ended.
+  bool is_busy() const { return n_queued() != 0; }
 
   // Which streams go first while one waits at a gate.
   void set_newest_first(bool newest) { newest_first_ = newest; }

@@ -30,6 +30,10 @@ struct Kernel {
   std::size_t packed_bytes = 0;
   KernelFunction function = nullptr;
   void* user = nullptr;
+  // What it does before it waits for the kernel that it was let overlap with: null, nothing.
+  KernelFunction prologue = nullptr;
+  void* prologue_user = nullptr;
+  bool is_loaded = true;             // its code is on the device
   std::uint64_t handle = 0;          // of a function
   std::uint64_t library_handle = 0;  // of the kernel, which belongs to no context
 };
@@ -52,6 +56,9 @@ struct KernelCall {
   std::vector<unsigned char> arguments;  // packed, copied when the call was made
   bool packed = false;                   // as the caller gave them
   std::map<int, AttributeValue> attributes;
+  bool overlaps = false;             // it may begin before the kernel before it in its stream ended
+  bool is_prologue = false;          // only what comes before it waits
+  bool is_without_prologue = false;  // only what comes after
 };
 
 enum class Side { kHost, kDevice, kUnified };

@@ -65,7 +65,7 @@ class AscendBackend:
 
     name = "npu"
     capabilities = Capabilities(queues_work=True)
-    opaque = sizes = None
+    opaque = sizes = lanes = None
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
     copies_on_device = True

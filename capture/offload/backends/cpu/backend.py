@@ -37,7 +37,7 @@ class CpuBackend:
 
     name = "cpu"
     capabilities = Capabilities(runs_kernels=True, runs_lanes=_native.runs_on_one_thread())
-    opaque = timing = offline = None  # to run a callable as one launch would be to call it
+    opaque = timing = offline = lanes = None  # to run a callable as one launch would be to call it
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
@@ -11,6 +13,7 @@ import torch
 
 from offload.backends.base import (
     Capabilities,
+    LaneRunner,
     LaunchReport,
     LaunchTimer,
     Loaded,
@@ -19,6 +22,7 @@ from offload.backends.base import (
     Prepared,
     SetNodes,
     Streams,
+    Unproved,
     WeightStreamer,
 )
 from offload.backends.captured.capture_thread import refuse_capturing
@@ -26,11 +30,13 @@ from offload.backends.captured.random_draws import drawing
 from offload.backends.captured.relocation.captures import RANDOM_OWNER, launch_names
 from offload.backends.captured.relocation.fixed_values import FIXED_OWNER
 from offload.backends.captured.relocation.fixed_weights import WEIGHT_OWNER
+from offload.backends.captured.relocation.known_kernels import KnownKernels
 from offload.backends.captured.relocation.words import Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.graph import driver_bindings
+from offload.backends.cuda.lanes import CudaLanes
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.opaque import CudaOpaqueLauncher
 from offload.backends.cuda.prepared_graph import prepare_captured
@@ -43,9 +49,10 @@ from offload.backends.cuda.streaming import CudaWeights, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.twins import TwinTimer, prove_twins
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
-from offload.errors import BackendUnavailable
+from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan
+from offload.plan.check_node_order import check_node_order
 from offload.plan.topology import CopyCosts, CostTable, Machine
 from offload.program import BoundProgram
 
@@ -57,6 +64,7 @@ _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 
 _COSTS = CostTable(memory_bytes_per_ns=2000.0)
 _copy_costs: dict[int, CopyCosts] = {}
+_known: dict[int, KnownKernels] = {}
 
 _arenas: weakref.WeakValueDictionary[int, _native.CudaArena] = weakref.WeakValueDictionary()
 _making_arena = threading.Lock()
@@ -70,6 +78,8 @@ class CudaBackend:
     alignment_bytes = ALIGNMENT_BYTES
     current_stream: Callable[[int], int] | None = None  # torch's, whose handle is the driver's
     offline = sizes = None
+
+    _uses_known = True
 
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Captures with torch, unless another capturer is given."""
@@ -89,6 +99,11 @@ class CudaBackend:
     def timing(self) -> LaunchTimer:
         """Times a twin of the graph."""
         return TwinTimer(self.proof_memory)
+
+    @property
+    def lanes(self) -> LaneRunner:
+        """As branches of the graph."""
+        return CudaLanes(self.proof_memory)
 
     def machine(self, index: int | None = None) -> Machine:
         """A GPU; by default torch's current one.
@@ -155,7 +170,8 @@ class CudaBackend:
             refuse_launch(launch, "cuda")
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.alignment_bytes)
-        return prepare_captured(bound, self._capturer or TorchCapturer())
+        known = _known_kernels(device_of(program)) if self._uses_known else None
+        return prepare_captured(bound, self._capturer or TorchCapturer(), known)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Instantiate the graph with one relocated word for each address found.
@@ -170,6 +186,9 @@ class CudaBackend:
         """
         check_plan(prepared.program, plan)
         captured: TemplateGraph = prepared.state
+        if captured.one_lane is not None:
+            assert prepared.graph is not None
+            check_node_order(prepared.program, plan, prepared.graph)
         named = {word.value for word in captured.discovery.words}
         check = functools.partial(check_weights, prepared.bound, named, self.alignment_bytes)
         check()
@@ -245,12 +264,24 @@ class CudaBackend:
         Raises:
             CaptureError: results or written state differ, old memory was written, or a kernel
                 reads what was taken for padding.
+            Unproved: that is so of a graph whose kernels were taken to be known.
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: TemplateGraph = prepared.state
         names = launch_names(prepared.program)
         memory = self.proof_memory(captured.device)
-        prove_twins(captured, prepared.bound, plan, names, memory)
+        try:
+            prove_twins(captured, prepared.bound, plan, names, memory)
+        except CaptureError as error:
+            if not captured.is_known:
+                raise
+            instead = copy.copy(self)
+            instead._uses_known = False
+            raise Unproved(str(error), instead) from error
+        told = captured.one_lane or captured
+        if not (captured.is_known or captured.fixed.fixed):
+            sizes_bytes = [value.size_bytes for value in prepared.program.values]
+            _known_kernels(captured.device).learn(told.capture, told.discovery, sizes_bytes)
 
 
 def _notes(fixed: tuple[str, ...], proved: list[str]) -> tuple[str, ...]:
@@ -262,6 +293,14 @@ def _points_outside(discovery: Discovery) -> bool:
     """Whether constant words point to memory that the capture keeps."""
     kept_by_others = (RANDOM_OWNER, WEIGHT_OWNER, FIXED_OWNER)
     return any(not one.owner.startswith(kept_by_others) for one in discovery.constants)
+
+
+def _known_kernels(device: int) -> KnownKernels:
+    """What proved graphs on a device have shown of its kernels; no fork's child has any."""
+    return _known.setdefault(device, KnownKernels())
+
+
+os.register_at_fork(after_in_child=_known.clear)
 
 
 def _arena(device: int) -> _native.CudaArena:

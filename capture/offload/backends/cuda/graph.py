@@ -6,12 +6,12 @@ import ctypes
 import dataclasses
 import functools
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offload.backends.captured.relocation.captures import Edge, GraphNode, NodeKind
 from offload.backends.cuda.driver_errors import driver_error
-from offload.errors import BackendUnavailable, CaptureError
+from offload.errors import BackendUnavailable, CaptureError, ExecutionError
 
 _INVALID_VALUE = 1  # of CUresult
 
@@ -211,6 +211,37 @@ def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
         (start, end, (kind.from_port, kind.to_port, kind.type))
         for start, end, kind in zip(before, after, data, strict=True)
     ]
+
+
+def set_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
+    """Give a graph other edges, all of them full ones.
+
+    Args:
+        graph: the driver's handle.
+        edges: (node before, node after), by handle.
+
+    Raises:
+        ExecutionError: the driver failed, or tells other edges afterwards.
+    """
+    driver = driver_bindings()
+    handle = driver.CUgraph(init_value=graph)
+
+    def node(one: int) -> Any:
+        return driver.CUgraphNode(init_value=one)
+
+    for start, end, (from_port, to_port, kind) in _read_edges(graph):
+        data = driver.CUgraphEdgeData()
+        data.from_port, data.to_port, data.type = from_port, to_port, kind
+        call("cuGraphRemoveDependencies", handle, [node(start)], [node(end)], [data], 1)
+    if edges:
+        ends = [[node(one) for one in side] for side in zip(*edges, strict=True)]
+        data = [driver.CUgraphEdgeData() for _ in edges]
+        call("cuGraphAddDependencies", handle, *ends, data, len(edges))
+    told = sorted((start, end) for start, end, ports in _read_edges(graph) if not any(ports))
+    if told != sorted(edges):
+        raise ExecutionError(
+            f"the driver tells {len(told)} full edges of a graph that was given {len(edges)}"
+        )
 
 
 class NodeReader:

@@ -101,11 +101,30 @@ def capture_in_layouts(
         other = as_data(alive)
         del alive, between  # in this order: its tensors lie in the pool
         last = as_data(taken(new_pool(2)))
-    chunk_bytes = _native.cuda_granularity_bytes(device)
-    decoy_address = pool.allocate(2 * chunk_bytes) + chunk_bytes
+    decoy_address = _decoy_address(pool, device)
     nothing = Discovery((), (), (), ())
     captured = TemplateGraph(device, template, pool, nothing, [], decoy_address, fixed)
     return captured, again, other, last
+
+
+def capture_once(bound: BoundProgram, capturer: Capturer) -> TemplateGraph:
+    """Capture in one layout, with the decoy of the proof; nothing of it discovered yet.
+
+    Raises:
+        CaptureError: a launch cannot be captured.
+        ExecutionError: the driver failed.
+    """
+    device = device_of(bound.program)
+    pool = discovery_pool(bound.program, 0)
+    capture = capturer.capture(bound, pool)
+    return TemplateGraph(
+        device, capture, pool, Discovery((), (), (), ()), [], _decoy_address(pool, device)
+    )
+
+
+def _decoy_address(pool: _native.DiscoveryPool, device: int) -> int:
+    chunk_bytes = _native.cuda_granularity_bytes(device)
+    return pool.allocate(2 * chunk_bytes) + chunk_bytes
 
 
 def clear_decoy(captured: TemplateGraph, memory: DeviceMemory) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from offload.backends.base import Prepared
 from offload.backends.captured.relocation import advice
-from offload.backends.captured.relocation.captures import GraphCapture, launch_names
+from offload.backends.captured.relocation.captures import GraphCapture, NodeKind, launch_names
 from offload.backends.captured.relocation.discover import discover
 from offload.backends.captured.relocation.fixed_values import choices, refuse
+from offload.backends.captured.relocation.known_kernels import KnownKernels
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
 from offload.backends.captured.relocation.words import CapturesDiffer, Discovery, Word
 from offload.backends.cuda.capture import Capturer
@@ -20,7 +21,7 @@ from offload.backends.cuda.fixed_memory import (
     within_launches,
 )
 from offload.backends.cuda.graph import describe_address, is_known_address
-from offload.backends.cuda.layouts import as_data, capture_in_layouts
+from offload.backends.cuda.layouts import as_data, capture_in_layouts, capture_once
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import TemplateGraph
@@ -30,12 +31,15 @@ from offload.program import BoundProgram, Program
 _MAXIMUM_TRIES = 3
 
 
-def prepare_captured(bound: BoundProgram, capturer: Capturer) -> Prepared:
-    """Capture a Program's launches in three layouts, and find its words.
+def prepare_captured(
+    bound: BoundProgram, capturer: Capturer, known: KnownKernels | None = None
+) -> Prepared:
+    """Capture a Program's launches in three layouts, and find its words; in one if all are known.
 
     Args:
         bound: to be captured.
         capturer: what captures it.
+        known: kernels of graphs that were proved; None: none is taken to be known.
 
     Raises:
         CaptureError: a launch cannot be captured, or can be neither relocated nor made to work on
@@ -43,6 +47,10 @@ def prepare_captured(bound: BoundProgram, capturer: Capturer) -> Prepared:
         OutOfMemory: the device has no memory for copies.
         ExecutionError: the driver failed.
     """
+    if known and bound.program.opaque is None:
+        found = _known(bound, capturer, known)
+        if found is not None:
+            return found
     differ = ""  # what it says; the error itself would keep its frames, and so the captures
     for attempt in range(_MAXIMUM_TRIES):
         try:
@@ -53,6 +61,22 @@ def prepare_captured(bound: BoundProgram, capturer: Capturer) -> Prepared:
         f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike: expected "
         f"the same kernels, edges and allocations each time; {advice.SAME_KERNELS}"
     )
+
+
+def _known(bound: BoundProgram, capturer: Capturer, known: KnownKernels) -> Prepared | None:
+    """By one capture; None where that does not tell all."""
+    captured = capture_once(bound, capturer)
+    with DeviceMemory(captured.device):  # so that the driver can be asked
+        found = known.discovery_of(captured.capture, len(bound.program.values), is_known_address)
+    if found is None:
+        return None
+    prepared = _prepared(bound, dataclasses.replace(captured, discovery=found, is_known=True))
+    n_kernels = sum(one.kind is NodeKind.KERNEL for one in captured.capture.nodes)
+    note = (
+        f"one capture has told which words are addresses: its {n_kernels} kernel nodes are of "
+        "kernels that graphs have which were proved before"
+    )
+    return dataclasses.replace(prepared, notes=(note,))
 
 
 def _explained(bound: BoundProgram, capturer: Capturer, seed: int) -> TemplateGraph:

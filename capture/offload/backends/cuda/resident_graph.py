@@ -26,6 +26,9 @@ class TemplateGraph:
         decoy_address: of memory in the pool that the proof gives to words which nobody should read.
         fixed: memory of the graph's own, for what cannot be relocated.
         proved: what the latest proof allowed, in sentences for people.
+        one_lane: with the edges that it was captured with, where this one has fewer; None: these
+            are the captured ones.
+        is_known: one capture has told its words, as all of its kernels were known.
     """
 
     device: int
@@ -36,6 +39,8 @@ class TemplateGraph:
     decoy_address: int
     fixed: FixedMemory = dataclasses.field(default_factory=FixedMemory)
     proved: list[str] = dataclasses.field(default_factory=list)
+    one_lane: TemplateGraph | None = None
+    is_known: bool = False
 
 
 def set_nodes(captured: TemplateGraph, plan: Plan) -> dict[int, set[int]]:

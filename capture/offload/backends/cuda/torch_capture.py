@@ -16,6 +16,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -235,7 +237,9 @@ class _OneCapture:
         launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
         owned = [*self._random_cells(), *weight_ranges(self._bound)]
         kept = self._kept
-        return GraphCapture(handle, nodes, edges, launches, allocations, owned, kept), recycled
+        found = GraphCapture(handle, nodes, edges, launches, allocations, owned, kept)
+        n_bytes = _workspace_bytes(self._device)
+        return dataclasses.replace(found, workspace_bytes=n_bytes), recycled
 
     def _stand_ins(self) -> Bases:
         """Memory for inputs and weights; host constants as they were recorded.
@@ -349,6 +353,20 @@ def _warm_up_drawing(
             "from torch's default one, or from one that is passed"
         )
     return next(iter(drawn.values()), None)
+
+
+def _workspace_bytes(device: int) -> int:
+    """Of the workspace that torch gives to cuBLAS for each handle and stream.
+
+    After `parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp: pairs of a size in KiB and a
+    count in CUBLAS_WORKSPACE_CONFIG; else 32 MiB from sm_90 on, and `:4096:2:16:8` before. Where it
+    is another after all, the launches that use one keep their order.
+    """
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if not pairs:
+        is_hopper = torch.cuda.get_device_capability(device) >= (9, 0)
+        pairs = [("4096", "8")] if is_hopper else [("4096", "2"), ("16", "8")]
+    return sum(int(size) * int(count) * 1024 for size, count in pairs)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
@@ -18,6 +19,7 @@ from offload.backends.captured.relocation.proof import apart, prove, timed_round
 from offload.backends.captured.relocation.proof_bases import Placed
 from offload.backends.captured.relocation.touches import relocations_of
 from offload.backends.captured.relocation.words import Noise
+from offload.backends.cuda.graph import call
 from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph, make_resident
@@ -26,21 +28,22 @@ from offload.plan import Plan
 from offload.program import BoundProgram, Program
 
 _N_TIMED = 3  # executions by which launches are timed: the least times count
+_N_TURNS = 5  # in which graphs are timed, so many executions each
 
 
 @contextlib.contextmanager
 def _twins(
-    captured: TemplateGraph, program: Program, plans: Sequence[Plan]
+    program: Program, graphs: Sequence[tuple[TemplateGraph, Plan]]
 ) -> Iterator[list[_native.CudaResident]]:
-    """A resident for each Plan, without memory of its own; closed at the end.
+    """A resident for each graph and Plan, without memory of its own; closed at the end.
 
     Raises:
         ExecutionError: the driver failed.
     """
-    arena = _native.CudaArena(captured.device)
+    arena = _native.CudaArena(graphs[0][0].device)
     made: list[_native.CudaResident] = []
     try:
-        for plan in plans:
+        for captured, plan in graphs:
             made.append(make_resident(captured, program, plan, arena, 0))
         yield made
     finally:
@@ -57,7 +60,8 @@ def prove_twins(
 ) -> None:
     """Execute the graph in three placements, old memory holding other data: see `proof`.
 
-    What it allowed is noted with the captured program.
+    Where launches run on lanes the first placement is that of the graph as it was captured, so that
+    what lanes compute is compared with that. What it allowed is noted with the captured program.
 
     Args:
         captured: what was found of the program, which `plan` places.
@@ -80,16 +84,16 @@ def prove_twins(
     def draw(resident: _native.CudaResident, state: int) -> None:
         resident.set_random([state, 0] * len(captured.random_cells))
 
-    plans = (plan, apart(program, plan))
-    with _twins(captured, program, plans) as residents:
+    graphs = ((captured, plan), (captured.one_lane or captured, apart(program, plan)))
+    with _twins(program, graphs) as residents:
         loaded, unshared = (
             Placed(
                 one,
                 resident,
-                relocations_of(captured.discovery, one),
+                relocations_of(graph.discovery, one),
                 draw=functools.partial(draw, resident),
             )
-            for one, resident in zip(plans, residents, strict=True)
+            for (graph, one), resident in zip(graphs, residents, strict=True)
         )
         with proof_memory as memory:
             steadiness = prove(
@@ -124,7 +128,7 @@ class TwinTimer:
         captured: TemplateGraph = prepared.state
         bound = prepared.bound
         with (
-            _twins(captured, bound.program, [plan]) as (twin,),
+            _twins(bound.program, [(captured, plan)]) as (twin,),
             self._proof_memory(captured.device) as memory,
         ):
             placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
@@ -134,3 +138,55 @@ class TwinTimer:
             f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
             "other, which count too",
         )
+
+
+def time_graphs(
+    bounds: Sequence[BoundProgram],
+    graphs: Sequence[tuple[TemplateGraph, Plan]],
+    proof_memory: Callable[[int], AbstractContextManager[DeviceMemory]],
+) -> list[float]:
+    """What executions of several graphs of one Program take on the device, taken in turns, in ns.
+
+    Each is the median of executions between two events, on inputs and weights that are made up; the
+    first of each graph, which instantiates it, is left out. An event tells half a microsecond
+    (cuEventElapsedTime of the driver's manual).
+
+    Args:
+        bounds: of each graph; their scratch Values may differ.
+        graphs: with their Plans.
+        proof_memory: gives memory of the device of an index.
+
+    Raises:
+        OutOfMemory: the device has no memory for it.
+        ExecutionError: the device failed.
+    """
+    times: list[list[float]] = [[] for _ in graphs]
+    with proof_memory(graphs[0][0].device) as memory, contextlib.ExitStack() as stack:
+        twins = [
+            stack.enter_context(_twins(bound.program, [graph]))[0]
+            for bound, graph in zip(bounds, graphs, strict=True)
+        ]
+        for turn in range(_N_TURNS + 1):
+            for twin, bound, (captured, plan), all_ns in zip(
+                twins, bounds, graphs, times, strict=True
+            ):
+                placed = Placed(plan, twin, relocations_of(captured.discovery, plan))
+                take = functools.partial(_time_execution, twin)
+                found = timed_rounds(bound, placed, memory, take, _N_TIMED if turn else 1)
+                all_ns += found if turn else []  # noqa: PLW2901  (it grows in place)
+    return [statistics.median(one) for one in times]
+
+
+def _time_execution(twin: _native.CudaResident) -> float:
+    """What one execution takes, in ns, by events of the default stream, that of a twin."""
+    begin, end = (call("cuEventCreate", 0) for _ in range(2))
+    try:
+        call("cuEventRecord", begin, 0)
+        twin.execute()
+        call("cuEventRecord", end, 0)
+        twin.finish()
+        call("cuEventSynchronize", end)
+        return float(call("cuEventElapsedTime", begin, end)) * 1e6
+    finally:
+        for event in (begin, end):
+            call("cuEventDestroy", event)

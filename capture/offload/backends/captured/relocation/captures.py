@@ -95,6 +95,8 @@ class GraphCapture:
         host_words: what eight bytes of its kernels' arguments hold, at multiples of four, where
             that was an address of the host's memory which the driver did not know.
         host_upper_halves: the upper four bytes of addresses of the host's memory.
+        workspace_bytes: of a library's workspace, which it lets launches of one stream share and in
+            which none finds what an earlier one left; 0: nobody says.
     """
 
     graph: int
@@ -107,6 +109,7 @@ class GraphCapture:
     random: RandomState | None = None
     host_words: Set[int] = frozenset()
     host_upper_halves: Set[int] = frozenset()
+    workspace_bytes: int = 0
 
 
 def launch_names(program: Program) -> list[str]:

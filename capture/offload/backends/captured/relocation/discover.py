@@ -86,7 +86,7 @@ def discover(
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
     search.read_parts()
     constants = search.constants.owned(is_known_address, numbers_look_alike, describe_address)
-    values, scratch_bytes = _number_scratch(captures[0], search.found, n_values)
+    values, scratch_bytes = number_scratch(captures[0], search.found, n_values)
     return Discovery(
         tuple(
             Word(node, part, offset, values[allocation], address_offset, size_bytes)
@@ -103,7 +103,7 @@ _Found = tuple[int, int, int, int, int, int]
 """A Word, with the allocation instead of the Value."""
 
 
-def _number_scratch(
+def number_scratch(
     capture: GraphCapture, found: Iterable[_Found], n_values: int
 ) -> tuple[dict[int, int], tuple[int, ...]]:
     """The Value of each allocation that a word names, and the sizes of those that are scratch."""

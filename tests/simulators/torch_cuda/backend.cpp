@@ -1,0 +1,205 @@
+// A stand-in for torch's CUDA backend in a torch built without one: tensors of the device type
+// "cuda", streams by the driver's handles, generators, and the allocator's entry. What allocates
+// and what operators do is Python's (stand_in.py); memory is the simulated driver's.
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/GeneratorForPrivateuseone.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_cpu_dispatch.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/GeneratorImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+#include <cstring>
+
+#define STAND_IN extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using AllocateFunction = void* (*)(std::size_t);
+using FreeFunction = void (*)(void*);
+
+AllocateFunction allocate_function = nullptr;
+FreeFunction free_function = nullptr;
+
+thread_local std::int64_t current_stream = 0;
+
+const c10::Device kDevice(c10::DeviceType::CUDA, 0);
+
+void free_memory(void* address) {
+  if (address != nullptr) free_function(address);
+}
+
+struct StandInAllocator final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t n_bytes) override {
+    void* const address = n_bytes == 0 ? nullptr : allocate_function(n_bytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, n_bytes == 0 || address != nullptr,
+                     "CUDA out of memory: tried to allocate ", n_bytes, " bytes");
+    return {address, address, &free_memory, kDevice};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
+  void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
+    std::memcpy(to, from, n_bytes);
+  }
+};
+
+StandInAllocator allocator;
+
+struct StandInGuard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
+  c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
+  c10::Device getDevice() const override { return kDevice; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::Stream getStream(c10::Device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, kDevice, current_stream);
+  }
+  c10::Stream getDefaultStream(c10::Device) const override {
+    return c10::Stream(c10::Stream::UNSAFE, kDevice, 0);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = getStream(kDevice);
+    current_stream = stream.id();
+    return before;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override {
+    return reinterpret_cast<void*>(stream.id());
+  }
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+};
+
+// As at::CUDAGeneratorImpl: a seed and an offset, which generators may share.
+struct State : c10::intrusive_ptr_target {
+  std::uint64_t seed = c10::default_rng_seed_val;
+  std::uint64_t offset = 0;
+};
+
+class StandInGenerator final : public c10::GeneratorImpl {
+ public:
+  StandInGenerator()
+      : GeneratorImpl(kDevice, c10::DispatchKeySet(c10::DispatchKey::CUDA)),
+        state_(c10::make_intrusive<State>()) {}
+
+  void set_current_seed(std::uint64_t seed) override {
+    state_->seed = seed;
+    state_->offset = 0;
+  }
+  void set_offset(std::uint64_t offset) override { state_->offset = offset; }
+  std::uint64_t get_offset() const override { return state_->offset; }
+  std::uint64_t current_seed() const override { return state_->seed; }
+  std::uint64_t seed() override {
+    set_current_seed(c10::detail::getNonDeterministicRandom(true));
+    return state_->seed;
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    const auto* const numbers = static_cast<const std::uint64_t*>(state.data());
+    state_->seed = numbers[0];
+    state_->offset = numbers[1];
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    auto state = at::detail::empty_cpu({16}, c10::ScalarType::Byte, c10::kStrided, c10::kCPU, false,
+                                       std::nullopt);
+    std::memcpy(state.data_ptr(), &state_->seed, 8);
+    std::memcpy(static_cast<char*>(state.data_ptr()) + 8, &state_->offset, 8);
+    return state.getIntrusivePtr();
+  }
+  void graphsafe_set_state(const c10::intrusive_ptr<c10::GeneratorImpl>& other) override {
+    state_ = static_cast<StandInGenerator*>(other.get())->state_;
+  }
+  c10::intrusive_ptr<c10::GeneratorImpl> graphsafe_get_state() const override {
+    auto found = c10::make_intrusive<StandInGenerator>();
+    found->state_ = state_;
+    return found;
+  }
+
+ private:
+  GeneratorImpl* clone_impl() const override {
+    auto* const copy = new StandInGenerator;
+    *copy->state_ = *state_;
+    return copy;
+  }
+
+  c10::intrusive_ptr<State> state_;
+};
+
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
+  void init() const override {}
+  bool hasCUDA() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  int getNumGPUs() const override { return 1; }
+  c10::DeviceIndex current_device() const override { return 0; }
+  c10::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
+    static const at::Generator generator = at::make_generator<StandInGenerator>();
+    return generator;
+  }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override {
+    return at::make_generator<StandInGenerator>();
+  }
+};
+
+at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype,
+                 std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>,
+                 std::optional<c10::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &allocator, c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                   c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride,
+                         std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+                         std::optional<c10::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &allocator,
+                                           c10::DispatchKeySet(c10::DispatchKey::CUDA),
+                                           c10::dtype_or_default(dtype));
+}
+
+at::Tensor& set_storage(at::Tensor& result, at::Storage source, std::int64_t offset,
+                        c10::IntArrayRef size, c10::IntArrayRef stride) {
+  return at::cpu::set_(result, std::move(source), offset, size, stride);
+}
+
+at::Tensor& set_whole(at::Tensor& result, at::Storage source) {
+  return at::native::set_(result, std::move(source));
+}
+
+}  // namespace
+
+namespace c10::impl {
+C10_REGISTER_GUARD_IMPL(CUDA, StandInGuard);
+}
+
+namespace at {
+using ::CUDAHooks;
+REGISTER_CUDA_HOOKS(CUDAHooks);
+}  // namespace at
+
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", &at::native::view);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Storage", &set_whole);
+}
+
+// What allocates and frees from here on; null from `allocate`: there is no memory.
+STAND_IN void stand_in_set_allocator(AllocateFunction allocate, FreeFunction release) {
+  allocate_function = allocate;
+  free_function = release;
+  c10::SetAllocator(c10::DeviceType::CUDA, &allocator, 255);
+}
+
+// The calling thread's current stream, by the driver's handle.
+STAND_IN std::int64_t stand_in_stream() { return current_stream; }
+STAND_IN void stand_in_set_stream(std::int64_t stream) { current_stream = stream; }
