@@ -32,7 +32,6 @@ from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable
 from offload.run.debug_lines import program_line
-from offload.timeline import Scheduling
 
 
 class Captured:
@@ -179,7 +178,7 @@ class Captured:
         self,
         device: str | torch.device | Backend | None = None,
         *,
-        scheduling: str = Scheduling.OFFLOAD,
+        scheduling: str = "auto",
         verify: bool = True,
         weights_budget: int | str | None = None,
         share_store: bool = True,
@@ -194,7 +193,9 @@ class Captured:
                 was recorded on, or to which its file was read. Or a backend with options of its
                 own, such as `AscendBackend(capturer, refresh="gather")`.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with. `auto`: as one task.
+                baseline that it is compared with (on device `npu` by torch's own operators, which
+                takes what no model can be captured of). `auto`: as one task, but for `sizes` on
+                devices where that would be one for each choice of them: by the host.
             verify: prove at load that a captured graph computes the same at other addresses, and
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
@@ -227,9 +228,10 @@ class Captured:
                 they are read twice, before launches are timed and after. What the function raises
                 ends the load.
             sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
-                Family accepts. On the CPU that is one resident, which takes other sizes in place;
-                on other devices each choice of them is loaded when it is first met. With `pad`
-                buckets are. None: one for the recorded sizes alone.
+                Family accepts: one resident, which takes other sizes in place. On `cuda` and `npu`
+                the host launches its operators; with scheduling="offload" each choice of sizes is
+                loaded there as a task of its own when it is first met. With `pad` buckets are.
+                None: one for the recorded sizes alone.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the

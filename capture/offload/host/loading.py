@@ -20,6 +20,7 @@ from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily
 from offload.run import Executable
+from offload.timeline import Scheduling
 
 Load = Callable[[BoundProgram], Executable]
 
@@ -62,7 +63,9 @@ def load_family(
     if sizes.pad:
         return PaddedExecutable(bound, sizes, load_at)
     if backend.sizes is None:
-        return ExecutableForEachSize(bound, sizes, load)
+        if scheduling == Scheduling.OFFLOAD or backend.dispatch is None:
+            return ExecutableForEachSize(bound, sizes, load)
+        backend = backend.dispatch
 
     with telling(progress), switched(name) as asked:
         options = checked(recorded, backend, scheduling, None, fuse=False)

@@ -19,7 +19,7 @@ from offload.console.progress import Progress, telling
 from offload.load.budget import StreamedLoad
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
-from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
+from offload.load.options import AUTO, Options, checked, delivering, named_backend, weight_streamer
 from offload.load.place import place
 from offload.load.switched import switched
 from offload.program import BoundProgram
@@ -49,6 +49,7 @@ def load_program(
     """
     with telling(progress), switched(name) as asked:
         backend, index = named_backend(bound.program.device if device is None else device)
+        backend = delivering(backend, scheduling)
         options = checked(bound, backend, scheduling, weights_budget, fuse)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
         recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))

@@ -88,6 +88,8 @@ class SizeConstants:
         values: Sequence[tuple[str, int]],
         results: Sequence[tuple[int, int]],
         given: list[tuple[int, torch.Tensor]],
+        on_host: SizeConstants | None = None,
+        device: str = "cpu",
     ) -> None: ...
 
 class InstanceCounts:
@@ -352,7 +354,7 @@ class CpuMade:
     ) -> None: ...
 
 def set_sizes(
-    resident: CpuResident,
+    resident: CpuResident | DispatchedResident,
     *,
     views: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[int, int]]]],
     made: Sequence[tuple[int, int, Sequence[tuple[int, int]]]],
@@ -400,6 +402,27 @@ class CpuResident(Resident):
     def derive_again(self) -> None: ...
     @property
     def launch_modes(self) -> list[tuple[str, int]]: ...
+
+class DispatchedResident(Resident):
+    def __init__(
+        self,
+        slots: Sequence[CpuSlot],
+        tensors: Sequence[CpuTensor],
+        device: str,
+        held: Sequence[tuple[int, torch.Tensor]],
+    ) -> None: ...
+    def add(
+        self,
+        *,
+        operator_name: str,
+        overload: str,
+        arguments: tuple[Any, ...],
+        made: Sequence[CpuMade],
+        releases: Sequence[int],
+        guard: bool | int | float | complex | None,
+        guards_shape: bool,
+        source: str,
+    ) -> None: ...
 
 class CpuReplaced:
     def __init__(

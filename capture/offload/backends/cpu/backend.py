@@ -36,7 +36,9 @@ class CpuBackend:
 
     name = "cpu"
     capabilities = Capabilities(runs_kernels=True)
-    opaque = timing = offline = None  # to run a callable as one launch would be to call it
+    opaque = timing = dispatch = offline = (
+        None  # to run a callable as one launch would be to call it
+    )
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
 
