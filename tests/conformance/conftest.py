@@ -124,10 +124,16 @@ def _load_torch_npu() -> None:
 
 @pytest.fixture(params=list(Scheduling))
 def scheduling(request: pytest.FixtureRequest, backend: Backend) -> Scheduling:
-    if request.param is Scheduling.HOST and not backend.capabilities.schedules_launches:
-        pytest.skip("the device executes a model as a whole")
-    if request.param is Scheduling.OFFLOAD and backend.dispatch is backend:
-        pytest.skip("the host launches the operators")
+    if request.param is Scheduling.OFFLOAD:
+        if backend.dispatch is backend:
+            pytest.skip("the host launches the operators")
+        return request.param
+    if not backend.capabilities.schedules_launches:
+        if backend.dispatch is None:
+            pytest.skip("the device executes a model as a whole")
+        reason = UNSUPPORTED.get((DISPATCHED, request.node.originalname))
+        if reason is not None:
+            pytest.skip(reason)
     return request.param
 
 
