@@ -419,7 +419,7 @@ void PythonReplay::note_stream(Call& call) const {
   const c10::impl::VirtualGuardImpl torch_device(device.type());
   call.torch_stream =
       torch_device.getStream(device.has_index() ? device : torch_device.getDevice());
-  if (python_.current_stream.is_none()) {
+  if (python_.current_stream.is_none() && replay_->needs_stream_handle()) {
     call.stream =
         reinterpret_cast<std::uint64_t>(torch_device.getStreamNativeHandle(*call.torch_stream));
   }

@@ -5,6 +5,7 @@
 
 #include "convert.hpp"
 #include "cpu/cpu_resident.hpp"
+#include "dispatch/dispatched_resident.hpp"
 #include "expression_codes.hpp"
 #include "gil.hpp"
 #include "registers.hpp"
@@ -76,8 +77,11 @@ decltype(Instances::Parts::place) to_place(py::object function) {
 
 SizeConstants to_constants(std::shared_ptr<Resident> resident, const std::vector<Bytes>& values,
                            std::vector<std::pair<std::size_t, std::size_t>> results,
-                           const py::list& given) {
-  SizeConstants constants{std::move(resident), to_bytes(values), std::move(results), {}};
+                           const py::list& given, const std::optional<SizeConstants>& on_host,
+                           const std::string& device) {
+  SizeConstants constants{std::move(resident), to_bytes(values), std::move(results), {}, nullptr,
+                          c10::Device(device)};
+  if (on_host) constants.on_host = std::make_shared<const SizeConstants>(*on_host);
   std::vector<Patch> patches;
   for (const py::handle one : given) {
     const auto pair = py::reinterpret_borrow<py::tuple>(one);
@@ -115,8 +119,9 @@ std::shared_ptr<Instances> make(
                                                       to_place(std::move(place))});
 }
 
+template <typename SizedResident>
 void set_sizes(
-    CpuResident& resident,
+    SizedResident& resident,
     const std::vector<std::tuple<std::size_t, std::size_t, std::vector<std::int64_t>, Varying>>&
         views,
     const std::vector<std::tuple<std::size_t, std::size_t, Varying>>& made,
@@ -141,6 +146,14 @@ void set_sizes(
   resident.set_sizes(std::move(sizes));
 }
 
+template <typename SizedResident>
+void register_set_sizes(py::module_& module) {
+  module.def("set_sizes", &set_sizes<SizedResident>, py::arg("resident"), py::kw_only(),
+             py::arg("views"), py::arg("made"), py::arg("scalars"), py::arg("slots"),
+             py::arg("constants"), py::arg("feature_map"),
+             "Say what of a resident varies with sizes, once all launches are added.");
+}
+
 }  // namespace
 
 void register_instances(py::module_& module) {
@@ -149,7 +162,8 @@ void register_instances(py::module_& module) {
            py::arg("varying"));
   py::class_<SizeConstants>(module, "SizeConstants")
       .def(py::init(&to_constants), py::kw_only(), py::arg("resident"), py::arg("values"),
-           py::arg("results"), py::arg("given"));
+           py::arg("results"), py::arg("given"), py::arg("on_host") = py::none(),
+           py::arg("device") = "cpu");
   py::class_<InstanceCounts>(module, "InstanceCounts")
       .def_readonly("n_hits", &InstanceCounts::n_hits)
       .def_readonly("n_misses", &InstanceCounts::n_misses)
@@ -171,10 +185,8 @@ void register_instances(py::module_& module) {
           py::arg("sizes"), py::call_guard<GilReleased>())
       .def("clear", &Instances::clear, py::call_guard<GilReleased>())
       .def_property_readonly("counts", &Instances::counts);
-  module.def("set_sizes", &set_sizes, py::arg("resident"), py::kw_only(), py::arg("views"),
-             py::arg("made"), py::arg("scalars"), py::arg("slots"), py::arg("constants"),
-             py::arg("feature_map"),
-             "Say what of a CpuResident varies with sizes, once all launches are added.");
+  register_set_sizes<CpuResident>(module);
+  register_set_sizes<DispatchedResident>(module);
 }
 
 }  // namespace offload

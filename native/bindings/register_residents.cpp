@@ -7,6 +7,7 @@
 #include "cpu/cpu_resident.hpp"
 #include "gil.hpp"
 #include "interrupted.hpp"
+#include "launch_arguments.hpp"
 #include "null/null_resident.hpp"
 #include "registers.hpp"
 
@@ -15,51 +16,18 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
-// Stands in a launch's arguments for a tensor of the resident.
-struct TensorIndex {
-  std::size_t index;
-};
-
 void add_launch(CpuResident& resident, const std::string& operator_name,
                 const std::string& overload, const py::tuple& arguments,
-                std::optional<std::string> out_overload, const std::vector<std::size_t>& outputs,
-                std::vector<CpuMade> made, std::vector<std::size_t> releases, py::handle guard,
-                bool guards_shape, const std::string& source,
-                const std::optional<std::array<std::size_t, 4>>& table) {
-  const auto found = c10::Dispatcher::singleton().findSchema({operator_name, overload});
-  if (!found) {
-    throw std::invalid_argument("operator " + operator_name + "." + overload +
-                                " does not exist in this torch");
-  }
-  const auto& schema = found->schema();
-  if (schema.arguments().size() != arguments.size()) {
-    throw std::invalid_argument(operator_name + "." + overload + " takes " +
-                                std::to_string(schema.arguments().size()) + " arguments, got " +
-                                std::to_string(arguments.size()));
-  }
-  CpuLaunch launch;
-  launch.operator_name = operator_name;
-  launch.overload = overload;
-  launch.source = source;
+                const std::optional<std::string>& out_overload,
+                const std::vector<std::size_t>& outputs, std::vector<CpuMade> made,
+                std::vector<std::size_t> releases, py::handle guard, bool guards_shape,
+                const std::string& source, const std::optional<std::array<std::size_t, 4>>& table) {
+  const auto tensor = [&](std::size_t index) { return resident.tensor(index); };
+  CpuLaunch launch = to_launch(tensor, operator_name, overload, arguments, std::move(made),
+                               std::move(releases), guard, guards_shape, source);
   launch.has_out = out_overload.has_value();
   launch.out_overload = out_overload.value_or("");
-  for (std::size_t index = 0; index < arguments.size(); ++index) {
-    const c10::Argument& argument = schema.arguments()[index];
-    const auto length = argument.N();
-    launch.arguments.push_back(
-        to_ivalue(arguments[index], argument.real_type(),
-                  length ? std::optional<int>(static_cast<int>(*length)) : std::nullopt,
-                  [&](py::handle object) {
-                    return resident.tensor(object.cast<const TensorIndex&>().index);
-                  }));
-  }
   for (const std::size_t output : outputs) launch.outputs.push_back(resident.tensor(output));
-  launch.made = std::move(made);
-  launch.releases = std::move(releases);
-  if (!guard.is_none()) {
-    launch.guard = to_number(guard);
-  }
-  launch.guards_shape = guards_shape;
   if (table) launch.table = RowTable{(*table)[0], (*table)[1], (*table)[2], (*table)[3]};
   resident.add(std::move(launch));
 }

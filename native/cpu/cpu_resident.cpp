@@ -3,122 +3,16 @@
 #include <ATen/ops/copy.h>
 #include <c10/core/CPUAllocator.h>
 
-#include <array>
-#include <charconv>
 #include <cstring>
-#include <new>
-#include <sstream>
 #include <string>
-#include <string_view>
 
 #include "cpu/allocations.hpp"
 #include "cpu/kept_memory.hpp"
 #include "cpu/lanes.hpp"
-#include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
-#include "run/kernel_scope.hpp"
+#include "run/thread_count.hpp"
 
 namespace offload {
-namespace {
-
-c10::OperatorHandle find_operator(const std::string& name, const std::string& overload) {
-  auto found = c10::Dispatcher::singleton().findSchema({name, overload});
-  if (!found) {
-    throw std::invalid_argument("operator " + name + (overload.empty() ? "" : "." + overload) +
-                                " does not exist in this torch");
-  }
-  return *found;
-}
-
-void flatten_into(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor()) {
-    tensors.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(tensor);
-  } else if (value.isOptionalTensorList()) {
-    for (const auto& tensor : value.toOptionalTensorVector()) {
-      tensors.push_back(tensor.value_or(at::Tensor()));
-    }
-  } else {
-    tensors.emplace_back();
-  }
-}
-
-// A value that was read on the host; numbers so that each reads back as itself, with their sign.
-std::string shown(const c10::IValue& value) {
-  std::ostringstream text;
-  if (!value.isDouble()) {
-    text << value;
-    return text.str();
-  }
-  std::array<char, 32> digits;
-  const auto [end, _] =
-      std::to_chars(digits.data(), digits.data() + digits.size(), value.toDouble());
-  text << std::string_view(digits.data(), static_cast<std::size_t>(end - digits.data()));
-  if (text.str().find_first_not_of("-0123456789") == std::string::npos) text << ".0";
-  return text.str();
-}
-
-bool same_layout(const at::Tensor& tensor, const CpuMade& made) {
-  return tensor.sizes() == c10::IntArrayRef(made.layout.shape) &&
-         tensor.scalar_type() == made.layout.dtype && same_strides(tensor, made.layout) &&
-         tensor.storage_offset() * static_cast<std::int64_t>(tensor.element_size()) ==
-             made.offset_bytes &&
-         tensor.is_conj() == made.layout.conjugate && tensor.is_neg() == made.layout.negative;
-}
-
-// What a launch returned against what was recorded.
-std::string told_apart(const at::Tensor& result, const CpuMade& made) {
-  std::ostringstream message;
-  if (result.defined()) {
-    message << "returned shape " << result.sizes() << " with strides " << result.strides() << " of "
-            << dtype_name(result.scalar_type()) << " from byte "
-            << result.storage_offset() * static_cast<std::int64_t>(result.element_size()) << " on"
-            << (result.is_conj() ? ", conjugated" : "") << (result.is_neg() ? ", negated" : "");
-  } else {
-    message << "returned no tensor";
-  }
-  message << ", recorded was shape " << c10::IntArrayRef(made.layout.shape) << " with strides "
-          << c10::IntArrayRef(made.layout.strides) << " of " << dtype_name(made.layout.dtype)
-          << " from byte " << made.offset_bytes << " on"
-          << (made.layout.conjugate ? ", conjugated" : "")
-          << (made.layout.negative ? ", negated" : "");
-  return message.str();
-}
-
-bool equals(const c10::IValue& found, const c10::IValue& recorded) {
-  if (found.isDouble() && recorded.isDouble()) {
-    const double one = found.toDouble();
-    const double other = recorded.toDouble();
-    return std::memcmp(&one, &other, sizeof one) == 0;  // -0.0 is not 0.0, a NaN is itself
-  }
-  if (found.isInt() && recorded.isInt()) return found.toInt() == recorded.toInt();
-  if (found.isBool() && recorded.isBool()) return found.toBool() == recorded.toBool();
-  if (found.isComplexDouble() && recorded.isComplexDouble()) {
-    const auto one = found.toComplexDouble();
-    const auto other = recorded.toComplexDouble();
-    return std::memcmp(&one, &other, sizeof one) == 0;
-  }
-  return false;
-}
-
-// torch's allocator of host memory has no exception of its own (c10/core/impl/alloc_cpu.cpp).
-bool tells_of_no_memory(const std::exception& error) {
-  if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error)) {
-    return true;
-  }
-  const std::string what = error.what();
-  return what.find("DefaultCPUAllocator: can't allocate memory") != std::string::npos ||
-         what.find("DefaultCPUAllocator: not enough memory") != std::string::npos;
-}
-
-}  // namespace
-
-std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack) {
-  std::vector<at::Tensor> tensors;
-  for (const c10::IValue& value : stack) flatten_into(value, tensors);
-  return tensors;
-}
 
 CpuResident::CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
                          std::shared_ptr<WeightStream> stream)
@@ -293,19 +187,7 @@ void CpuResident::give_up() noexcept {
 
 // Called where a launch's error is being handled: says which one it was.
 void CpuResident::tell(const CpuLaunch& launch) {
-  try {
-    throw;
-  } catch (const BindingError&) {
-    throw;
-  } catch (const CaptureError&) {
-    throw;
-  } catch (const std::exception& error) {
-    const std::string what = error.what();
-    const std::string told =
-        launch.source + ": " + launch.operator_name + ": " + what.substr(0, what.find('\n'));
-    if (tells_of_no_memory(error)) std::throw_with_nested(OutOfMemory(told));
-    std::throw_with_nested(ExecutionError(told));
-  }
+  rethrow_of_launch(launch.source + ": " + launch.operator_name);
 }
 
 void CpuResident::run(CpuLaunch& launch) {
@@ -349,13 +231,7 @@ void CpuResident::push(const std::vector<c10::IValue>& arguments, const CpuLaunc
 void CpuResident::call(CpuLaunch& launch, std::vector<c10::IValue>& stack) {
   push(launch.arguments, launch, stack);
   launch.call->callBoxed(&stack);
-  if (launch.guard && !equals(stack.at(0), *launch.guard)) {
-    std::ostringstream message;
-    message << launch.source << ": " << launch.operator_name << " read " << shown(stack.at(0))
-            << " on the host, recorded was " << shown(*launch.guard)
-            << "; capture again for this value, or avoid the read";
-    throw BindingError(message.str());
-  }
+  if (launch.guard) check_guard(stack.at(0), *launch.guard, launch.source, launch.operator_name);
   if (launch.mode == CpuMode::kCopied) {
     const std::vector<at::Tensor> results = tensors_on(stack);
     for (std::size_t index = 0; index < launch.outputs.size(); ++index) {
@@ -373,16 +249,8 @@ void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& result
                         const CpuMade& made) {
   const at::Tensor& result = results.at(made.position);
   if (!result.defined() && slots_[made.slot].size_bytes == 0) return;  // some give none for empty
-  if (!result.defined() || !same_layout(result, made)) {
-    const std::string told =
-        launch.source + ": " + launch.operator_name + ": " + told_apart(result, made);
-    if (launch.guards_shape) throw BindingError(told);
-    if (result.defined() && result.sizes() == c10::IntArrayRef(made.layout.shape)) {
-      // No input does that: the program is not what the operator does.
-      throw CaptureError(told + "; if the operator is your own, mend its fake implementation");
-    }
-    throw ExecutionError(told_apart(result, made));
-  }
+  check_result(result, made.layout, made.offset_bytes, launch.guards_shape,
+               launch.source + ": " + launch.operator_name);
   c10::StorageImpl* const storage = result.storage().unsafeGetStorageImpl();
   c10::StorageImpl* const slot = storages_[made.slot].unsafeGetStorageImpl();
   std::size_t n_sharing = 0;
@@ -402,9 +270,11 @@ void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& result
   }
 }
 
-c10::DataPtr CpuResident::take(std::size_t slot) {
-  return storages_.at(slot).unsafeGetStorageImpl()->set_data_ptr(
+c10::Storage CpuResident::take(std::size_t slot) {
+  c10::DataPtr memory = storages_.at(slot).unsafeGetStorageImpl()->set_data_ptr(
       c10::DataPtr(nullptr, c10::Device(c10::kCPU)));
+  return {c10::Storage::use_byte_size_t(), storages_[slot].nbytes(), std::move(memory),
+          c10::GetCPUAllocator(), /*resizable=*/true};
 }
 
 void CpuResident::close() noexcept {

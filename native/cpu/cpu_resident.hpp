@@ -15,6 +15,7 @@
 #include "cpu/thunks.hpp"
 #include "offload/resident.hpp"
 #include "run/call.hpp"
+#include "run/operator_calls.hpp"
 #include "streaming/weight_stream.hpp"
 
 namespace offload {
@@ -181,6 +182,11 @@ struct CpuSizes {
   std::optional<std::size_t> feature_map;
 };
 
+// Throws std::out_of_range for what does not exist, and std::invalid_argument for a scalar that is
+// no number and a number of a view that it does not have. `n_axes`: of each tensor.
+void check_sizes(const CpuSizes& sizes, const std::vector<CpuLaunch>& launches,
+                 const std::vector<std::size_t>& n_axes, std::size_t n_slots);
+
 // Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
 // used: run beside the functional operator on the live inputs, it must give the same bits and
 // leave guards around its results untouched. Likewise for launches that gather rows, with the
@@ -238,7 +244,7 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   Proof proof() const override { return proof_; }
-  c10::DataPtr take(std::size_t slot) override;
+  c10::Storage take(std::size_t slot) override;
   SizeChanges* size_changes() override { return sizes_ ? this : nullptr; }
   void check(const SizedProgram& sizes) const override;
   void resize(const SizedProgram& sizes) override;
@@ -267,7 +273,6 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   void take_proofs_of(const SizedPlaces& places);
   void keep_proofs();
   void end_pass();
-  static void take_threads();
   [[noreturn]] void fail(const CpuLaunch& launch);
   [[noreturn]] static void tell(const CpuLaunch& launch);
   void give_up() noexcept;
@@ -312,8 +317,5 @@ CpuMode prove_out_variant(CpuLaunch& launch);
 
 // Whether two tensors have the same shape, dtype and bits, wherever their elements lie.
 bool same_elements(const at::Tensor& one, const at::Tensor& other);
-
-// The tensors that an operator left on the stack, lists flattened; undefined ones for non-tensors.
-std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack);
 
 }  // namespace offload

@@ -106,14 +106,6 @@ std::uint64_t CpuResident::count_requests(const CpuKernel& kernel) const {
   return any ? kernel.n_requests : n_requests_.load(std::memory_order_relaxed);
 }
 
-// Kernels and libraries ask OpenMP how many threads they have, and share work so: their results may
-// differ in the last bit. Torch tells it once in each thread, when it is first asked; operators
-// that go to a library at once do not ask (ATen/ParallelOpenMP.cpp, lazy_init_num_threads).
-void CpuResident::take_threads() {
-  thread_local const int n_threads = at::get_num_threads();
-  static_cast<void>(n_threads);
-}
-
 void CpuResident::prove_kernel(CpuLaunch& launch) const {
   CpuKernel& kernel = *launch.kernel;
   find_addresses(kernel);

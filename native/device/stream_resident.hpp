@@ -27,7 +27,7 @@ namespace offload {
 template <typename Streams>
 class StreamResident : public Resident, public DeviceStreams {
  public:
-  c10::DataPtr take(std::size_t) final {
+  c10::Storage take(std::size_t) final {
     throw ExecutionError(std::string("on ") + Streams::kDevice +
                          " the Plan places everything: no operator allocates");
   }

@@ -40,7 +40,7 @@ void NullResident::execute(Submission& submission, LaunchTimes* times) {
 
 void NullResident::issue(std::size_t launch) { clock_ns_ += launch_ns_.at(launch); }
 
-c10::DataPtr NullResident::take(std::size_t) {
+c10::Storage NullResident::take(std::size_t) {
   throw ExecutionError("the null device has no operator that allocates memory");
 }
 

@@ -22,7 +22,7 @@ class NullResident final : public Resident {
   std::size_t n_launches() const override { return launch_ns_.size(); }
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
-  c10::DataPtr take(std::size_t slot) override;
+  c10::Storage take(std::size_t slot) override;
 
   const std::vector<std::uint64_t>& words() const { return words_; }
   std::uint64_t clock_ns() const { return clock_ns_; }

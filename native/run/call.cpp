@@ -396,8 +396,8 @@ std::size_t TensorLayout::span_bytes() const {
   return span(shape, strides, c10::elementSize(dtype));
 }
 
-at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,
-                     c10::Device device) {
+at::Tensor tensor_on_described(c10::Storage storage, std::int64_t offset_bytes,
+                               const TensorLayout& layout, c10::Device device) {
   const c10::DispatchKeySet keys(
       c10::computeDispatchKey(layout.dtype, c10::Layout::Strided, device));
   at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
@@ -406,9 +406,15 @@ at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const Tens
   impl->set_sizes_and_strides(
       layout.shape, layout.strides,
       offset_bytes / static_cast<std::int64_t>(c10::elementSize(layout.dtype)));
-  describe_storage(tensor);
   if (layout.conjugate) impl->_set_conj(true);
   if (layout.negative) impl->_set_neg(true);
+  return tensor;
+}
+
+at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,
+                     c10::Device device) {
+  at::Tensor tensor = tensor_on_described(std::move(storage), offset_bytes, layout, device);
+  describe_storage(tensor);
   return tensor;
 }
 

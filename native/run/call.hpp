@@ -242,4 +242,8 @@ std::size_t span_bytes_of(const at::Tensor& tensor);
 at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,
                      c10::Device device);
 
+// The same where the storage knows how its memory is laid out (`describe_storage`).
+at::Tensor tensor_on_described(c10::Storage storage, std::int64_t offset_bytes,
+                               const TensorLayout& layout, c10::Device device);
+
 }  // namespace offload

@@ -1,12 +1,16 @@
 #include "run/instances.hpp"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "offload/clock.hpp"
 #include "offload/errors.hpp"
+#include "run/device_storages.hpp"
 #include "run/kernel_scope.hpp"
 
 namespace offload {
@@ -45,6 +49,38 @@ std::size_t bytes_of(const TensorLayout& layout) {
 [[noreturn]] void refuse_all(const ExpressionError& error) {
   throw BindingError(std::string("the program cannot be executed at these sizes: ") + error.what() +
                      "; capture the model for them alone, and report this");
+}
+
+// Tensors of the host that constants lie in, on a device, by one copy. Each begins at a multiple of
+// what any device's operators ask of tensors.
+std::vector<c10::Storage> brought_to(c10::Device device, const SizedProgram& made) {
+  constexpr std::size_t kAlignmentBytes = 512;
+  std::vector<std::size_t> offsets_bytes;
+  std::size_t size_bytes = 0;
+  for (const c10::Storage& one : made.constants) {
+    offsets_bytes.push_back(size_bytes);
+    size_bytes += (one.nbytes() + kAlignmentBytes - 1) / kAlignmentBytes * kAlignmentBytes;
+  }
+  const KernelScope scope;
+  const auto n_bytes = static_cast<std::int64_t>(size_bytes);
+  const at::Tensor host = at::empty({n_bytes}, at::TensorOptions(at::kByte).pinned_memory(true));
+  for (std::size_t index = 0; index < made.constants.size(); ++index) {
+    std::memcpy(host.mutable_data_ptr<std::uint8_t>() + offsets_bytes[index],
+                made.constants[index].data(), made.constants[index].nbytes());
+  }
+  const auto whole = std::make_shared<const at::Tensor>(
+      at::empty({n_bytes}, at::TensorOptions(at::kByte).device(device)));
+  whole->copy_(host, /*non_blocking=*/true);
+  std::vector<c10::Storage> parts;
+  for (std::size_t index = 0; index < made.constants.size(); ++index) {
+    auto holder = std::make_unique<std::shared_ptr<const at::Tensor>>(whole);
+    auto* const begin = static_cast<std::byte*>(whole->mutable_data_ptr()) + offsets_bytes[index];
+    c10::DataPtr part(
+        begin, holder.release(),
+        [](void* held) { delete static_cast<std::shared_ptr<const at::Tensor>*>(held); }, device);
+    parts.push_back(make_storage(device, made.constants[index].nbytes(), std::move(part)));
+  }
+  return parts;
 }
 
 std::size_t memory_of(const Instance& instance) {
@@ -98,9 +134,12 @@ Instances::Instances(Parts parts) : parts_(std::move(parts)) {
       refuse("a size may be beyond the last bucket");
     }
   }
-  if (!parts_.constants) return;
-  constants_ = parts_.constants->resident->size_changes();
-  if (constants_ == nullptr) refuse("constants of sizes come of a resident that takes no others");
+  for (const SizeConstants* one = parts_.constants ? &*parts_.constants : nullptr; one != nullptr;
+       one = one->on_host.get()) {
+    if (one->resident->size_changes() == nullptr) {
+      refuse("constants of sizes come of a resident that takes no others");
+    }
+  }
 }
 
 std::shared_ptr<const Instance> Instances::ready(const std::vector<std::int64_t>& sizes) {
@@ -153,10 +192,13 @@ std::shared_ptr<const Instance> Instances::made(const std::vector<std::int64_t>&
   instance->shapes.feature_map_bytes = program.places->feature_map_bytes;
   instance->size_bytes = memory_of(*instance);
   if (parts_.constants) {
-    add_constants(sizes, program);
-    const auto bytes = values_bytes(parts_.constants->values, program.numbers, {});
-    for (const auto& [_, value] : parts_.constants->results)
-      instance->size_bytes += bytes.at(value);
+    SizedProgram own = made_by(*parts_.constants, sizes, program);
+    for (const auto& [_, value] : parts_.constants->results) {
+      instance->size_bytes += own.values_bytes.at(value);
+    }
+    program.constants = std::move(own.constants);
+    program.constants_stream = own.constants_stream;
+    program.constants_end = std::move(own.constants_end);
   }
   return instance;
 }
@@ -219,8 +261,10 @@ std::shared_ptr<const SizedPlaces> Instances::places_for(const std::vector<std::
   return shared;
 }
 
-void Instances::add_constants(const std::vector<std::int64_t>& sizes, SizedProgram& program) {
-  const SizeConstants& constants = *parts_.constants;
+// The numbers of these launches, with what they made as constants.
+SizedProgram Instances::made_by(const SizeConstants& constants,
+                                const std::vector<std::int64_t>& sizes,
+                                const SizedProgram& program) {
   SizedProgram own;
   own.numbers = program.numbers;
   own.values_bytes = values_bytes(constants.values, own.numbers, {});
@@ -228,19 +272,32 @@ void Instances::add_constants(const std::vector<std::int64_t>& sizes, SizedProgr
   places->offsets_bytes.resize(own.values_bytes.size());
   places->rooms_bytes = own.values_bytes;
   own.places = std::move(places);
+  Resident& resident = *constants.resident;
   try {
-    constants_->check(own);
+    resident.size_changes()->check(own);
   } catch (const ExpressionError& error) {
     parts_.refuse(sizes);
     refuse_all(error);
   }
-  constants_->resize(own);
-  const KernelScope scope;
-  Submission submission;
-  constants.resident->execute(submission, nullptr);
-  for (const auto& [slot, _] : constants.results) {
-    program.constants.push_back(constants.resident->take(slot));
+  DeviceStreams* const streams = resident.device_streams();
+  if (streams != nullptr) streams->set_stream(0);
+  if (constants.on_host) {
+    own.constants = brought_to(constants.device, made_by(*constants.on_host, sizes, program));
   }
+  resident.size_changes()->resize(own);
+  {
+    const KernelScope scope;
+    Submission submission;
+    resident.execute(submission, nullptr);
+  }
+  std::vector<c10::Storage> made;
+  for (const auto& [slot, _] : constants.results) made.push_back(resident.take(slot));
+  own.constants = std::move(made);
+  if (streams != nullptr) {
+    own.constants_stream = streams->torch_stream();
+    own.constants_end = streams->fence();
+  }
+  return own;
 }
 
 void Instances::keep(std::shared_ptr<const Instance> instance) {

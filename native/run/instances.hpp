@@ -67,6 +67,10 @@ struct SizeConstants {
   std::vector<VaryingBytes> values;
   std::vector<std::pair<std::size_t, std::size_t>> results;  // slot and Value of each, in order
   std::vector<at::Tensor> given;  // whose memory the resident was told, and which must stay
+  // What is made on the host of these, and brought to the resident's device in one piece: its
+  // results are the resident's constants. Null: nothing.
+  std::shared_ptr<const SizeConstants> on_host;
+  c10::Device device = c10::kCPU;
 };
 
 // What became of instances so far.
@@ -132,12 +136,12 @@ class Instances {
   std::vector<Number> evaluated(const std::vector<std::int64_t>& sizes) const;
   CallShapes shapes(const SizedProgram& program) const;
   std::shared_ptr<const SizedPlaces> places_for(const std::vector<std::int64_t>& sizes);
-  void add_constants(const std::vector<std::int64_t>& sizes, SizedProgram& program);
+  SizedProgram made_by(const SizeConstants& constants, const std::vector<std::int64_t>& sizes,
+                       const SizedProgram& program);
   void keep(std::shared_ptr<const Instance> instance);
 
   Parts parts_;
   SizeChanges* resident_;
-  SizeChanges* constants_ = nullptr;
   mutable std::mutex mutex_;
   Kept kept_;  // the latest first
   std::map<std::vector<std::int64_t>, Kept::iterator> found_;

@@ -81,7 +81,7 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
   spec_.returns_weights =
       std::any_of(spec_.results.begin(), spec_.results.end(),
                   [](const ResultSpec& result) { return result.source == ResultSource::kWeight; });
-  if (host_scheduled) host_scheduler_.emplace(*resident_);
+  if (host_scheduled && !resident_->delivers_launches()) host_scheduler_.emplace(*resident_);
   if (has_streams()) finisher_.emplace();
   rebind_weights();
 }
@@ -332,7 +332,7 @@ void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTr
   for (const Copy& copy : call.copies_in) {
     by_torch |= carry_out(streams_, copy, /*inbound=*/true, trace);
   }
-  if (!by_torch || !call.torch_stream) return;
+  if (!by_torch || !call.torch_stream || streams_->follows_torch()) return;
   if (call.drains_queue) execution.drain_of_copies.begin_ns = now_ns();
   call.torch_stream->native_handle();
   if (call.drains_queue) execution.drain_of_copies.end_ns = now_ns();
@@ -353,13 +353,21 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
     host_scheduler_->execute(execution.submission.end_ns, launches,
                              trace == nullptr ? nullptr : &trace->issues);
   } else {
-    resident_->execute(execution.submission, launches);
+    const bool delivers = trace != nullptr && resident_->delivers_launches();
+    resident_->execute(execution.submission, delivers ? &trace->issues : launches);
+    if (delivers) note_delivery(*trace);
   }
   if (!has_run_) {
     note_proof(execution);
   } else if (execution.resize_ns != 0) {
     execution.proof = resident_->proof();
   }
+}
+
+// Where the device queues work nobody knows when a launch ran, but that it was delivered before.
+void Replay::note_delivery(ExecutionTrace& trace) const {
+  trace.launches.begin_ns = has_streams() ? trace.issues.end_ns : trace.issues.begin_ns;
+  trace.launches.end_ns = trace.issues.end_ns;
 }
 
 void Replay::note_proof(LastExecution& execution) {
@@ -402,10 +410,7 @@ void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
 void Replay::hand_out(Call& call, ExecutionTrace* trace) {
   for (std::size_t index = 0; index < spec_.outputs.size(); ++index) {
     const OutputSpec& output = spec_.outputs[index];
-    if (!output.operator_allocated) continue;
-    call.outputs[index] =
-        c10::Storage(c10::Storage::use_byte_size_t(), call.shapes->outputs_bytes[index],
-                     resident_->take(output.slot), c10::GetAllocator(spec_.device.type()), true);
+    if (output.operator_allocated) call.outputs[index] = resident_->take(output.slot);
   }
   for (std::size_t index = 0; spec_.returns_weights && index < spec_.results.size(); ++index) {
     const ResultSpec& result = spec_.results[index];

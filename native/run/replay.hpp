@@ -44,6 +44,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // returns once the work is enqueued, and a ticket is done when the device is.
   bool has_streams() const { return streams_ != nullptr; }
 
+  // Whether the driver's handle of that stream is asked for.
+  bool needs_stream_handle() const { return !streams_->follows_torch(); }
+
   // Whether the resident's kernels read the states of generators, which each call brings then.
   bool has_generators() const { return generators_ != nullptr; }
   Resident& resident() { return *resident_; }
@@ -116,6 +119,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);
   void launch(LastExecution& execution, ExecutionTrace* trace);
+  void note_delivery(ExecutionTrace& trace) const;
   void note_proof(LastExecution& execution);
   void note_weights(LastExecution& execution, ExecutionTrace* trace);
   void hand_out(Call& call, ExecutionTrace* trace);

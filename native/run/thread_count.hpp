@@ -12,4 +12,12 @@ inline void use_threads(int n_threads) {
   if (at::get_num_threads() != n_threads) at::set_num_threads(n_threads);
 }
 
+// Kernels and libraries ask OpenMP how many threads they have, and share work so: their results may
+// differ in the last bit. Torch tells it once in each thread, when it is first asked; operators
+// that go to a library at once do not ask (ATen/ParallelOpenMP.cpp, lazy_init_num_threads).
+inline void take_threads() {
+  thread_local const int n_threads = at::get_num_threads();
+  static_cast<void>(n_threads);
+}
+
 }  // namespace offload

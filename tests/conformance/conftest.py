@@ -11,12 +11,15 @@ import pytest
 import torch
 
 import offload
-from offload.backends import Backend, backend_names, find_backend
+from offload import backends
+from offload.backends import Backend, CpuBackend, backend_names, find_backend
+from offload.backends.dispatched import DispatchBackend
 from offload.timeline import Scheduling
 
 # A test that a backend cannot pass, with the reason. An unlisted failure is a failure.
 SIMULATED = "cuda-simulated"
 SIMULATED_ASCEND = "npu-simulated"
+DISPATCHED = "cpu-dispatched"  # torch's operators, launched by the host as on devices
 NPU = "npu"  # by torch_npu, on the simulated runtime or an installed one
 CUDA = "cuda"
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
@@ -25,7 +28,13 @@ _NO_CELLS = (
     "simulated kernels draw from the CPU's generator, whose state lies in no memory of theirs"
 )
 _FAULT = "its process has no device after it: tests/cuda has it in a process of its own"
+_NOTHING_PLACED = "its operators allocate what they make"
 UNSUPPORTED: dict[tuple[str, str], str] = {
+    (DISPATCHED, "test_rebinds_every_slot_with_old_memory_poisoned"): _NOTHING_PLACED,
+    (DISPATCHED, "test_moved_feature_map_is_one_slot"): _NOTHING_PLACED,
+    (DISPATCHED, "test_two_executables_share_one_feature_map"): _NOTHING_PLACED,
+    (DISPATCHED, "test_too_small_feature_map"): _NOTHING_PLACED,
+    (DISPATCHED, "test_timelines_of_two_executables_on_one_axis"): "the host delivers all launches",
     (CUDA, "test_failing_launch_surfaces_at_the_wait"): _FAULT,
     (CUDA, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
     (SIMULATED, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
@@ -70,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if not is_other(item)]
 
 
-@pytest.fixture(params=[*backend_names(), SIMULATED, SIMULATED_ASCEND])
+@pytest.fixture(params=[*backend_names(), SIMULATED, SIMULATED_ASCEND, DISPATCHED])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """A backend; tensors that a test makes are on the device that its Programs are recorded on."""
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
@@ -85,6 +94,11 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         import simulated_ascend
 
         found = simulated_ascend.install(request.getfixturevalue("ascend"), monkeypatch)
+    elif request.param == DISPATCHED:
+        found = DispatchBackend(DISPATCHED, CpuBackend().machine, "cpu")
+        monkeypatch.setattr(
+            backends, "_BACKENDS", {**backends._BACKENDS, DISPATCHED: lambda: found}
+        )
     else:
         if request.param == NPU:
             _load_torch_npu()
@@ -110,8 +124,16 @@ def _load_torch_npu() -> None:
 
 @pytest.fixture(params=list(Scheduling))
 def scheduling(request: pytest.FixtureRequest, backend: Backend) -> Scheduling:
-    if request.param is Scheduling.HOST and not backend.capabilities.schedules_launches:
-        pytest.skip("the device executes a model as a whole")
+    if request.param is Scheduling.OFFLOAD:
+        if backend.dispatch is backend:
+            pytest.skip("the host launches the operators")
+        return request.param
+    if not backend.capabilities.schedules_launches:
+        if backend.dispatch is None:
+            pytest.skip("the device executes a model as a whole")
+        reason = UNSUPPORTED.get((DISPATCHED, request.node.originalname))
+        if reason is not None:
+            pytest.skip(reason)
     return request.param
 
 

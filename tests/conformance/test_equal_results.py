@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import offload
+from offload.load.options import delivering
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_each_weight_is_read_where_it_lies(computing, load):
         assert torch.equal(run(x), model(x))
 
 
-def test_weights_in_other_storages(computing, load):
+def test_weights_in_other_storages(computing, load, scheduling):
     """Refused until they are bound again, or for good where kernels keep their addresses."""
     model = two_weights()
     run = load(model, torch.randn(4, 8))
@@ -104,7 +105,7 @@ def test_weights_in_other_storages(computing, load):
     model[2].weight.data = held * 2
     with pytest.raises(offload.BindingError):
         run(x)
-    if not computing.capabilities.rebinds_weights:
+    if not delivering(computing, scheduling).capabilities.rebinds_weights:
         with pytest.raises(offload.BindingError, match="stay where they were"):
             run.rebind_weights()
         model[2].weight.data = held

@@ -311,6 +311,13 @@ def run_script(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+INSTALL = """
+from offload import backends
+from offload.backends.dispatched import DispatchBackend
+dispatched = DispatchBackend("cpu-dispatched", backends.CpuBackend().machine, "cpu")
+backends._BACKENDS[dispatched.name] = lambda: dispatched
+"""
+
 PREAMBLE = """
 import os, threading, torch, offload
 torch.set_num_threads(1)
@@ -324,7 +331,8 @@ run(x)
 
 
 def preamble_on(backend: Backend) -> str:
-    return PREAMBLE.format(device=backend.name, records=backend.records())
+    made = INSTALL if backend.dispatch is backend else ""
+    return made + PREAMBLE.format(device=backend.name, records=backend.records())
 
 
 def test_interpreter_exit_with_work_in_flight(backend):

@@ -10,14 +10,24 @@ from torch import nn
 from torch.export import Dim
 
 import offload
+from offload.backends import CpuBackend
+from offload.backends.dispatched import DispatchBackend
 
 N = Dim("n", min=0, max=4096)
 
 
-def load(function, *args, shapes=({0: N},), **sizes):
+# Two residents: one places what launches make, the other leaves that to operators, as on devices.
+on_both = pytest.mark.parametrize(
+    "device",
+    [None, DispatchBackend("dispatched", CpuBackend().machine, "cpu")],
+    ids=["placed", "dispatched"],
+)
+
+
+def load(function, *args, shapes=({0: N},), device=None, **sizes):
     with torch.no_grad():
         captured = offload.capture(function, *args, dynamic_shapes=shapes)
-    return captured.load(sizes=offload.Sizes(**sizes))
+    return captured.load(device, sizes=offload.Sizes(**sizes))
 
 
 def same(one, other):
@@ -68,10 +78,11 @@ FUNCTIONS = {
 }
 
 
+@on_both
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_any_size_gives_eagers_bits(name):
+def test_any_size_gives_eagers_bits(name, device):
     function = FUNCTIONS[name]
-    run = load(function, torch.randn(24, 4))
+    run = load(function, torch.randn(24, 4), device=device)
     n_seen = 0
     for size in (24, 9, 64, 5, 200, 24, 6, 65, 64, 500, 9, 3, 2, 1, 0):
         x = torch.randn(size, 4)
@@ -93,11 +104,13 @@ def test_any_size_gives_eagers_bits(name):
     assert run.last_execution.n_executions == n_seen
 
 
-def test_an_integer_argument_is_a_size():
+@on_both
+def test_an_integer_argument_is_a_size(device):
     def step(x, n, scale):
         return x[:n] * scale, n
 
-    run = load(step, torch.randn(64), 9, 2.0, shapes={"x": None, "n": N, "scale": None})
+    shapes = {"x": None, "n": N, "scale": None}
+    run = load(step, torch.randn(64), 9, 2.0, shapes=shapes, device=device)
     x = torch.randn(64)
     for n in (9, 20, 64):
         assert same(run(x, n, 2.0), step(x, n, 2.0))
@@ -162,8 +175,9 @@ def test_two_tensors_that_tell_one_size_must_agree():
         run(torch.randn(7), torch.randn(7, 3))
 
 
-def test_what_follows_from_sizes_is_computed_once_for_each():
-    run = load(positions, torch.randn(24, 4))
+@on_both
+def test_what_follows_from_sizes_is_computed_once_for_each(device):
+    run = load(positions, torch.randn(24, 4), device=device)
     assert len(run.program.launches) < 8  # without those that make the mask and the positions
     assert not any("arange" in one.name or "triu" in one.name for one in run.program.launches)
     first = run(torch.randn(30, 4))
@@ -232,8 +246,9 @@ def test_an_execution_says_what_became_of_its_sizes():
     assert "sizes ready, resized in" in str(run.last_execution)
 
 
-def test_results_of_other_sizes_stay_as_they_are():
-    run = load(lambda x: (x * 2).exp(), torch.randn(24, 4))
+@on_both
+def test_results_of_other_sizes_stay_as_they_are(device):
+    run = load(lambda x: (x * 2).exp(), torch.randn(24, 4), device=device)
     inputs = [torch.randn(size, 4) for size in (9, 200, 5)]
     results = [run(x) for x in inputs]
     for x, result in zip(inputs, results, strict=True):
@@ -249,13 +264,14 @@ def test_host_scheduling_takes_other_sizes_too():
         assert torch.equal(run(x), positions(x))
 
 
-def test_a_launch_that_fails_leaves_other_sizes_right():
+@on_both
+def test_a_launch_that_fails_leaves_other_sizes_right(device):
     table = torch.randn(30, 4)
 
     def pick(x):
         return table[(x[:, 0] * 0 + x.shape[0]).long()] + x
 
-    run = load(pick, torch.randn(24, 4))
+    run = load(pick, torch.randn(24, 4), device=device)
     with pytest.raises(offload.ExecutionError, match="index"):
         run(torch.randn(40, 4))
     for size in (9, 24):
@@ -294,8 +310,9 @@ def test_a_tickets_numbers_are_ready_before_the_executions_ahead_of_it_end():
         assert torch.equal(ticket.result(), x * x.shape[0])
 
 
-def test_threads_and_tickets_of_many_sizes():
-    run = load(positions, torch.randn(24, 4), instances="64KiB")
+@on_both
+def test_threads_and_tickets_of_many_sizes(device):
+    run = load(positions, torch.randn(24, 4), device=device, instances="64KiB")
     wrong = []
 
     def work(seed):

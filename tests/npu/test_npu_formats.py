@@ -132,6 +132,20 @@ def test_the_feature_map_moves_beside_weights_in_fractals() -> None:
         check_same(run(x.npu(), feature_map=moved), model(x))
 
 
+def test_the_host_delivers_launches_on_weights_in_fractals() -> None:
+    """By the storage that knows of the format; another one is refused."""
+    model, on_npu = mixed()
+    run = offload.capture(on_npu, torch.zeros(4, 33).half().npu()).load(scheduling="host")
+    for _ in range(3):
+        x = torch.randn(4, 33).half()
+        check_same(run(x.npu()), model(x))
+    on_npu.up.weight.data = cast(torch.randn(SHAPE).half().npu())
+    with pytest.raises(offload.BindingError, match="rebind_weights"):
+        run(torch.zeros(4, 33).half().npu())
+    with pytest.raises(offload.BindingError, match="only the storage knows"):
+        run.rebind_weights()
+
+
 def test_it_is_said_which_weights_lie_in_a_format_of_the_device() -> None:
     captured = offload.capture(mixed()[1], torch.ones(4, 33).half().npu())
     formats = {one.name: one.device_format for one in captured.program.values if one.device_format}

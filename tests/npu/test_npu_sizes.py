@@ -1,4 +1,4 @@
-"""Programs whose sizes vary on the simulated NPU: each choice of sizes is loaded by itself."""
+"""Programs whose sizes vary on the simulated NPU, each choice of sizes a model of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def encode(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 def test_each_size_that_is_met_is_captured_once() -> None:
     x, weight = torch.randn(9, 8), torch.randn(8, 8)
     captured = offload.capture(encode, *to_npu([x, weight]), dynamic_shapes=({0: N}, None))
-    run = captured.load(sizes=offload.Sizes())
+    run = captured.load(sizes=offload.Sizes(), scheduling="offload")
     assert not isinstance(run, offload.SizedExecutable)
     for size in (9, 20, 3, 9):
         x = torch.randn(size, 8)

@@ -14,6 +14,8 @@ import ctypes
 import functools
 import importlib.util
 import os
+import subprocess
+from collections import Counter
 
 import ascend_simulator
 import simulator as simulators
@@ -92,6 +94,32 @@ def operators(name: str = "libopapi.so") -> ctypes.CDLL:
 def set_more_workspace(n_bytes: int) -> None:
     """Let each operator ask for so much beside its own workspace, until the next reset of them."""
     operators().sim_operators_set_more_workspace(ctypes.c_uint64(n_bytes))
+
+
+def set_executor_cache(caches: bool) -> None:
+    """Whether each thread keeps what first phases gave, as on hardware; what it has is dropped."""
+    operators().sim_operators_set_executor_cache(int(caches))
+
+
+@functools.cache
+def _first_phases() -> tuple[str, ...]:
+    """The names of all first phases that the operator library has."""
+    library = ascend_simulator.LIBRARY.with_name("libopapi.so")
+    command = ["nm", "--dynamic", "--defined-only", str(library)]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return tuple(name for name in symbols if name.endswith("GetWorkspaceSize"))
+
+
+def first_phase_calls(simulator: ascend_simulator.AscendSimulator) -> Counter[str]:
+    """By operator how often its first phase was called since calls were forgotten."""
+    counts = {name: simulator.calls(name) for name in _first_phases()}
+    return Counter(
+        {
+            name.removeprefix("aclnn").removesuffix("GetWorkspaceSize"): count
+            for name, count in counts.items()
+            if count
+        }
+    )
 
 
 def live_operator_objects() -> tuple[int, int]:

@@ -275,3 +275,43 @@ def test_nothing_is_compiled(ascend):
     assert compiler.aclGetCompileopt(0, text, ctypes.c_size_t(size)) == 0
     assert text.value == b"enable"
     assert compiler.aclrtGetSysParamOpt(0, ctypes.byref(ctypes.c_int64())) == 0  # of the runtime
+
+
+def test_what_a_first_phase_gave_is_found_by_the_clients_key_on_its_thread(operators, npu, stream):
+    """As opbase keeps it: with the addresses that the client adds, until another thread asks."""
+    library = operators.library
+    find = library.PTAGetExecCache
+    find.restype = ctypes.c_void_p
+    library.CanUsePTACache.restype = ctypes.c_bool
+    sources = [operators.upload([1, 2, 3]), operators.upload([4, 5, 6])]
+    outs = [operators.upload([0] * 3) for _ in sources]
+
+    def found(key: int, *addresses: int) -> int:
+        library.InitPTACacheThreadLocal()
+        for address in addresses:
+            library.AddTensorAddrToCachedList(ctypes.c_void_p(address))
+        library.SetPTAHashKey(ctypes.c_uint64(key))
+        return find(ctypes.c_uint64(key), ctypes.byref(ctypes.c_uint64())) or 0
+
+    def plan() -> int:
+        tensors = [operators.tensor(one, 3) for one in (sources[0], outs[0])]
+        return operators.plan("Neg", *tensors)[2]
+
+    assert not library.CanUsePTACache(b"aclnnNeg")
+    assert found(7, sources[0], outs[0]) == 0
+    operators.launch("Neg", stream, 0, 0, plan())  # it keeps nothing yet
+    npu_device.set_executor_cache(True)
+    assert library.CanUsePTACache(b"aclnnNeg")
+    assert not library.CanUsePTACache(b"aclnnNonzero")
+    assert found(7, sources[0], outs[0]) == 0
+    operators.launch("Neg", stream, 0, 0, plan())
+    library.UnInitPTACacheThreadLocal()
+    executor = found(7, sources[1], outs[1])
+    assert executor
+    assert operators.launch("Neg", stream, 0, 0, executor) == 0
+    npu.synchronize(stream)
+    assert [operators.read(out, 3) for out in outs] == [[-1, -2, -3], [-4, -5, -6]]
+    assert found(8, sources[1], outs[1]) == 0
+    assert npu.ascend.in_thread(lambda: found(7, sources[1], outs[1])) == 0
+    npu_device.set_executor_cache(False)
+    assert found(7, sources[1], outs[1]) == 0

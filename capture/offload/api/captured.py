@@ -157,7 +157,7 @@ class Captured:
         self,
         device: str | torch.device | Backend | None = ...,
         *,
-        scheduling: str = ...,
+        scheduling: str | None = ...,
         verify: bool = ...,
         weights_budget: int | str | None = ...,
         share_store: bool = ...,
@@ -172,7 +172,7 @@ class Captured:
         self,
         device: str | torch.device | Backend | None = ...,
         *,
-        scheduling: str = ...,
+        scheduling: str | None = ...,
         verify: bool = ...,
         fuse: bool | Literal["auto"] = ...,
         progress: Progress = ...,
@@ -183,7 +183,7 @@ class Captured:
         self,
         device: str | torch.device | Backend | None = None,
         *,
-        scheduling: str = Scheduling.OFFLOAD,
+        scheduling: str | None = None,
         verify: bool = True,
         weights_budget: int | str | None = None,
         share_store: bool = True,
@@ -199,8 +199,11 @@ class Captured:
                 was recorded on, or to which its file was read. Or a backend with options of its
                 own, such as `AscendBackend(capturer, refresh="gather")`.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with. `auto`: as one task; with `sizes` on the CPU
-                as executions at the recorded sizes are quicker, which `explain()` tells.
+                baseline that it is compared with (on device `npu` by torch's own operators, which
+                takes what no model can be captured of). None: as one task; with `sizes` on devices
+                where that would be one for each choice of them by the host. `auto`: likewise, but
+                with `sizes` on the CPU as executions at the recorded sizes are quicker. `explain()`
+                tells why.
             verify: prove at load that a captured graph computes the same at other addresses, and
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
@@ -242,10 +245,11 @@ class Captured:
                 they are read twice, before launches are timed and after. What the function raises
                 ends the load.
             sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
-                Family accepts. On the CPU that is one resident, which takes other sizes in place;
-                on other devices each choice of them is loaded when it is first met. With `pad`
-                buckets are. With `promoted` those that repeat get kernels (`fuse`) in a thread that
-                no call waits for. None: one for the recorded sizes alone.
+                Family accepts: one resident, which takes other sizes in place. On `cuda` and `npu`
+                the host launches its operators; with scheduling="offload" each choice of sizes is
+                loaded there as a task of its own when it is first met. With `pad` buckets are. With
+                `promoted` those that repeat get kernels (`fuse`) in a thread that no call waits
+                for. None: one for the recorded sizes alone.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -271,7 +275,7 @@ class Captured:
             run = load_program(
                 bound,
                 device,
-                scheduling=scheduling,
+                scheduling=Scheduling.OFFLOAD if scheduling is None else scheduling,
                 verify=verify,
                 weights_budget=weights_budget,
                 share_store=share_store,

@@ -55,8 +55,9 @@ class LaunchReport:
             `unproved` (not executed yet), `graph` (as nodes of a device's own graph), `opaque`
             (likewise, all nodes of the recorded callable as one launch), `kernel` (compiled code in
             the place of launches), `replaced` (these launches run instead, as recorded: the
-            compiled code failed its proof), `model` (as tasks of one model on the device), `none`
-            (nothing is computed).
+            compiled code failed its proof), `model` (as tasks of one model on the device),
+            `dispatched` (the operator as recorded, delivered by the host), `none` (nothing is
+            computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 
@@ -421,7 +422,15 @@ class Backend(Protocol):
 
     @property
     def sizes(self) -> SizeChanger | None:
-        """None: a Program whose sizes vary is loaded once more for each choice of them."""
+        """None: a Program whose sizes vary is executed by `dispatch`, or loaded for each choice."""
+
+    @property
+    def dispatch(self) -> Backend | None:
+        """A backend of the same device whose host calls torch's operators launch by launch.
+
+        None: there is none. A device without `sizes` executes Programs whose sizes vary by it, and
+        one that executes a Program as a whole all that are scheduled by the host.
+        """
 
     @property
     def offline(self) -> OfflineLoader | None:

@@ -18,7 +18,7 @@ class NullBackend:
 
     name = "null"
     capabilities = Capabilities(computes=False)
-    opaque = weights = timing = offline = sizes = lanes = None
+    opaque = weights = timing = offline = sizes = lanes = dispatch = None
 
     def machine(self, index: int | None = None) -> Machine:
         """A machine with 64-byte alignment and the default cost table."""

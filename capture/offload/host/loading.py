@@ -12,7 +12,7 @@ from offload.errors import BindingError
 from offload.host.executable_for_each_size import ExecutableForEachSize, leaves_something
 from offload.host.padded_executable import PaddedExecutable
 from offload.host.promoted_sizes import FusedLoad
-from offload.host.scheduling_choice import LOADED_EACH, chosen_scheduling
+from offload.host.scheduling_choice import DELIVERED_BY_HOST, LOADED_EACH, chosen_scheduling
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import Sizes
 from offload.interpreter.settled_family import SettledFamily
@@ -35,7 +35,7 @@ def load_family(
     load: Load,
     *,
     fused: FusedLoad | None,
-    scheduling: str,
+    scheduling: str | None,
     verify: bool,
     progress: Progress,
     name: str,
@@ -64,14 +64,19 @@ def load_family(
     def load_at(chosen: Mapping[str, int]) -> Executable:
         return load(program_at(bound, bound.family.checked(chosen)))
 
+    asked_for = Scheduling.OFFLOAD if scheduling is None else scheduling
     if fused is not None:
-        checked(recorded, backend, scheduling, None, fused.fuse)
+        checked(recorded, backend, asked_for, None, fused.fuse)
         _refuse_writing(bound.family)
-    is_chosen = scheduling == AUTO
+    is_chosen, note = scheduling == AUTO, ""
     if sizes.pad:
         return PaddedExecutable(bound, sizes, load_at, fused, LOADED_EACH if is_chosen else "")
     if backend.sizes is None:
-        return ExecutableForEachSize(bound, sizes, load, LOADED_EACH if is_chosen else "")
+        if scheduling == Scheduling.OFFLOAD or backend.dispatch is None:
+            return ExecutableForEachSize(bound, sizes, load, LOADED_EACH if is_chosen else "")
+        backend = backend.dispatch
+        note = DELIVERED_BY_HOST if scheduling != Scheduling.HOST else ""
+        is_chosen = False
 
     def load_all(
         how: Scheduling, fused: FusedLoad | None = None, note: str = ""
@@ -81,7 +86,7 @@ def load_family(
         )
 
     with telling(progress), switched(name) as asked:
-        how, note = checked(recorded, backend, scheduling, None, fuse=False).scheduling, ""
+        how = checked(recorded, backend, asked_for, None, fuse=False).scheduling
         if is_chosen:
             how, note = chosen_scheduling(bound.family, load_all)
         run = load_all(how, fused, note)

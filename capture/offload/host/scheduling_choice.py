@@ -17,6 +17,10 @@ LOADED_EACH = (
     "launches from the host"
 )
 
+DELIVERED_BY_HOST = (
+    "scheduled launch by launch: as one task each choice of sizes would be loaded by itself"
+)
+
 
 def chosen_scheduling(
     family: Family, load: Callable[[Scheduling], Executable]

@@ -101,24 +101,41 @@ def _constants(
     held: Mapping[int, tuple[torch.Tensor, ...]],
 ) -> SizeConstants:
     """The launches that make these Values, as they are executed by themselves."""
-    launches = _makers(program, changing, held.keys())
-    used = sorted({index for one in launches for index in (*one.reads, *one.writes)})
-    positions = {index: position for position, index in enumerate(used)}
+    part, positions = part_of(program, _makers(program, changing, held.keys()))
     return SizeConstants(
-        program=dataclasses.replace(
-            program,
-            values=tuple(
-                dataclasses.replace(program.values[index], index=position)
-                for position, index in enumerate(used)
-            ),
-            launches=tuple(renumbered(one, at, positions) for at, one in enumerate(launches)),
-            inputs=(),
-            results=(),
-            weight_views={},
-        ),
+        part,
         results=tuple(positions[one] for one in results),
-        weights={positions[index]: held[index][0] for index in used if index in held},
+        weights={positions[index]: held[index][0] for index in positions if index in held},
     )
+
+
+def part_of(
+    program: Program, launches: Sequence[Launch], *, also: Set[int] = frozenset()
+) -> tuple[Program, dict[int, int]]:
+    """Some launches and the Values that they use as a Program without inputs and results.
+
+    Args:
+        program: has them.
+        launches: in its order.
+        also: Values that it has besides.
+
+    Returns:
+        The Program, and where its Values stand there.
+    """
+    used = sorted({index for one in launches for index in (*one.reads, *one.writes)} | also)
+    positions = {index: position for position, index in enumerate(used)}
+    part = dataclasses.replace(
+        program,
+        values=tuple(
+            dataclasses.replace(program.values[index], index=position)
+            for position, index in enumerate(used)
+        ),
+        launches=tuple(renumbered(one, at, positions) for at, one in enumerate(launches)),
+        inputs=(),
+        results=(),
+        weight_views={},
+    )
+    return part, positions
 
 
 def _makers(program: Program, changing: Set[int], held: Set[int]) -> list[Launch]:

@@ -62,6 +62,8 @@ def checked(
     """
     _refuse_foreign(bound.program, backend)
     how = named_scheduling(scheduling)
+    if backend.dispatch is backend:
+        how = Scheduling.HOST
     if how is Scheduling.HOST and not backend.capabilities.schedules_launches:
         raise BackendUnavailable(
             f"device {backend.name!r} executes a model as a whole: load without scheduling='host'"
@@ -153,6 +155,22 @@ def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | 
         return device, None
     kind, index = backend_and_index(device)
     return find_backend(kind), index
+
+
+def delivering(backend: Backend, scheduling: str) -> Backend:
+    """The backend that delivers as is asked: `dispatch` where one executes a model as a whole.
+
+    Raises:
+        BindingError: there is no such scheduling.
+    """
+    is_whole = not backend.capabilities.schedules_launches
+    if (
+        named_scheduling(scheduling) is Scheduling.HOST
+        and is_whole
+        and backend.dispatch is not None
+    ):
+        return backend.dispatch
+    return backend
 
 
 def _budget(given: int | str | None) -> int | Literal["auto"] | None:

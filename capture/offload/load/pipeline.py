@@ -21,7 +21,7 @@ from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
 from offload.load.graph_lanes import placed_in_lanes
 from offload.load.lanes import load_on_lanes
-from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
+from offload.load.options import AUTO, Options, checked, delivering, named_backend, weight_streamer
 from offload.load.place import place
 from offload.load.switched import switched
 from offload.program import BoundProgram
@@ -52,6 +52,7 @@ def load_program(
     """
     with telling(progress), switched(name) as asked:
         backend, index = named_backend(bound.program.device if device is None else device)
+        backend = delivering(backend, scheduling)
         options = checked(bound, backend, scheduling, weights_budget, fuse, lanes=lanes)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
         recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))

@@ -88,6 +88,8 @@ class SizeConstants:
         values: Sequence[tuple[str, int]],
         results: Sequence[tuple[int, int]],
         given: list[tuple[int, torch.Tensor]],
+        on_host: SizeConstants | None = None,
+        device: str = "cpu",
     ) -> None: ...
 
 class InstanceCounts:
@@ -385,7 +387,7 @@ class CpuMade:
     ) -> None: ...
 
 def set_sizes(
-    resident: CpuResident,
+    resident: CpuResident | DispatchedResident,
     *,
     views: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[int, int]]]],
     made: Sequence[tuple[int, int, Sequence[tuple[int, int]]]],
@@ -453,6 +455,27 @@ def lane_counts(resident: CpuResident) -> LaneCounts: ...
 def share_always(resident: CpuResident, always: bool) -> None: ...
 def n_helpers() -> int: ...
 def runs_on_one_thread() -> bool: ...
+
+class DispatchedResident(Resident):
+    def __init__(
+        self,
+        slots: Sequence[CpuSlot],
+        tensors: Sequence[CpuTensor],
+        device: str,
+        held: Sequence[tuple[int, torch.Tensor]],
+    ) -> None: ...
+    def add(
+        self,
+        *,
+        operator_name: str,
+        overload: str,
+        arguments: tuple[Any, ...],
+        made: Sequence[CpuMade],
+        releases: Sequence[int],
+        guard: bool | int | float | complex | None,
+        guards_shape: bool,
+        source: str,
+    ) -> None: ...
 
 class CpuReplaced:
     def __init__(

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
 
 #include <array>
 #include <cstddef>
@@ -89,6 +90,13 @@ class DeviceStreams {
   // captured.
   virtual void set_stream(std::uint64_t stream) = 0;
 
+  // Whether its work goes to torch's current stream of the calling thread, as torch's own does:
+  // then nobody asks for a handle, and set_stream is given 0.
+  virtual bool follows_torch() const { return false; }
+
+  // Where it follows torch the stream that was current at set_stream.
+  virtual std::optional<c10::Stream> torch_stream() const { return std::nullopt; }
+
   // Enqueues a copy of bytes where set_stream said, and gives true. False: nothing is done, and
   // torch's own copy is in order.
   virtual bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) = 0;
@@ -144,8 +152,12 @@ class Resident {
   // Runs one launch: what a host does that schedules launch by launch, in program order.
   virtual void issue(std::size_t launch) = 0;
 
-  // Hands over the memory of an output that its operator allocated itself.
-  virtual c10::DataPtr take(std::size_t slot) = 0;
+  // Whether execute itself delivers launch by launch; the times that it keeps are then those of
+  // delivery. Asked once.
+  virtual bool delivers_launches() const { return false; }
+
+  // Hands over an output that its operator allocated itself.
+  virtual c10::Storage take(std::size_t slot) = 0;
 
   // What submit consists of on this device, in order, by the words of its own; none: it is a whole.
   // At most Submission::kMostSubstages. Asked once.

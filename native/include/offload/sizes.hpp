@@ -1,14 +1,17 @@
 // Sizes that vary: what they make of a resident program, and who may be told so.
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <c10/core/Storage.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "offload/expressions.hpp"
+#include "offload/fence.hpp"
 
 namespace offload {
 
@@ -32,7 +35,10 @@ struct SizedProgram {
   std::vector<Number> numbers;            // by expression
   std::vector<std::size_t> values_bytes;  // by Value
   std::shared_ptr<const SizedPlaces> places;
-  std::vector<c10::DataPtr> constants;  // what follows from sizes alone, in the resident's order
+  std::vector<c10::Storage> constants;  // what follows from sizes alone, in the resident's order
+  // Where a device makes these: the stream, and the end of that work.
+  std::optional<c10::Stream> constants_stream;
+  std::shared_ptr<Fence> constants_end;
 };
 
 // How the sizes of an execution were come by.

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "elements.hpp"
+#include "executor_cache.hpp"
 
 namespace simulated_operators {
 namespace {
@@ -261,6 +262,7 @@ OPERATORS_EXPORT void sim_operators_reset() {
   set_look_alike(0);
   set_padded(0);
   more_workspace_bytes = 0;
+  close_executor_cache();
 }
 
 }  // namespace simulated_operators

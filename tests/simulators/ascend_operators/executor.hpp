@@ -79,6 +79,10 @@ class Planner {
   std::unique_ptr<aclOpExecutor> executor_;
 };
 
+// Keeps what the first phase of this name gave, where the client has set a key for it on this
+// thread (executor_cache.cpp).
+void remember(const char* name, const aclOpExecutor& executor);
+
 // `name`: of the first phase.
 template <class... Parameters>
 Status plan(const char* name, const Kernel& kernel, std::uint64_t* workspace_bytes,
@@ -87,7 +91,9 @@ Status plan(const char* name, const Kernel& kernel, std::uint64_t* workspace_byt
     if (const Status status = sim_note(name)) return status;
     Planner planner;
     (planner.take(parameters), ...);
-    return planner.finish(kernel, workspace_bytes, executor);
+    const Status status = planner.finish(kernel, workspace_bytes, executor);
+    if (status == kSuccess) remember(name, **executor);
+    return status;
   } catch (const std::exception&) {
     return kAclnnParamInvalid;
   }

@@ -33,6 +33,7 @@ from offload.backends.ascend.streaming import (
     streaming_notes,
 )
 from offload.backends.base import (
+    Backend,
     Capabilities,
     LaunchReport,
     LaunchTimer,
@@ -66,6 +67,7 @@ class AscendBackend:
     name = "npu"
     capabilities = Capabilities(queues_work=True)
     opaque = sizes = lanes = None
+    dispatch: Backend | None = None  # torch launches nothing of a capturer's kernels
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
     copies_on_device = True

@@ -47,7 +47,7 @@ class OfflineModelBackend:
     """The backend of one loaded offline model. Its feature map stays where it was loaded."""
 
     capabilities = Capabilities(moves_feature_map=False, queues_work=True)
-    opaque = weights = timing = offline = sizes = lanes = None
+    opaque = weights = timing = offline = sizes = lanes = dispatch = None
 
     def __init__(self, backend: AscendBackend, model: _native.AscendOfflineModel) -> None:
         self.name = backend.name

@@ -25,6 +25,7 @@ from offload.backends.ascend.streaming import (
 from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer, give_back_unused
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
 from offload.backends.base import (
+    Backend,
     Capabilities,
     LaunchReport,
     LaunchTimer,
@@ -38,11 +39,13 @@ from offload.backends.base import (
 )
 from offload.backends.captured.random_draws import drawing
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
+from offload.backends.dispatched import DispatchBackend
 from offload.backends.refusals import check_formats
-from offload.errors import CaptureError
+from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.streaming import Streaming
+from offload.plan.topology import Machine
 from offload.program import BoundProgram, Launch, Program, Role
 
 
@@ -103,6 +106,16 @@ class TorchAscendBackend(AscendBackend):
     def timing(self) -> LaunchTimer:
         """Times the launches by themselves."""
         return WarmUpTimer(self.device_of, self._torch_capturer)
+
+    @property
+    def dispatch(self) -> Backend:  # type: ignore[override] # which the base class has none of
+        """Launches torch_npu's operators one by one, captured or not."""
+        return DispatchBackend(self.name, self._torch_machine)
+
+    def _torch_machine(self, index: int | None) -> Machine:
+        if missing := self._missing_capturer():
+            raise BackendUnavailable("; ".join(missing))
+        return self.device_machine(index)
 
     def _missing_functions(self, has: dict[str, bool]) -> list[str]:
         missing = []

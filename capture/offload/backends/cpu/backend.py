@@ -37,7 +37,8 @@ class CpuBackend:
 
     name = "cpu"
     capabilities = Capabilities(runs_kernels=True, runs_lanes=_native.runs_on_one_thread())
-    opaque = timing = offline = lanes = None  # to run a callable as one launch would be to call it
+    opaque = None  # to run a callable as one launch would be to call it
+    timing = dispatch = offline = lanes = None
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -85,6 +85,18 @@ def _replaced(launch: Launch) -> _native.CpuReplaced:
     return _native.CpuReplaced(resident, inputs, list(zip(words, results, strict=True)))
 
 
+def add_described(add: Callable[..., None], launch: Launch, description: dict[str, Any]) -> None:
+    """Add a launch to a resident as it is described.
+
+    Raises:
+        CaptureError: the operator does not exist in this torch, or takes other arguments.
+    """
+    try:
+        add(**description)
+    except (TypeError, ValueError) as error:
+        raise CaptureError(f"{launch.source}: {error}") from error
+
+
 class Builder:
     """Translates one Program and Plan into a CpuResident."""
 
@@ -124,15 +136,7 @@ class Builder:
             None if isinstance(launch.callee, Kernel) else self._describe(launch)
             for launch in self._program.launches
         ]
-        operator_slots = {
-            place.slot
-            for index in self._operator_allocated
-            if (place := self._plan.places[index]) is not None
-        }
-        slots = [
-            _native.CpuSlot(slot.size_bytes, self._memory(slot, operator_slots))
-            for slot in self._plan.slots
-        ]
+        slots = self._slots()
         stream: _native.WeightStream | None = None
         weights: Mapping[int, torch.Tensor] = {}
         if self._plan.streaming is not None:
@@ -143,14 +147,22 @@ class Builder:
             if description is None:
                 self._add_kernel(resident, launch)
                 continue
-            try:
-                resident.add(**description)
-            except (TypeError, ValueError) as error:
-                raise CaptureError(f"{launch.source}: {error}") from error
+            add_described(resident.add, launch, description)
         if stream is not None:
             resident.set_packed_weights(self._packed_weights())
         set_lanes(resident, self._program, self._plan, self._operator_allocated)
         return resident, weights, stream
+
+    def _slots(self) -> list[_native.CpuSlot]:
+        operator_slots = {
+            place.slot
+            for index in self._operator_allocated
+            if (place := self._plan.places[index]) is not None
+        }
+        return [
+            _native.CpuSlot(slot.size_bytes, self._memory(slot, operator_slots))
+            for slot in self._plan.slots
+        ]
 
     def _memory(self, slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
         if slot.kind is SlotKind.DERIVED:

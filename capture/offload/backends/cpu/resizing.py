@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from offload.backends.cpu.builder import Builder, plan_apart
 from offload.interpreter.settled_family import SettledFamily, SizeConstants
 from offload.native import _native
 from offload.plan import Plan, Slot, SlotKind, check_plan
-from offload.program import BoundProgram, Role, TensorView
+from offload.program import Bindings, BoundProgram, Role, TensorView
 from offload.program.varying_numbers import (
     Varying,
     expression_of,
@@ -27,22 +28,29 @@ class CpuSizes:
     def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
         """As `Backend.instantiate`, of what a Family does at the recorded sizes."""
         check_plan(prepared.program, plan)
-        builder = _SizedBuilder(
+        builder = SizedBuilder(
             prepared.bound, plan, prepared.operator_allocated, settled.constant_values
         )
         return builder.loaded()
 
     def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
         """What computes the constants of sizes; None where there are none."""
-        return None if settled.constants is None else _constants(settled, settled.constants)
+        if settled.constants is None:
+            return None
+        return host_constants(settled.constants, settled.bound.bindings)
 
 
-def _constants(settled: SettledFamily, constants: SizeConstants) -> _native.SizeConstants:
+def host_constants(constants: SizeConstants, bindings: Bindings) -> _native.SizeConstants:
+    """Launches on the CPU that make constants of sizes.
+
+    Raises:
+        CaptureError, OutOfMemory: as `Backend.instantiate`.
+    """
     program, given = constants.program, constants.weights.keys()
     plan = plan_apart(program, given, {*constants.results})
     made = frozenset(range(len(program.values))) - given
-    bound = BoundProgram(program, settled.bound.bindings)
-    resident, _, _ = _SizedBuilder(bound, plan, made, ()).resident()
+    bound = BoundProgram(program, bindings)
+    resident, _, _ = SizedBuilder(bound, plan, made, ()).resident()
     return _native.SizeConstants(
         resident=resident,
         values=values_bytes(program),
@@ -51,7 +59,7 @@ def _constants(settled: SettledFamily, constants: SizeConstants) -> _native.Size
     )
 
 
-class _SizedBuilder(Builder):
+class SizedBuilder(Builder):
     """Translates a Program whose numbers vary, and says which of them do."""
 
     def __init__(
@@ -61,6 +69,7 @@ class _SizedBuilder(Builder):
         operator_allocated: Set[int],
         constants: Sequence[int],
     ) -> None:
+        """Describe nothing yet; `constants` are the Values that follow from sizes alone."""
         super().__init__(bound, plan, frozenset(operator_allocated))
         self._constants = [(plan.slot_of(value), value) for value in constants]
 
@@ -69,16 +78,19 @@ class _SizedBuilder(Builder):
     ) -> tuple[_native.CpuResident, Mapping[int, torch.Tensor], _native.WeightStream | None]:
         """As `Builder.resident`."""
         resident, weights, stream = super().resident()
-        _native.set_sizes(
-            resident,
-            views=self._varying_views(),
-            made=self._varying_results(),
-            scalars=self._varying_scalars(),
-            slots=self._varying_slots(),
-            constants=self._constants,
-            feature_map=self._feature_map(),
-        )
+        _native.set_sizes(resident, **self._varying())
         return resident, weights, stream
+
+    def _varying(self) -> dict[str, Any]:
+        """What the native side is told of numbers that vary."""
+        return {
+            "views": self._varying_views(),
+            "made": self._varying_results(),
+            "scalars": self._varying_scalars(),
+            "slots": self._varying_slots(),
+            "constants": self._constants,
+            "feature_map": self._feature_map(),
+        }
 
     def _key(self, view: TensorView) -> Hashable:
         """Views that are the same at the recorded sizes may differ at others."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from offload.backends.base import (
+    Backend,
     Capabilities,
     LaneRunner,
     LaunchReport,
@@ -48,6 +49,7 @@ from offload.backends.cuda.resident_graph import (
 from offload.backends.cuda.streaming import CudaWeights, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.twins import TwinTimer, prove_twins
+from offload.backends.dispatched import DispatchBackend
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
@@ -104,6 +106,11 @@ class CudaBackend:
     def lanes(self) -> LaneRunner:
         """As branches of the graph."""
         return CudaLanes(self.proof_memory)
+
+    @property
+    def dispatch(self) -> Backend | None:
+        """Launches torch's operators one by one; None where something else captures."""
+        return DispatchBackend("cuda", _torch_machine) if self._capturer is None else None
 
     def machine(self, index: int | None = None) -> Machine:
         """A GPU; by default torch's current one.
@@ -282,6 +289,23 @@ class CudaBackend:
         if not (captured.is_known or captured.fixed.fixed):
             sizes_bytes = [value.size_bytes for value in prepared.program.values]
             _known_kernels(captured.device).learn(told.capture, told.discovery, sizes_bytes)
+
+
+def _torch_machine(index: int | None) -> Machine:
+    """A GPU as torch knows it: neither the driver nor its bindings are asked.
+
+    Raises:
+        BackendUnavailable: torch is built without CUDA, or finds no such GPU.
+    """
+    if torch.version.cuda is None:
+        raise BackendUnavailable(f"torch {torch.__version__} is built without CUDA")
+    if not torch.cuda.is_available():
+        raise BackendUnavailable("torch finds no GPU that it can use")
+    at = torch.cuda.current_device() if index is None else index
+    if at >= torch.cuda.device_count():
+        raise BackendUnavailable(f"there is no GPU {at}: torch finds {torch.cuda.device_count()}")
+    found = torch.cuda.get_device_properties(at)
+    return Machine("cuda", found.name, found.total_memory, ALIGNMENT_BYTES, _COSTS)
 
 
 def _notes(fixed: tuple[str, ...], proved: list[str]) -> tuple[str, ...]:

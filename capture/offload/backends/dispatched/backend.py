@@ -1,0 +1,106 @@
+"""The backend of host scheduling: launches as torch's operators, called from C++ one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from offload.backends.base import Backend, Capabilities, Loaded, Prepared
+from offload.backends.dispatched.builder import DispatchedBuilder
+from offload.backends.dispatched.sizes import DispatchedSizes
+from offload.backends.refusals import check_formats
+from offload.errors import CaptureError
+from offload.plan import Plan, check_plan
+from offload.plan.topology import Machine
+from offload.program import BoundProgram, Kernel, Program, Role
+
+
+class DispatchBackend:
+    """Executes a Program as eager does, from C++: each launch is an operator of torch's.
+
+    Operators allocate what they make from torch's allocator; nothing is placed, captured or proved.
+    On a device with streams launches go to the caller's current one. The device's facts are its
+    type and torch's own guards, so that the CPU stands for any.
+    """
+
+    opaque = weights = timing = offline = lanes = None
+
+    def __init__(
+        self, name: str, machine: Callable[[int | None], Machine], device_type: str = ""
+    ) -> None:
+        """For tensors of a device type.
+
+        Args:
+            name: of the backend.
+            machine: describes a device; None: torch's current one. Raises BackendUnavailable.
+            device_type: torch's; by default the name is.
+        """
+        self.name = name
+        self._type = device_type or name
+        self.capabilities = Capabilities(queues_work=self._type != "cpu")
+        self.sizes = DispatchedSizes(self.device_of)
+        self._machine = machine
+
+    @property
+    def dispatch(self) -> Backend:
+        """Itself."""
+        return self
+
+    def machine(self, index: int | None = None) -> Machine:
+        """The device.
+
+        Raises:
+            BackendUnavailable: it, its driver or its torch is missing.
+        """
+        return self._machine(index)
+
+    def records(self) -> str:
+        """Programs recorded on this type of device."""
+        return self._type
+
+    def device_of(self, program: Program) -> torch.device:
+        """The device that a Program was recorded on, or to which its file was read."""
+        if self._type == "cpu":
+            return torch.device("cpu")
+        index = program.device_index
+        if index is None:
+            index = torch.get_device_module(self._type).current_device()
+        return torch.device(self._type, index)
+
+    def prepare(self, bound: BoundProgram) -> Prepared:
+        """Leave all that launches make to their operators.
+
+        Raises:
+            BackendUnavailable: as `machine`.
+            BindingError: a weight was cast to another format since it was recorded.
+            CaptureError: the Program has compiled code in the place of launches.
+        """
+        program = bound.program
+        self.machine(program.device_index)
+        check_formats(bound)
+        for launch in program.launches:
+            if isinstance(launch.callee, Kernel):
+                raise CaptureError(
+                    f"{launch.source}: {launch.name} is compiled code, and launches are delivered "
+                    "as recorded: load without fuse="
+                )
+        roles = (Role.ACTIVATION, Role.OUTPUT)
+        return Prepared(
+            bound, frozenset(value.index for value in program.values if value.role in roles)
+        )
+
+    def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
+        """Describe the launches to the native side.
+
+        Raises:
+            PlanError: the Plan does not fit the Program.
+            CaptureError: an operator does not exist in this torch, or takes other arguments.
+        """
+        check_plan(prepared.program, plan)
+        device = self.device_of(prepared.program)
+        builder = DispatchedBuilder(prepared.bound, plan, prepared.operator_allocated, (), device)
+        return builder.loaded()
+
+    def prove(self, prepared: Prepared, plan: Plan) -> None:
+        """Nothing: launches are those that were recorded."""

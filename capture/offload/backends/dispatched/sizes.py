@@ -1,0 +1,78 @@
+"""Programs whose sizes vary, dispatched: one resident, and constants of sizes in two parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from offload.backends.base import Loaded, Prepared
+from offload.backends.cpu.builder import plan_apart
+from offload.backends.cpu.resizing import host_constants
+from offload.backends.dispatched.builder import DispatchedBuilder
+from offload.backends.dispatched.host_part import split_constants
+from offload.interpreter.settled_family import SettledFamily, SizeConstants
+from offload.native import _native
+from offload.plan import Plan, check_plan
+from offload.program import Bindings, BoundProgram, Program
+from offload.program.varying_numbers import values_bytes
+
+
+class DispatchedSizes:
+    """Loads Programs whose sizes vary; see `SizeChanger`."""
+
+    def __init__(self, device_of: Callable[[Program], torch.device]) -> None:
+        """For the device that a Program is executed on."""
+        self._device_of = device_of
+
+    def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
+        """As `Backend.instantiate`, of what a Family does."""
+        check_plan(prepared.program, plan)
+        builder = DispatchedBuilder(
+            prepared.bound,
+            plan,
+            prepared.operator_allocated,
+            settled.constant_values,
+            self._device_of(prepared.program),
+        )
+        return builder.loaded()
+
+    def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
+        """What computes the constants of sizes; None where there are none.
+
+        On a device the host makes those of integers and booleans, which are the same bits there,
+        and brings them in one copy; operators of the device make the rest of these.
+        """
+        if settled.constants is None:
+            return None
+        bindings, device = settled.bound.bindings, self._device_of(settled.program)
+        if device.type == "cpu":
+            return _device_constants(settled.constants, (), None, bindings, device)
+        split = split_constants(settled.constants)
+        if split is None:
+            return _device_constants(settled.constants, (), None, bindings, device)
+        on_host = host_constants(split.on_host, bindings)
+        return _device_constants(split.on_device, split.brought, on_host, bindings, device)
+
+
+def _device_constants(
+    constants: SizeConstants,
+    brought: tuple[int, ...],
+    on_host: _native.SizeConstants | None,
+    bindings: Bindings,
+    device: torch.device,
+) -> _native.SizeConstants:
+    """Launches on the device. `brought`: the Values of them that the host has made."""
+    program, given = constants.program, constants.weights.keys()
+    plan = plan_apart(program, {*given, *brought}, {*constants.results})
+    made = frozenset(range(len(program.values))) - given - {*brought}
+    bound = BoundProgram(program, dataclasses.replace(bindings, weights={}))
+    return _native.SizeConstants(
+        resident=DispatchedBuilder(bound, plan, made, brought, device).dispatched(),
+        values=values_bytes(program),
+        results=[(one, one) for one in constants.results],
+        given=sorted(constants.weights.items()),
+        on_host=on_host,
+        device=str(device),
+    )

@@ -1,0 +1,227 @@
+"""Launches that the host delivers one by one, as on devices: here on the CPU's tensors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import offload
+from offload.backends import CpuBackend
+from offload.backends.dispatched import DispatchBackend
+from offload.timeline import Scheduling, SpanKind
+
+N = Dim("n", min=2, max=512)
+
+
+def dispatching() -> DispatchBackend:
+    return DispatchBackend("dispatched", CpuBackend().machine, "cpu")
+
+
+def load(function, *args, **options):
+    with torch.no_grad():
+        return offload.capture(function, *args).load(dispatching(), **options)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.attend = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.feed = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+
+    def forward(self, x, padding):
+        y = self.norm(x)
+        x = x + self.attend(y, y, y, key_padding_mask=padding, need_weights=False)[0]
+        return x + self.feed(x)
+
+
+def test_a_static_program_gives_eagers_bits_at_new_addresses():
+    torch.manual_seed(0)
+    model = Block().eval()
+    run = load(model, torch.randn(2, 9, 16), torch.zeros(2, 9, dtype=torch.bool))
+    assert run.scheduling is Scheduling.HOST
+    assert {one.mode for one in run.launch_reports()} == {"dispatched"}
+    assert run.feature_map_bytes == 0
+    for _ in range(3):
+        x, padding = torch.randn(2, 9, 16), torch.rand(2, 9) > 0.8
+        with torch.no_grad():
+            assert torch.equal(run(x, padding), model(x, padding))
+
+
+def test_a_block_of_all_sizes_gives_eagers_bits():
+    torch.manual_seed(0)
+    model = Block().eval()
+    given = torch.randn(2, 9, 16), torch.zeros(2, 9, dtype=torch.bool)
+    with torch.no_grad():
+        captured = offload.capture(model, *given, dynamic_shapes=({1: N}, {1: N}))
+    run = captured.load(dispatching(), sizes=offload.Sizes())
+    for size in (9, 2, 40, 9, 200):
+        x, padding = torch.randn(2, size, 16), torch.zeros(2, size, dtype=torch.bool)
+        padding[:, size // 2 + 1 :] = True
+        with torch.no_grad():
+            assert torch.equal(run(x, padding), model(x, padding))
+    assert (run.instances.misses, run.instances.hits) == (4, 1)
+
+
+def test_state_and_inputs_are_written_as_in_eager():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x):
+            self.total.add_(x.sum(0))
+            x.t()[1].mul_(2)
+            return self.total * 1
+
+    one, other = Counter(), Counter()
+    run = load(one, torch.zeros(3, 4))
+    one.load_state_dict(other.state_dict())
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        y, version = x.clone(), one.total._version
+        assert torch.equal(run(x), other(y))
+        assert torch.equal(x, y)
+        assert torch.equal(one.total, other.total)
+        assert one.total._version > version
+
+
+def test_memory_without_content_is_new_at_each_execution():
+    def fill(x):
+        made = torch.empty(4, 4)
+        made[:2].copy_(x)
+        made[2:].fill_(3)
+        return made, torch.empty(0, 4), made[1:] * 2
+
+    run = load(fill, torch.randn(2, 4))
+    first = run(torch.ones(2, 4))
+    second = run(torch.zeros(2, 4))
+    assert torch.equal(first[0], torch.tensor([[1.0] * 4] * 2 + [[3.0] * 4] * 2))
+    assert torch.equal(second[2], torch.tensor([[0.0] * 4] + [[6.0] * 4] * 2))
+    assert first[0].data_ptr() != second[0].data_ptr()
+    assert first[1].shape == (0, 4)
+
+
+def test_an_operator_that_gives_its_argument_gives_a_copy_of_it():
+    """What is handed out outlives the caller's tensor, whose memory nobody keeps for it."""
+    library = torch.library.Library("dispatched_tests", "DEF")
+    library.define("same_or_other(Tensor x, bool other) -> Tensor")
+    gives = {"other": True}
+    library.impl(
+        "same_or_other",
+        lambda x, other: x.clone() if gives["other"] else x,
+        "CompositeExplicitAutograd",
+    )
+    run = load(lambda x: torch.ops.dispatched_tests.same_or_other(x, True), torch.randn(8))
+    gives["other"] = False
+    x = torch.randn(8)
+    expected, found = x.clone(), run(x)
+    assert found.data_ptr() != x.data_ptr()
+    x.zero_()
+    assert torch.equal(found, expected)
+
+
+def test_numbers_that_are_read_are_held_against_the_recorded_ones():
+    def halve(x):
+        return x / 2 if x.sum().item() > 0 else x
+
+    with torch.no_grad():
+        captured = offload.capture(halve, torch.ones(4), host_reads="guard")
+    run = captured.load(dispatching())
+    assert torch.equal(run(torch.ones(4)), torch.full((4,), 0.5))
+    with pytest.raises(offload.BindingError, match=r"read 8\.0 on the host, recorded was 4\.0"):
+        run(torch.full((4,), 2.0))
+    assert torch.equal(run(torch.ones(4)), torch.full((4,), 0.5))
+
+
+def test_a_failing_launch_is_named_and_leaves_nothing():
+    table = nn.Embedding(4, 3)
+
+    def pick(x, indices):
+        return table((indices + 1) * 1) * x
+
+    run = load(pick, torch.ones(3), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(offload.ExecutionError, match=r"test_dispatched\.py.*aten::embedding"):
+        run(torch.ones(3), torch.tensor([0, 7]))
+    indices = torch.tensor([2, 0])
+    with torch.no_grad():
+        assert torch.equal(run(torch.ones(3), indices), pick(torch.ones(3), indices))
+
+
+def test_activations_go_after_their_last_use():
+    kept = []
+
+    library = torch.library.Library("dispatched_memory", "DEF")
+    library.define("note(Tensor x) -> Tensor")
+
+    def note(x):
+        kept.append(weakref.ref(x.untyped_storage()))
+        return x + 1
+
+    library.impl("note", note, "CompositeExplicitAutograd")
+    run = load(
+        lambda x: torch.ops.dispatched_memory.note(torch.ops.dispatched_memory.note(x * 2)) * 2,
+        torch.ones(64),
+    )
+    kept.clear()
+    found = run(torch.ones(64))
+    gc.collect()
+    assert torch.equal(found, torch.full((64,), 8.0))
+    assert len(kept) == 2
+    assert not any(one() is not None for one in kept)
+
+
+def test_random_launches_draw_as_eager_does():
+    def noisy(x):
+        return nn.functional.dropout(x, 0.5, training=True) + torch.rand_like(x)
+
+    run = load(noisy, torch.ones(64))
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = noisy(torch.ones(64)), torch.rand(2)
+        torch.manual_seed(seed)
+        assert torch.equal(run(torch.ones(64)), expected[0])
+        assert torch.equal(torch.rand(2), expected[1])
+
+
+def test_replaced_weights_are_used_after_they_are_bound():
+    layer = nn.Linear(4, 4)
+    run = load(layer, torch.ones(2, 4))
+    x = torch.randn(2, 4)
+    layer.weight.data = torch.randn(4, 4)
+    with pytest.raises(offload.BindingError, match="rebind_weights"):
+        run(x)
+    run.rebind_weights()
+    with torch.no_grad():
+        assert torch.equal(run(x), layer(x))
+
+
+def test_a_timeline_has_when_each_launch_was_delivered():
+    run = load(lambda x: (x * 2).exp().sum(), torch.ones(64))
+    run(torch.ones(64))
+    with run.timeline(executions=1) as timeline:
+        run(torch.ones(64))
+    (one,) = timeline.executions
+    issues, launches = one.of_kind(SpanKind.ISSUE), one.of_kind(SpanKind.LAUNCH)
+    assert [span.name for span in issues] == [launch.name for launch in run.program.launches]
+    assert [span.begin_ns for span in issues] == [span.begin_ns for span in launches]
+    assert "operators of torch's, launched by the host" in run.explain()
+
+
+def test_what_cannot_be_delivered_so_is_refused(tmp_path):
+    with torch.no_grad():
+        captured = offload.capture(lambda x: (x * 2).exp(), torch.ones(64))
+    with pytest.raises(offload.BackendUnavailable, match="runs no compiled kernels"):
+        captured.load(dispatching(), fuse=True)
+    with pytest.raises(offload.BackendUnavailable, match="cannot bring weights from a store"):
+        captured.load(dispatching(), weights_budget="1MiB")
+    run = captured.load(dispatching())
+    run(torch.ones(64), feature_map=torch.empty(run.feature_map_bytes, dtype=torch.uint8))
+    run.close()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(torch.ones(64))
