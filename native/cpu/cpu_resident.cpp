@@ -144,7 +144,7 @@ void CpuResident::end_pass() {
 
 void CpuResident::run_one(CpuLaunch& launch) {
   if (proved_) {
-    run(launch);
+    run(launch, stack_, launch.releases);
   } else {
     prove_and_run(launch);
   }
@@ -161,7 +161,7 @@ void CpuResident::prove_and_run(CpuLaunch& launch) {
   const at::Tensor expected = launch.table ? embedded_from_few(launch) : at::Tensor();
   const std::uint64_t run_ns = now_ns();
   const AllocationCount count;
-  run(launch);
+  run(launch, stack_, launch.releases);
   launch.outside_bytes = count.bytes();
   if (!is_unproved && !launch.table) return;
   const std::uint64_t compare_ns = now_ns();
@@ -190,12 +190,8 @@ void CpuResident::tell(const CpuLaunch& launch) {
   rethrow_of_launch(launch.source + ": " + launch.operator_name);
 }
 
-void CpuResident::run(CpuLaunch& launch) {
-  carry_out(launch, stack_);
-  for (const std::size_t slot : launch.releases) release(slot);
-}
-
-void CpuResident::carry_out(CpuLaunch& launch, std::vector<c10::IValue>& stack) {
+void CpuResident::run(CpuLaunch& launch, std::vector<c10::IValue>& stack,
+                      const std::vector<std::size_t>& releases) {
   switch (launch.mode) {
     case CpuMode::kKernel:
     case CpuMode::kReplaced:
@@ -218,6 +214,7 @@ void CpuResident::carry_out(CpuLaunch& launch, std::vector<c10::IValue>& stack) 
       gather(launch);
       break;
   }
+  for (const std::size_t slot : releases) release(slot);
 }
 
 // Lists are shared with whom they are given to. `_unsafe_masked_index` writes what it has clamped

@@ -261,8 +261,8 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   void run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTimes* times);
   void run_one(CpuLaunch& launch);
   void prove_and_run(CpuLaunch& launch);
-  void run(CpuLaunch& launch);
-  void carry_out(CpuLaunch& launch, std::vector<c10::IValue>& stack);
+  void run(CpuLaunch& launch, std::vector<c10::IValue>& stack,
+           const std::vector<std::size_t>& releases);
   void find_addresses(CpuKernel& kernel) const;
   void prove_kernel(CpuLaunch& launch) const;
   void run_kernel(CpuLaunch& launch);

@@ -13,6 +13,8 @@ namespace {
 // Neither a likely result nor a neutral element, and a NaN in every floating-point format.
 constexpr unsigned char kFill = 0xFD;
 
+const std::vector<std::size_t> kNothing;  // is released: `end_of` does that
+
 // Each is there once, and in order on its lane.
 void check_launches(const std::vector<std::vector<LaneStep>>& lanes, std::size_t n_launches) {
   std::vector<bool> found(n_launches);
@@ -107,7 +109,7 @@ void CpuLanes::run(std::size_t lane, std::size_t& launch, std::size_t last,
   for (; launch < last && !stopped; ++launch) {
     CpuLaunch& one = resident_.launches_[launch];
     try {
-      resident_.carry_out(one, own.stack);
+      resident_.run(one, own.stack, kNothing);
     } catch (...) {
       CpuResident::tell(one);
     }
