@@ -65,11 +65,11 @@ class MovedState:
                 f"optimizers: expected {len(self._groups)} groups of parameters, as in the "
                 f"recorded step, got {n_groups}: capture the step again"
             )
-        places = [*self._hyperparameters(), *self._kept()]
-        moved = [(one, one.theirs) for one in places if one.theirs is not one.ours]
-        if not moved:
+        if self._is_unmoved():
             return
+        places = [*self._hyperparameters(), *self._kept()]
         _check_shared(places)
+        moved = [(one, one.theirs) for one in places if one.theirs is not one.ours]
         used = {one.ours.untyped_storage()._cdata for one in places}
         contents = [
             theirs.detach().clone() if theirs.untyped_storage()._cdata in used else theirs.detach()
@@ -78,6 +78,19 @@ class MovedState:
         for (place, _), content in zip(moved, contents, strict=True):
             place.ours.detach().copy_(content)
             place.holder[place.key] = place.ours
+
+    def _is_unmoved(self) -> bool:
+        """Whether all is what it was, for sure."""
+        for state in self._states:
+            now = state.stepped.optimizer.state.get(state.key)
+            if not isinstance(now, dict) or len(now) != len(state.items):
+                return False
+            if not all(now.get(key) is ours for key, ours in state.items.items()):
+                return False
+        return not any(
+            group.changed_key(group.stepped.optimizer.param_groups[group.at])
+            for group in self._groups
+        )
 
     def _hyperparameters(self) -> Iterator[_Place]:
         for group in self._groups:

@@ -133,8 +133,8 @@ def containers_of(value: Any) -> Iterator[dict[Any, Any] | list[Any] | deque[Any
     """The containers in a value that may come to hold something else, itself among them."""
     if isinstance(value, (dict, list, deque)):
         yield value
-    if isinstance(value, (list, tuple, dict, deque)):
-        for one in value.values() if isinstance(value, dict) else value:
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, (dict, list, tuple, deque)):
             yield from containers_of(one)
 
 

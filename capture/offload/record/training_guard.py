@@ -31,7 +31,7 @@ _MODULE_HOOKS = {
     "_backward_hooks": "backward",
     "_backward_pre_hooks": "backward",
 }
-_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+_WATCHED_PARTS = ("_parameters", "_buffers", "_modules", *_MODULE_HOOKS)
 
 _AGAIN = "or capture the step again"
 
@@ -192,8 +192,9 @@ class TrainingGuard:
 
 
 def _parts_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    for name in (*_MODULE_PARTS, *_MODULE_HOOKS):
-        yield name, getattr(module, name)
+    own = vars(module)
+    for name in _WATCHED_PARTS:
+        yield name, own[name] if name in own else getattr(module, name)
 
 
 def _numbers_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -232,6 +233,8 @@ def _check_parts(module: torch.nn.Module, recorded: dict[str, dict[str, Any]]) -
     """
     for name, now in _parts_of(module):
         before = recorded[name]
+        if not before and not now:
+            continue
         if before.keys() == now.keys() and all(now[key] is one for key, one in before.items()):
             continue
         of = f"a {type(module).__qualname__}"
