@@ -20,7 +20,7 @@ from offload.plan import SlotKind
 from offload.plan.streaming import Streaming
 from offload.program import Role
 
-ROLES = ("opaque", "weights", "timing", "offline", "sizes")
+ROLES = ("opaque", "weights", "timing", "offline", "sizes", "lanes")
 
 
 class Deep(torch.nn.Module):
@@ -54,7 +54,7 @@ def test_each_backend_has_the_roles_of_its_device() -> None:
     ascend = pytest.importorskip("offload.backends.ascend")
     assert has(NullBackend()) == set()
     assert has(CpuBackend()) == {"weights", "sizes"}
-    assert has(cuda.CudaBackend()) == {"opaque", "weights", "timing"}
+    assert has(cuda.CudaBackend()) == {"opaque", "weights", "timing", "lanes"}
     assert has(ascend.AscendBackend()) == {"weights", "timing", "offline"}
     assert has(ascend.TorchAscendBackend()) == {"weights", "timing", "offline"}
 

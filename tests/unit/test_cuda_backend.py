@@ -32,6 +32,7 @@ def recorded(**changes: object) -> BoundProgram:
 def prepare(bound: BoundProgram, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if a device were there: a refusal comes before anything is captured."""
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
+    monkeypatch.setattr(cuda_backend, "_known", {})  # of kernels that other tests loaded
     CudaBackend(object()).prepare(bound)
 
 

@@ -7,7 +7,13 @@ import dataclasses
 from offload.backends import Backend, Prepared
 from offload.backends.base import LaneRunner
 from offload.console.progress import stage
-from offload.errors import CaptureError, ExecutionError, OutOfMemory, PlanError
+from offload.errors import (
+    BackendUnavailable,
+    CaptureError,
+    ExecutionError,
+    OutOfMemory,
+    PlanError,
+)
 from offload.load.options import AUTO, Options
 from offload.load.place import place
 from offload.load.trial import estimated_ns
@@ -50,7 +56,13 @@ def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: O
     else:
         try:
             laned = trial.quicker()
-        except (OutOfMemory, ExecutionError, CaptureError, PlanError) as error:
+        except (
+            BackendUnavailable,
+            OutOfMemory,
+            ExecutionError,
+            CaptureError,
+            PlanError,
+        ) as error:
             laned, trial.note = None, f"several could not be tried: {error}"
     if laned is None:
         return _noted(prepared, f"{_ONE_LANE}: {trial.note}"), plan
