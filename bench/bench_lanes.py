@@ -21,7 +21,7 @@ import torch
 
 import offload
 from lane_models import MODELS
-from measurements import Case, figure_of, ratio_of
+from measurements import Case, counted_figure, figure_of, ratio_of
 from turns import take_turns
 
 ONE, TWO = "one lane, one thread", "one lane, two threads"
@@ -95,9 +95,9 @@ def spaced(calls: Calls, rounds: int) -> dict[str, list[float]]:
 
 def case_of(name: str, what: str, times: dict[str, list[float]], run: offload.Executable) -> Case:
     choice = run.lane_choice
-    predicted = [] if choice is None else [choice.predicted_ns / 1e3]
+    assert choice is not None  # as lanes were asked for
     figures = {one: figure_of([ns / 1e3 for ns in found], "us") for one, found in times.items()}
-    figures["launches on two lanes, predicted"] = figure_of(predicted, "us")
+    figures["launches on two lanes, predicted"] = counted_figure(choice.predicted_ns / 1e3, "us")
     return Case(
         f"{name}, {what}",
         ratios={
