@@ -15,7 +15,7 @@ from torch import nn
 import offload
 from offload import errors
 from offload.api import block_recording
-from offload.record import recorder
+from offload.record import watched_call
 from offload.record.launches import LaunchRecorder
 
 TYPES = [
@@ -129,7 +129,7 @@ def test_an_error_of_a_launch_is_itself(monkeypatch, through, swallowed, kind):
                 raise error
             super()._after_launch(operator, *rest)
 
-    monkeypatch.setattr(recorder, "LaunchRecorder", Failing)
+    monkeypatch.setattr(watched_call, "LaunchRecorder", Failing)
     assert record(Linear(torch.sin), through, swallowed=swallowed) is error
     assert is_whole(error)
     assert error.__notes__ == ["a note"]

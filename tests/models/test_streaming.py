@@ -363,7 +363,7 @@ def test_inputs_that_cannot_be_made_up_leave_estimates(
 ) -> None:
     """What the recorded inputs held need not be made up; a file's program has none of it."""
     if not known:
-        monkeypatch.setattr("offload.record.recorder.input_samples", lambda given: ())
+        monkeypatch.setattr("offload.record.watched_call.input_samples", lambda given: ())
     model = Layers(end)
     save_weights(model, tmp_path)
     given = torch.randn(4, 128)

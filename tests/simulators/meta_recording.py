@@ -15,8 +15,8 @@ import torch
 
 from offload.api.recorded_program import without_dead_launches
 from offload.program import BoundProgram, Program
-from offload.record import recorder as recording
 from offload.record import recording_device, storages
+from offload.record import watched_call as recording
 from offload.record.callables import Parameters
 from offload.record.recorder import Recorder
 

@@ -18,7 +18,7 @@ from offload.backends.ascend.one_capture import OneCapture
 from offload.backends.cuda import torch_capture
 from offload.interpreter import memory_pools
 from offload.interpreter.memory_pools import MemoryPool, region
-from offload.record import recorder as recording
+from offload.record import watched_call as recording
 from offload.record.launches import LaunchRecorder
 from offload.record.recording_device import Allocations
 

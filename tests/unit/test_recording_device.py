@@ -97,11 +97,11 @@ def test_a_caller_who_captures_a_graph_is_refused_before_inputs_are_read(monkeyp
         is_current_stream_capturing=lambda: is_capturing,
         device=lambda _: contextlib.nullcontext(),
     )
-    recorder = sys.modules["offload.record.recorder"]
+    watched = sys.modules["offload.record.watched_call"]
     monkeypatch.setattr(torch, "get_device_module", lambda _: module)
-    monkeypatch.setattr(recorder, "input_samples", samples)
-    monkeypatch.setattr(recorder, "recording_device", lambda *_: device)
-    monkeypatch.setattr(recorder, "may_be_host_constant", lambda _: True)  # on the CPU, as here
+    monkeypatch.setattr(watched, "input_samples", samples)
+    monkeypatch.setattr(watched, "recording_device", lambda *_: device)
+    monkeypatch.setattr(watched, "may_be_host_constant", lambda _: True)  # on the CPU, as here
     expected = (
         pytest.raises(CaptureError, match="being captured on the current stream: record the call")
         if is_capturing
