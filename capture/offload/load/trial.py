@@ -11,6 +11,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
 from offload.console.progress import advance, stage
 from offload.interpreter.eager_run import bytes_of
 from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs
@@ -41,10 +43,16 @@ def execute_made_up(run: Executable, n_executions: int) -> None:
         ExecutionError: a launch does.
     """
     call = made_up_call(run)
-    with weights_kept(run.bound):
+    with weights_kept(run.bound), _gradients_as_needed(run):
         for _ in range(n_executions):
             call()
             advance()
+
+
+def _gradients_as_needed(*runs: Executable) -> contextlib.AbstractContextManager[None]:
+    """Gradients are off for a trial, of which nobody is warned, but for steps that train."""
+    trains = any(run.bound.bindings.before_execution is not None for run in runs)
+    return contextlib.nullcontext() if trains else torch.no_grad()
 
 
 def made_up_call(run: Executable) -> Callable[[], object]:
@@ -61,15 +69,16 @@ def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
         BindingError, ExecutionError: as `execute_made_up`.
     """
     calls = [made_up_call(run) for run in runs]
-    for _ in range(_WARM_UP):
-        times_ns = [[_time_ns(call)] for call in calls]
-    rounds_ns = sum(times[0] for times in times_ns)
-    n_rounds = min(max(int(_ROUNDS_NS / rounds_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
-    with stage(what, n_rounds) as told:
-        for _ in range(n_rounds):
-            for call, times in zip(calls, times_ns, strict=True):
-                times.append(_time_ns(call))
-            told.advance()
+    with _gradients_as_needed(*runs):
+        for _ in range(_WARM_UP):
+            times_ns = [[_time_ns(call)] for call in calls]
+        rounds_ns = sum(times[0] for times in times_ns)
+        n_rounds = min(max(int(_ROUNDS_NS / rounds_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
+        with stage(what, n_rounds) as told:
+            for _ in range(n_rounds):
+                for call, times in zip(calls, times_ns, strict=True):
+                    times.append(_time_ns(call))
+                told.advance()
     return [times[1:] for times in times_ns]
 
 
@@ -119,6 +128,11 @@ def calls_in_turns_ns(runs: Sequence[Executable], what: str) -> list[float]:
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
     """
+    with _gradients_as_needed(*runs):
+        return _calls_in_turns_ns(runs, what)
+
+
+def _calls_in_turns_ns(runs: Sequence[Executable], what: str) -> list[float]:
     calls = [made_up_call(run) for run in runs]
     quickest_ns = [min(_time_ns(call) for _ in range(3)) for call in calls]
     n_calls = [max(1, round(_TURN_NS / ns)) for ns in quickest_ns]
