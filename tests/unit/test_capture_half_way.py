@@ -99,6 +99,7 @@ def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
             self._stand_ins = dict
             self._begin = self._end = lambda: None
             self._random_cells = list
+            self._device = 0
 
     for name in ("region", "_workspaces_cleared"):
         monkeypatch.setattr(torch_capture, name, contextlib.nullcontext)
@@ -106,8 +107,10 @@ def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
     monkeypatch.setattr(torch_capture, "EagerRun", lambda *_, **__: nothing)
     monkeypatch.setattr(torch_capture, "weight_ranges", lambda _: [])
     monkeypatch.setattr(torch_capture, "read_graph", read_graph)
+    monkeypatch.setattr(torch_capture, "_workspace_bytes", lambda device: 64 + device)
     found, recycled = Whole()._captured()
     assert asked == [(77, {5: known})]
     assert found.nodes[0] is known
     assert found.launches == [3, -1]  # the second was made by no launch
+    assert found.workspace_bytes == 64
     assert not recycled

@@ -119,8 +119,6 @@ class BoundProgram:
 
     def unguarded(self) -> BoundProgram:
         """The same, with nothing to do before an execution."""
-        if self.bindings.before_execution is None:
-            return self
         return BoundProgram(self.program, dataclasses.replace(self.bindings, before_execution=None))
 
     @property

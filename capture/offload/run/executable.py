@@ -99,7 +99,8 @@ class Executable(_native.CallableReplay):
         # What is native shows the garbage collector nothing but what is called before executions,
         # which refers to the model, and that may refer to this.
         before_execution = prepared.bindings.before_execution
-        prepared = dataclasses.replace(prepared, bound=prepared.bound.unguarded())
+        if before_execution is not None:
+            prepared = dataclasses.replace(prepared, bound=prepared.bound.unguarded())
         self.fusion = fusion
         self.lane_choice = lane_choice
         self._check_stored = check_stored
