@@ -20,7 +20,7 @@ from offload.backends.cuda import lanes as cuda_lanes
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 
-from aten_capturer import AtenCapturer, launch_kernel
+from aten_capturer import AtenCapturer, launch_kernel, note_node
 from loading import ACT, IN, OUT, Device, N, on_device, result
 from small_graphs import make_program, words
 
@@ -325,7 +325,6 @@ class WorkspaceCapturer(AtenCapturer):
         return dataclasses.replace(
             found,
             allocations=allocations,
-            launches=self._launches,
             workspace_bytes=self._workspace_bytes,
         )
 
@@ -339,7 +338,7 @@ class WorkspaceCapturer(AtenCapturer):
             made = [(self._write, [8, 8], workspace), *made, (self._read, [8, 8], workspace)]
         for one in made:
             launch_kernel(stream, *one)
-            self._launches.append(launch.index)
+            note_node(launch)
 
 
 def words_at(address):
