@@ -10,13 +10,18 @@ from typing import Any
 
 
 def take_turns(
-    contenders: Mapping[str, Callable[[], Any]], *, rounds: int = 60, round_ns: int = 2_000_000
+    contenders: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int = 60,
+    round_ns: int = 2_000_000,
+    lead_ns: int = 0,
 ) -> dict[str, list[float]]:
     """Time calls of each contender.
 
     In each round all contenders have their turn, in an order that is drawn anew. A turn is one call
-    that is not timed, which finds the caches as the others left them, and then as many calls as
-    take about `round_ns`.
+    that is not timed, which finds the caches as the others left them, or as many as take `lead_ns`,
+    where threads of the contender before may still look for work; and then as many calls as take
+    about `round_ns`.
 
     Returns:
         By contender, for each round the time of one call in ns.
@@ -27,7 +32,10 @@ def take_turns(
     for _ in range(rounds):
         for name in draw.sample(sorted(contenders), len(contenders)):
             function, n_calls = contenders[name], calls[name]
+            lead_end_ns = time.perf_counter_ns() + lead_ns
             function()
+            while time.perf_counter_ns() < lead_end_ns:
+                function()
             begin = time.perf_counter_ns()
             for _ in range(n_calls):
                 function()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 
 import torch
 
@@ -29,6 +30,9 @@ from offload.run.lane_choice import LaneChoice
 
 # A wait for a lane that another thread runs, which is seen from core to core.
 _SYNCHRONISATION_NS = 300.0
+
+# For how long torch's threads spin, and more: 300,000 times (libgomp, env.c), 20 to 50 ns each.
+_SPIN_S = 0.02
 
 _N_TIMED = 7
 _N_WARM_UP = 2
@@ -121,28 +125,39 @@ class _LaneLoad:
         as_torch = dataclasses.replace(choice, n_lanes=1, threads_of_a_launch=None)
         if self._estimated or schedule.predicted_ns > _QUICKER * schedule.sequential_ns:
             return self._made(None, as_torch)
-        ways = {
-            f"one lane, {torch.get_num_threads()} threads for a launch": None,
-            "one lane, one thread for a launch": self._one_lane,
-            f"{len(schedule.lanes)} lanes, one thread for a launch": schedule.lanes,
+        threads_ns, one_ns, lanes_ns = self._calls_ns(schedule)
+        measured_ns = {
+            f"one lane, {torch.get_num_threads()} threads for a launch": threads_ns,
+            "one lane, one thread for a launch": one_ns,
+            f"{len(schedule.lanes)} lanes, one thread for a launch": lanes_ns,
         }
-        runs: list[Executable] = []
-        with weights_kept(self._prepared.bound):
-            try:
-                for lanes in ways.values():
-                    runs.append(self._trial(lanes))
-                    execute_made_up(runs[-1], _N_WARM_UP)
-                times_ns = calls_in_turns_ns(runs, "timing lanes")
-            finally:
-                for run in runs:
-                    run.close()
-        found = dataclasses.replace(choice, measured_ns=dict(zip(ways, times_ns, strict=True)))
-        threads_ns, one_ns, lanes_ns = times_ns
+        found = dataclasses.replace(choice, measured_ns=measured_ns)
         if lanes_ns < _QUICKER * min(threads_ns, one_ns):
             return self._made(schedule.lanes, found)
         if one_ns < _QUICKER * threads_ns:
             return self._made(self._one_lane, dataclasses.replace(found, n_lanes=1))
         return self._made(None, dataclasses.replace(found, n_lanes=1, threads_of_a_launch=None))
+
+    def _calls_ns(self, schedule: LaneSchedule) -> tuple[float, float, float]:
+        """What a call takes with torch's threads, with one thread, and on lanes.
+
+        Torch's threads spin for milliseconds after each launch (libgomp, GOMP_SPINCOUNT), on the
+        processors that helpers need. So they have their turns when lanes have had theirs.
+        """
+        runs: list[Executable] = []
+        with weights_kept(self._prepared.bound):
+            try:
+                for lanes in (self._one_lane, schedule.lanes, None):
+                    runs.append(self._trial(lanes))
+                    execute_made_up(runs[-1], _N_WARM_UP)
+                one, on_lanes, threads = runs
+                time.sleep(_SPIN_S)
+                one_ns, lanes_ns = calls_in_turns_ns([one, on_lanes], "timing lanes")
+                threads_ns, again_ns = calls_in_turns_ns([threads, one], "timing torch's threads")
+            finally:
+                for run in runs:
+                    run.close()
+        return threads_ns * one_ns / again_ns, one_ns, lanes_ns
 
     @property
     def _one_lane(self) -> tuple[Lane, ...]:

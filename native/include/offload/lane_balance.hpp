@@ -13,7 +13,8 @@ namespace offload {
 // lost so is paid back, 1.5 % at a time, by executions without them, so that over any longer time
 // no more is lost than that; what was gained before counts little. Whether somebody has to be woken
 // makes a difference: helpers that look for work are an account of their own. Where calls follow
-// one another closely one is woken that others will not have to wake.
+// one another closely one is woken that others will not have to wake. The first losses count as a
+// helper's warm-up: its thread makes once what operators keep for each thread.
 //
 // Owner: one executable. Thread: one at a time. Errors: none.
 class LaneBalance {
@@ -40,6 +41,10 @@ class LaneBalance {
     const auto took_ns = static_cast<double>(end_ns - begin_ns);
     Account& account = accounts_[kind_];
     if (was_shared) {
+      if (took_ns > alone() && n_warm_ups_ < kWarmUps) {
+        ++n_warm_ups_;
+        return;
+      }
       account.balance_ns = std::min(account.balance_ns + alone() - took_ns, kMostSaved * alone());
       return;
     }
@@ -60,6 +65,7 @@ class LaneBalance {
   static constexpr double kPaidBack = 0.015;
   static constexpr double kMostSaved = 2;
   static constexpr double kNewest = 0.25;
+  static constexpr std::size_t kWarmUps = 4;
 
   struct Account {
     double alone_ns = 0;  // what an execution takes without helpers; 0: nobody knows
@@ -76,6 +82,7 @@ class LaneBalance {
   bool refused_ = false;
   std::size_t n_close_ = 0;  // executions in a row that began soon after the one before
   std::size_t n_since_alone_ = 0;
+  std::size_t n_warm_ups_ = 0;
   std::uint64_t last_end_ns_ = 0;
 };
 
