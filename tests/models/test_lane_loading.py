@@ -35,12 +35,16 @@ def two_threads(monkeypatch):
 
 
 def let_calls_take(monkeypatch, *times_ns: float) -> list[int]:
-    """What calls take with torch's threads, with one, and on lanes; grows by the executables."""
-    n_runs: list[int] = []
+    """What calls take with torch's threads, with one, and on lanes; grows by the executables.
 
-    def times(runs, _):
+    While torch's threads have their turns, all takes twice as long.
+    """
+    n_runs: list[int] = []
+    threads_ns, one_ns, lanes_ns = times_ns
+
+    def times(runs, what):
         n_runs.append(len(runs))
-        return list(times_ns)
+        return [one_ns, lanes_ns] if what == "timing lanes" else [2 * threads_ns, 2 * one_ns]
 
     monkeypatch.setattr(lane_loading, "calls_in_turns_ns", times)
     return n_runs
@@ -127,7 +131,7 @@ def test_what_is_quicker_is_kept(captured, two_threads, monkeypatch, times_ns, c
     n_runs = let_calls_take(monkeypatch, *times_ns)
     run = captured.load(lanes="auto")
     choice = run.lane_choice
-    assert n_runs == [3]
+    assert n_runs == [2, 2]
     assert [*choice.measured_ns.values()] == [*times_ns]
     lanes = run.plan.launch_lanes
     assert (None if lanes is None else len(lanes)) == (None, 1, 2)[chosen]
