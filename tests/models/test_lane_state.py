@@ -183,6 +183,7 @@ def test_a_child_has_helpers_of_its_own():
     ],
 )
 def test_a_process_ends_whatever_helpers_do(end):
+    """The loops let no tensor go: a daemon thread that does so at the exit aborts in torch itself."""
     source = f"""
 import threading, time
 import torch, offload
@@ -190,10 +191,11 @@ from on_lanes import Towers, on_lanes
 torch.set_grad_enabled(False)
 model, x = Towers(64, 3), torch.randn(8, 64)
 run = on_lanes(offload.capture(model, x).bound, 2)
+y = torch.empty(8, 64)
 def loop():
     with torch.no_grad():
         while True:
-            run(x)
+            run(x, out=y)
 for _ in range(20):
     run(x)
 print("executed", flush=True)
