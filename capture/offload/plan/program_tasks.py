@@ -1,0 +1,166 @@
+"""A Program as tasks that may run on several processors: what belongs together, and what waits."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+
+from offload.errors import PlanError
+from offload.plan.launch_conflicts import launch_conflicts
+from offload.plan.task_graph import Edge, Processor, Task, TaskGraph
+from offload.plan.topology import Link
+from offload.program import Launch, Program, Role, span_bytes
+
+_MADE = (Role.ACTIVATION, Role.OUTPUT)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ProgramTasks:
+    """A Program's launches as tasks.
+
+    Attributes:
+        graph: what is placed.
+        launches: of each task, in recorded order.
+    """
+
+    graph: TaskGraph
+    launches: tuple[tuple[int, ...], ...]
+
+
+def program_tasks(
+    program: Program,
+    costs_ns: Sequence[Sequence[float | None]],
+    processors: Sequence[Processor],
+    links: Mapping[tuple[int, int], Link],
+    home: int,
+) -> ProgramTasks:
+    """Divide a Program into the smallest tasks that processors may share.
+
+    A Value that is written more than once is made and written within one task: launches from the
+    first that touches it to the last that writes it. Launches that draw random numbers, may end the
+    execution, do what nobody sees, or use an input or a weight that is written stay where the
+    caller's memory and generators are. All others may run wherever they have a cost.
+
+    Args:
+        program: of launches that were seen.
+        costs_ns: for each launch what it takes on each processor; None: that one cannot run it.
+        processors: which there are.
+        links: what transfers between them take.
+        home: the processor that has the caller's memory.
+
+    Raises:
+        PlanError: the costs are not of all launches, or a launch that stays has no cost there.
+    """
+    if len(costs_ns) != len(program.launches):
+        raise PlanError(f"expected costs of {len(program.launches)} launches, got {len(costs_ns)}")
+    groups = _groups(program)
+    stays = _staying(program)
+    tasks = []
+    for group in groups:
+        costs = [_sum(costs_ns[launch][one] for launch in group) for one in range(len(processors))]
+        if not stays.isdisjoint(group):
+            costs = [cost if one == home else None for one, cost in enumerate(costs)]
+        tasks.append(Task(_name(program, group), tuple(costs), _weight_bytes(program, group)))
+        if all(cost is None for cost in costs):
+            where = "" if stays.isdisjoint(group) else f", which stays on {processors[home].name}"
+            raise PlanError(f"no processor can run {tasks[-1].name}{where}")
+    graph = TaskGraph(tuple(tasks), _edges(program, groups), tuple(processors), links)
+    return ProgramTasks(graph, tuple(groups))
+
+
+def _groups(program: Program) -> list[tuple[int, ...]]:
+    """Launches in recorded order, cut wherever a cut separates nothing that belongs together."""
+    ends = list(range(len(program.launches)))  # by launch the last one that belongs to it
+    first: dict[int, int] = {}
+    for launch in program.launches:
+        for value in _touched(launch):
+            begin = first.setdefault(value, launch.index)
+            if _belongs(program, value, launch, begin):
+                ends[begin] = max(ends[begin], launch.index)
+    groups: list[tuple[int, ...]] = []
+    begin = end = 0
+    for index in range(len(ends)):
+        if index > end:
+            groups.append(tuple(range(begin, end + 1)))
+            begin = index
+        end = max(end, ends[index])
+    if ends:
+        groups.append(tuple(range(begin, end + 1)))
+    return groups
+
+
+def _belongs(program: Program, value: int, launch: Launch, begin: int) -> bool:
+    """Whether a launch must be in one task with the first that touched the Value."""
+    one = program.values[value]
+    if one.role not in _MADE or launch.index == begin:
+        return False
+    is_part = span_bytes(one.shape, one.strides, one.dtype) != one.size_bytes
+    return value in launch.writes or is_part
+
+
+def _staying(program: Program) -> set[int]:
+    """Launches that run where the caller's memory and generators are."""
+    visible = {
+        value
+        for launch in program.launches
+        for value in launch.writes
+        if program.values[value].role not in _MADE
+    }
+    shared = {program.inputs[leaf].value for o in program.overlaps for leaf in (o.first, o.second)}
+    tied = visible | shared
+    return {
+        launch.index
+        for launch in program.launches
+        if launch.effects or not tied.isdisjoint(_touched(launch))
+    }
+
+
+def _edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, ...]:
+    """What tasks read of one another, and what keeps its order beside that."""
+    begins = [group[0] for group in groups]
+
+    def task_of(launch: int) -> int:
+        return bisect.bisect_right(begins, launch) - 1
+
+    found = {
+        (task_of(one), task_of(other)): 0
+        for one, other in launch_conflicts(program)
+        if task_of(one) != task_of(other)
+    }
+    first: dict[int, int] = {}
+    taken: set[tuple[int, int]] = set()  # by Value the tasks that have it
+    for launch in program.launches:
+        for value in _touched(launch):
+            begin = task_of(first.setdefault(value, launch.index))
+            task = task_of(launch.index)
+            one = program.values[value]
+            if one.role in _MADE and begin != task and (value, task) not in taken:
+                taken.add((value, task))
+                found[begin, task] = found.get((begin, task), 0) + one.size_bytes
+    return tuple(Edge(*pair, size_bytes) for pair, size_bytes in sorted(found.items()))
+
+
+def _touched(launch: Launch) -> tuple[int, ...]:
+    return (*launch.reads, *launch.writes, *(view.value for view in launch.views()))
+
+
+def _sum(costs: Iterable[float | None]) -> int | None:
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return round(total)
+
+
+def _weight_bytes(program: Program, group: Sequence[int]) -> int:
+    used = {value for launch in group for value in _touched(program.launches[launch])}
+    values = (program.values[value] for value in used)
+    return sum(one.size_bytes for one in values if one.role is Role.WEIGHT)
+
+
+def _name(program: Program, group: Sequence[int]) -> str:
+    first = program.launches[group[0]]
+    more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+    return f"{first.index}: {first.name}{more}"
