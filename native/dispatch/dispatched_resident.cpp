@@ -35,6 +35,12 @@ bool is_borrowed(const c10::Storage& storage) {
   return storage.data() != nullptr && storage.data_ptr().get_context() == nullptr;
 }
 
+bool begins_in(const c10::Storage& storage, const c10::Storage& other) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(storage.data());
+  const auto other_begin = reinterpret_cast<std::uintptr_t>(other.data());
+  return begin >= other_begin && begin - other_begin < other.nbytes();
+}
+
 // A number that varies, in the place of a recorded one: an object of its own, as the recorded one
 // may be in a device's queue still.
 c10::IValue varied(const c10::IValue& recorded, const std::optional<std::size_t>& item,
@@ -176,7 +182,7 @@ void DispatchedResident::dispatch(std::size_t index) {
     }
     if (!launch.made.empty()) {
       const std::vector<at::Tensor> results = tensors_on(stack_);
-      for (const CpuMade& made : launch.made) keep(launch, results.at(made.position), made);
+      for (const CpuMade& made : launch.made) keep(index, results.at(made.position), made);
     }
     stack_.clear();
     for (const std::size_t slot : launch.releases) storages_[slot] = c10::Storage();
@@ -223,9 +229,25 @@ const c10::Storage& DispatchedResident::storage_of(std::size_t slot) {
   return storage;
 }
 
-// Nobody is handed what an operator gives of memory that is not torch's: of an argument.
-void DispatchedResident::keep(const CpuLaunch& launch, const at::Tensor& result,
-                              const CpuMade& made) {
+// Memory that is not torch's, or that of an argument whose slot no launch makes: the launch, at
+// `index`, may have given its argument. By address, as others may have made a storage of it.
+bool DispatchedResident::outlives(const c10::Storage& storage, std::size_t index) const {
+  if (is_borrowed(storage)) return true;
+  for (const Argument& argument : arguments_[index]) {
+    for (const std::optional<std::size_t>& tensor : argument.tensors) {
+      if (!tensor) continue;
+      const std::size_t slot = tensors_[*tensor].slot;
+      if (slots_[slot].memory != CpuMemory::kOperator && begins_in(storage, storages_[slot])) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Nobody is handed, or writes, what an operator gives of an argument that outlives the execution.
+void DispatchedResident::keep(std::size_t index, const at::Tensor& result, const CpuMade& made) {
+  const CpuLaunch& launch = launches_[index];
   const std::size_t size_bytes = slots_[made.slot].size_bytes;
   if (!result.defined() && size_bytes == 0) return;  // some give none for empty
   check_result(result, made.layout, made.offset_bytes, launch.guards_shape,
@@ -234,7 +256,7 @@ void DispatchedResident::keep(const CpuLaunch& launch, const at::Tensor& result,
   if (storage.nbytes() < size_bytes) {
     throw ExecutionError("returned fewer bytes than recorded");
   }
-  storages_[made.slot] = is_borrowed(storage) ? copied(storage, size_bytes) : storage;
+  storages_[made.slot] = outlives(storage, index) ? copied(storage, size_bytes) : storage;
   needs_description_[made.slot] = false;
 }
 

@@ -85,7 +85,8 @@ class DispatchedResident final : public Resident, public DeviceStreams, public S
   c10::IValue given(const Argument& argument, const c10::IValue& recorded);
   at::Tensor tensor_at(std::size_t index);
   const c10::Storage& storage_of(std::size_t slot);
-  void keep(const CpuLaunch& launch, const at::Tensor& result, const CpuMade& made);
+  void keep(std::size_t index, const at::Tensor& result, const CpuMade& made);
+  bool outlives(const c10::Storage& storage, std::size_t index) const;
   c10::Storage copied(const c10::Storage& storage, std::size_t size_bytes) const;
   void take_constants(const SizedProgram& sizes);
   void meet_constants();

@@ -99,6 +99,16 @@ def test_empty_that_is_filled():
     check(function, *normals(2, 3))
 
 
+def test_empty_without_elements_may_be_read_before_it_is_written():
+    def function(x):
+        nothing = torch.empty(0, 3)
+        doubled = nothing * 2
+        nothing.mul_(3)
+        return torch.cat([doubled, x[None], nothing])
+
+    check(function, *normals(2, 3))
+
+
 def test_a_result_of_constants_beside_others_that_nobody_uses():
     """A norm of a constant makes its mean too, which no one returns."""
 

@@ -107,23 +107,86 @@ def test_memory_without_content_is_new_at_each_execution():
     assert first[1].shape == (0, 4)
 
 
-def test_an_operator_that_gives_its_argument_gives_a_copy_of_it():
+GIVEN = {
+    "itself": lambda x: x,
+    "its memory": lambda x: torch.from_numpy(x.numpy()),
+}
+
+
+@pytest.fixture
+def same_or_other():
+    """An operator that gives another tensor, as it says, until it is told what to give."""
+    gives = {"what": torch.clone}
+
+    def give(x):
+        return gives["what"](x)
+
+    with torch.library._scoped_library("dispatched_tests", "FRAGMENT") as library:
+        library.define("same_or_other(Tensor x) -> Tensor")
+        library.impl("same_or_other", give, "CompositeExplicitAutograd")
+        yield torch.ops.dispatched_tests.same_or_other, gives
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_an_operator_that_gives_its_argument_gives_a_copy_of_it(what, same_or_other):
     """What is handed out outlives the caller's tensor, whose memory nobody keeps for it."""
-    library = torch.library.Library("dispatched_tests", "DEF")
-    library.define("same_or_other(Tensor x, bool other) -> Tensor")
-    gives = {"other": True}
-    library.impl(
-        "same_or_other",
-        lambda x, other: x.clone() if gives["other"] else x,
-        "CompositeExplicitAutograd",
-    )
-    run = load(lambda x: torch.ops.dispatched_tests.same_or_other(x, True), torch.randn(8))
-    gives["other"] = False
+    give, gives = same_or_other
+    weight = torch.ones(8)
+    run = load(lambda x: (give(x), give(weight)), torch.randn(8))
+    gives["what"] = GIVEN[what]
     x = torch.randn(8)
     expected, found = x.clone(), run(x)
-    assert found.data_ptr() != x.data_ptr()
+    assert found[0].data_ptr() != x.data_ptr()
     x.zero_()
-    assert torch.equal(found, expected)
+    assert torch.equal(found[0], expected)
+    found[1].zero_()
+    assert torch.equal(weight, torch.ones(8))
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_an_operator_that_gives_a_constant_of_sizes_gives_a_copy_of_it(what, same_or_other):
+    """What is written then, or handed out, is not what later executions at these sizes find."""
+    give, gives = same_or_other
+
+    def count(x):
+        first = torch.arange(x.shape[0])
+        given = give(first)
+        given.add_(1)
+        return given, give(first * 2), first + x.long()
+
+    with torch.no_grad():
+        captured = offload.capture(count, torch.ones(9), dynamic_shapes=({0: N},))
+    run = captured.load(dispatching(), sizes=offload.Sizes())
+    expected = count(torch.ones(7))
+    gives["what"] = GIVEN[what]
+    for _ in range(3):
+        found = run(torch.ones(7))
+        assert all(map(torch.equal, found, expected))
+        found[1].zero_()
+    assert (run.instances.misses, run.instances.hits) == (1, 2)
+
+
+def test_an_operator_that_gives_one_tensor_twice_is_met_before_an_input_is():
+    """What lies nowhere yet is not compared with what an operator gives."""
+    with torch.library._scoped_library("dispatched_tests", "FRAGMENT") as library:
+        twice = {"is": False}
+        library.define("twice(Tensor x) -> (Tensor, Tensor)")
+
+        def two(x):
+            one = x + 1
+            return one, one if twice["is"] else one.clone()
+
+        library.impl("twice", two, "CompositeExplicitAutograd")
+
+        def add(x, y):
+            one, other = torch.ops.dispatched_tests.twice(x)
+            return one + y, other * 2
+
+        run = load(add, torch.randn(8), torch.randn(8))
+        twice["is"] = True
+        for _ in range(2):
+            x, y = torch.randn(8), torch.randn(8)
+            assert all(map(torch.equal, run(x, y), add(x, y)))
 
 
 def test_numbers_that_are_read_are_held_against_the_recorded_ones():

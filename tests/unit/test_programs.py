@@ -303,6 +303,14 @@ def test_memory_that_begins_without_content_is_no_lost_content():
         rewrite(program, program.launches[1:])
 
 
+def test_memory_that_is_read_before_it_is_written_has_no_content_to_lose():
+    reading = launch(0, (2, 0), 4)
+    filling = launch(1, (0,), 0, arguments=(view(0),), results=(None,))
+    program = make(launches=(reading, filling, launch(2, (4, 1), 5)))
+    found = rewrite(program, [reading, filling, launch(2, (4, 0), 5)]).program
+    assert len(found.launches) == 3
+
+
 def test_names_are_printed_on_one_line():
     named = dataclasses.replace(make().values[1], name="a\nreturn \x1b[1m")
     values = (make().values[0], named, *make().values[2:])

@@ -116,9 +116,14 @@ def _check_content(program: Program, launches: Sequence[Launch], values: Sequenc
 
 
 def _given_content(launches: Sequence[Launch]) -> tuple[set[int], set[int]]:
-    """What launches make, and what they write without making it."""
+    """What launches make, and what they write without making it, before one reads it."""
     made = {view.value for launch in launches for view in launch.made()}
-    return made, {index for launch in launches for index in launch.writes} - made
+    written: set[int] = set()
+    read_before: set[int] = set()
+    for launch in launches:
+        written.update(launch.writes)
+        read_before |= {*launch.reads} - written
+    return made, written - made - read_before
 
 
 def _refuse_lost(lost: set[int], values: Sequence[Value], who: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from offload.errors import CaptureError
+from offload.errors import BindingError, CaptureError
 from offload.program import (
     Launch,
     Program,
@@ -225,10 +225,14 @@ def check_family(family: Family, sizes: Sequence[int], seen: WholeProgram) -> No
     """Refuse a Family that does not give what a recording at these sizes has seen.
 
     Raises:
-        CaptureError: it does not.
+        CaptureError: it does not, or a number of it has no result there.
     """
+    try:
+        expected = family.whole_at(sizes)
+    except BindingError as error:
+        raise CaptureError(f"the call cannot be repeated: {error}: declare a smaller Dim") from None
     told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, sizes, strict=True))
-    difference = difference_of(family, seen, family.whole_at(sizes))
+    difference = difference_of(family, seen, expected)
     if difference:
         raise CaptureError(
             f"the call does something else at {told}, which nothing that it asked of its sizes "
