@@ -183,7 +183,7 @@ def test_a_child_has_helpers_of_its_own():
     ],
 )
 def test_a_process_ends_whatever_helpers_do(end):
-    """The loops let no tensor go: a daemon thread that does so at the exit aborts in torch itself."""
+    """No loop lets a tensor go: a daemon thread that does so at the exit aborts in torch itself."""
     source = f"""
 import threading, time
 import torch, offload
