@@ -91,15 +91,17 @@ void register_replay(py::module_& module) {
       .def(
           "rebind_weights", [](PythonReplay& self) { self.replay().rebind_weights(); },
           py::call_guard<GilReleased>())
-      .def(
-          "close",
-          [](PythonReplay& self) {
-            {
-              const GilReleased release;
-              self.replay().close();
-            }
-            self.replay().release_buffers();  // calls are bound under the GIL, and before the close
-          })
+      .def("close",
+           [](PythonReplay& self) {
+             bool is_done = false;
+             {
+               const GilReleased release;
+               is_done = self.replay().close();
+             }
+             // Calls are bound under the GIL, and before the close.
+             if (is_done) self.replay().release_buffers();
+             return is_done;
+           })
       .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
       .def_property_readonly("proof", [](PythonReplay& self) { return self.replay().proof(); })
       .def_property_readonly("last_execution",

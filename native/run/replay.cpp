@@ -94,12 +94,21 @@ void Replay::join(const Replay& other) {
   owns_turn_ = false;
 }
 
+// Threads that carry out launches beside the one that executes.
+bool Replay::is_launching_here() const {
+  return (host_scheduler_ && host_scheduler_->is_device_thread()) ||
+         ClaimedLanes::is_helping_with(resident_.get());
+}
+
 // A launch may run Python, which may call back: on these threads waiting would never end.
 void Replay::refuse_inside_launch() const {
-  if (turn_->lane.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread()) ||
-      ClaimedLanes::is_helping_with(resident_.get())) {
-    throw ExecutionError(kCalledItself);
-  }
+  if (turn_->lane.is_current_thread() || is_launching_here()) throw ExecutionError(kCalledItself);
+}
+
+// The mutex is recursive: inside an execution only the thread that executes takes it.
+bool Replay::is_executing_here() const {
+  const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
+  return lock.owns_lock() && turn_->running;
 }
 
 void Replay::execute(const std::shared_ptr<Call>& call) {
@@ -107,6 +116,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
   if (turn_->lane.idle()) {
     run(*call, /*queued=*/false);
   } else {
+    if (is_executing_here()) throw ExecutionError(kCalledItself);  // what is ahead waits for this
     const auto ticket = std::make_shared<Ticket>();
     enqueue(
         [self = shared_from_this(), call, held = hold_memory(*call)] { self->run_queued(*call); },
@@ -117,6 +127,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 
 std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
   refuse_inside_launch();
+  if (is_executing_here()) throw ExecutionError(kCalledItself);  // its launch would wait for it
   auto ticket = std::make_shared<Ticket>();
   auto held = hold_memory(*call);
   if (has_streams()) {
@@ -201,11 +212,8 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
 
 void Replay::wait_for_submitted() {
   refuse_inside_launch();
-  {
-    // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
-    const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
-    if (lock.owns_lock() && turn_->running) throw ExecutionError(kCalledItself);
-  }
+  // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
+  if (is_executing_here()) throw ExecutionError(kCalledItself);
   if (turn_->lane.idle()) return;
   const auto ticket = std::make_shared<Ticket>();
   enqueue([] {}, ticket, /*hands_on=*/false);
@@ -265,16 +273,18 @@ void Replay::bind(const Call& call) {
   header_.bind(spec_.feature_map_slot, feature_map_address(call));
 }
 
-void Replay::refuse_run() const {
+void Replay::refuse_run(bool queued) const {
   if (turn_->running) throw ExecutionError(kCalledItself);
-  if (released_) throw ExecutionError("the executable is closed: load the program again");
+  if (released_ || (closed_ && !queued)) {
+    throw ExecutionError("the executable is closed: load the program again");
+  }
 }
 
 void Replay::run(Call& call, bool queued) {
   std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
   const bool waited = queued || !lock.owns_lock();
   if (!lock.owns_lock()) lock.lock();
-  refuse_run();
+  refuse_run(queued);
   const Running running(turn_->running);
   std::optional<ExecutionTrace> trace;
   {
@@ -399,10 +409,9 @@ std::pair<std::uint64_t, std::size_t> Replay::arena() const {
   return {reinterpret_cast<std::uint64_t>(turn_->arena.get()), turn_->arena_bytes};
 }
 
-void Replay::close() noexcept {
+bool Replay::close() noexcept {
   closed_ = true;
-  // The rest when it is closed again, or destroyed.
-  if (ClaimedLanes::is_helping_with(resident_.get())) return;
+  if (is_launching_here() || is_executing_here()) return false;
   const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   if (owns_turn_) turn_->lane.close();
   if (host_scheduler_) host_scheduler_->close();
@@ -415,6 +424,7 @@ void Replay::close() noexcept {
     turn_->arena_bytes = 0;
   }
   instance_.reset();
+  return true;
 }
 
 }  // namespace offload

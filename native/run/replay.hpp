@@ -98,8 +98,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // How often recording has read the clock.
   std::uint64_t trace_clock_reads() const { return trace_clock_reads_; }
 
-  // Waits for what is in flight; later executions fail.
-  void close() noexcept;
+  // Waits for what is in flight and gives back what it holds; later executions fail. Inside a
+  // launch of it nothing is waited for or given back, which is false: that is for another close, or
+  // the destructor.
+  bool close() noexcept;
 
   // After close: gives back the buffers of copied inputs and outputs. No call may be bound to the
   // spec meanwhile or afterwards.
@@ -114,7 +116,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
                             std::shared_ptr<Ticket> ticket);
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
-  void refuse_run() const;
+  bool is_launching_here() const;
+  bool is_executing_here() const;
+  void refuse_run(bool queued) const;
   std::shared_ptr<const HeldStorages> hold_memory(Call& call) const;
   void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);
   void execute_launches(Call& call, LastExecution& execution, ExecutionTrace* trace);

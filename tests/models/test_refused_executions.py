@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -187,3 +188,80 @@ def test_a_launch_may_not_execute_its_own_executable(scheduling):
             call(torch.zeros(3))
     runs.clear()
     assert torch.equal(run(torch.zeros(3)), torch.ones(3))
+
+
+def test_a_launch_may_not_execute_its_own_executable_behind_what_is_submitted():
+    """What is submitted waits for this execution, which then would wait for it."""
+    runs: list[offload.Executable] = []
+    refused: list[str] = []
+    tickets: list[offload.Ticket] = []
+
+    def submit():
+        tickets.append(runs[0].submit(torch.zeros(3)))
+
+    @torch.library.custom_op("offload_tests::calls_back_behind", mutates_args=())
+    def calls_back(x: torch.Tensor) -> torch.Tensor:
+        if runs and not tickets:
+            other = threading.Thread(target=submit)
+            other.start()
+            other.join()
+            for call in (runs[0], runs[0].submit):
+                with pytest.raises(offload.ExecutionError, match="the executable itself") as error:
+                    call(x)
+                refused.append(str(error.value))
+        return x + 1
+
+    with offload.capture(lambda x: calls_back(x) + 1) as captured:
+        captured(torch.zeros(3))
+    runs.append(captured.load())
+    assert torch.equal(runs[0](torch.zeros(3)), torch.full((3,), 2.0))
+    assert torch.equal(tickets[0].result(), torch.full((3,), 2.0))
+    assert len(refused) == 2
+
+
+@torch.library.custom_op("offload_tests::closes", mutates_args=())
+def closes(x: torch.Tensor) -> torch.Tensor:
+    """Closes the executable that it is a launch of, and takes memory that then is free."""
+    if CLOSED:
+        CLOSED[0].close()
+        KEPT.extend(torch.full_like(x, float("nan")) for _ in range(16))
+    return x + 1
+
+
+@closes.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+CLOSED: list[offload.Executable] = []
+KEPT: list[torch.Tensor] = []
+
+
+def around_closes(x):
+    before = (x * 2).relu()
+    return closes(x) + (before * 3).cos() + before
+
+
+@pytest.mark.parametrize("form", ["call", "submit"])
+@pytest.mark.parametrize("options", [{}, {"scheduling": "host"}, {"lanes": 2}], ids=str)
+@torch.no_grad()
+def test_a_launch_may_close_its_own_executable(options, form):
+    """The execution ends well, and is the last; the memory is given back by another close."""
+    x = torch.randn(256, 256)
+    expected = around_closes(x)
+    run = offload.capture(around_closes, x).load(**options)
+    assert torch.equal(run(x), expected)
+    CLOSED.append(run)
+    try:
+        got = run(x) if form == "call" else run.submit(x).result()
+    finally:
+        CLOSED.clear()
+        KEPT.clear()
+    assert torch.equal(got, expected)
+    assert run.closed
+    arena = run._native.arena
+    assert arena[1] == run.feature_map_bytes
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(x)
+    run.close()
+    assert run._native.arena == (0, 0)

@@ -48,6 +48,22 @@ def test_written_inputs_overlap_as_recorded():
         assert all(torch.equal(one, other) for one, other in zip(args, before, strict=True))
 
 
+def test_written_inputs_overlap_in_a_row():
+    """The first and the last one lie apart, on the memory of those between them."""
+
+    def function(first, second, third, fourth):
+        first.add_(third[: first.numel()])
+        third.mul_(fourth.sum())
+        return second * 1, fourth * 1, first.sum()
+
+    def call():
+        base = normal(20)
+        return Call(base[:6], base[4:11], base[9:16], base[14:])
+
+    check(function, call(), call())
+    assert len(capture(function, *call().args).program.overlaps) == 3
+
+
 def test_same_tensor_recorded_then_two():
     def function(a, b):
         return a * 2 + b.exp(), a, b

@@ -111,6 +111,17 @@ def test_inputs_that_share_memory_are_one():
         check_order(one, plan)
 
 
+def test_a_launch_reads_memory_that_it_writes_through_another_input():
+    writes = dataclasses.replace(launch(0, [0, 1], 0), results=())
+    one = program([IN, IN, ACT, OUT], [writes, launch(1, [1], 2), launch(2, [0, 2], 3)], 3)
+    one = dataclasses.replace(one, inputs=writes.arguments, overlaps=(Overlap(0, 1, 8),))
+    assert launch_conflicts(one) == ((0, 1), (0, 2), (1, 2))
+    check_lanes(one, 2)
+    apart = in_lanes(place_values(one, MACHINE), [Run(0, 1)], [Run(1, 3)])
+    with pytest.raises(PlanError, match="the memory of"):
+        check_order(one, apart)
+
+
 def test_unseen_work_keeps_its_order_with_all():
     unseen = dataclasses.replace(launch(1, [0], 2), callee=Opaque(0, "a test"))
     one = program([IN, ACT, ACT, OUT], [launch(0, [0], 1), unseen, launch(2, [0], 3)], 3)

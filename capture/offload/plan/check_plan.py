@@ -143,10 +143,8 @@ class _PlanTouches:
         """Its effects and Values: what it reads, and what it makes or writes."""
         one = self.program.launches[launch]
         yield from self._effects(one)
+        yield from self._overlaps(one)
         for value in dict.fromkeys((*one.reads, *one.writes)):
-            if value in self._overlapping:
-                shared = self._overlapping[value]
-                yield Touch(f"the memory of {shared}", 0, 1, None, value in one.writes)
             if value in self._pieces:
                 for is_write in (False, True)[: 1 + (value in one.writes)]:
                     for index in self._pieces[value]:
@@ -168,6 +166,14 @@ class _PlanTouches:
                 yield Touch(memory, begin, end, content, False)
             if is_first or value in one.writes:
                 yield Touch(memory, begin, end, content, True)
+
+    def _overlaps(self, launch: Launch) -> Iterator[Touch]:
+        """Memory that inputs share, once, of whichever of these it reads and writes."""
+        written = {self._overlapping.get(value) for value in launch.writes}
+        shared = (self._overlapping.get(value) for value in (*launch.reads, *launch.writes))
+        for one in dict.fromkeys(shared):
+            if one is not None:
+                yield Touch(f"the memory of {one}", 0, 1, None, one in written)
 
     def _effects(self, launch: Launch) -> Iterator[Touch]:
         """Unseen work keeps its order with all else, and guards with what callers can see."""

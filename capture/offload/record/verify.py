@@ -125,22 +125,39 @@ class _Run:
             before = recording.before.get(storage._cdata)
             self._identities[view.value] = storage._cdata
             self._bases[view.value] = (storage if before is None else _copy(before), offset_bytes)
-        for overlap in self._program.overlaps:
-            self._join(recording, overlap.first, overlap.second, overlap.distance_bytes)
+        for starts in self._common_memory():
+            self._join(starts)
 
-    def _join(self, recording: Recording, first: int, second: int, distance_bytes: int) -> None:
-        """Let two inputs that overlap, one of them written, overlap in the private copy too."""
-        views = self._program.inputs
-        one, other = views[first].value, views[second].value
-        low = min(0, distance_bytes)
-        sizes = [self._program.values[index].size_bytes for index in (one, other)]
-        high = max(sizes[0], distance_bytes + sizes[1])
+    def _common_memory(self) -> Iterator[dict[int, int]]:
+        """Inputs that overlap, one of them written: by Value at how many bytes from one of them."""
+        distances: dict[int, list[tuple[int, int]]] = {}
+        for one in self._program.overlaps:
+            first, second = (self._program.inputs[leaf].value for leaf in (one.first, one.second))
+            distances.setdefault(first, []).append((second, one.distance_bytes))
+            distances.setdefault(second, []).append((first, -one.distance_bytes))
+        while distances:
+            starts = {next(iter(distances)): 0}
+            found = list(starts)
+            while found:
+                value = found.pop()
+                for other, distance_bytes in distances.pop(value, ()):
+                    if other not in starts:
+                        starts[other] = starts[value] + distance_bytes
+                        found.append(other)
+            yield starts
+
+    def _join(self, starts: Mapping[int, int]) -> None:
+        """Let inputs that overlap do so in the private copy too."""
+        sizes = {value: self._program.values[value].size_bytes for value in starts}
+        low = min(starts.values())
+        high = max(start + sizes[value] for value, start in starts.items())
         joined = torch.UntypedStorage(high - low, device=self._program.device)
         content = bytes_of(joined)
-        for index, start, size in ((one, -low, sizes[0]), (other, distance_bytes - low, sizes[1])):
-            storage, offset = self._bases[index]
-            content[start : start + size] = bytes_of(storage)[offset : offset + size]
-            self._bases[index] = (joined, start)
+        for value, start in starts.items():
+            storage, offset = self._bases[value]
+            at, size = start - low, sizes[value]
+            content[at : at + size] = bytes_of(storage)[offset : offset + size]
+            self._bases[value] = (joined, at)
 
     def outcome(self) -> _Outcome:
         """Run all launches; the result tensors, and the bytes of every written input or weight."""

@@ -200,11 +200,13 @@ class Executable(_native.CallableReplay):
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Closing twice is fine.
 
-        Weights that results show keep theirs until these and the executable are dropped.
+        In a launch of its own it waits for nothing, and gives the memory back when it is closed
+        again, or dropped. Weights that results show keep theirs until these and the executable are
+        dropped.
         """
-        self._native.close()
+        is_done = self._native.close()
         weights = self._loaded.weights
-        if weights.stream is None:
+        if not is_done or weights.stream is None:
             return
         # The resident closes it, once nothing on the device reads it; until then nothing is given.
         if all(one.view.value not in weights.tensors for one in self.program.results):
