@@ -31,8 +31,9 @@ $(VENV)/installed: $(VENV)/environment pyproject.toml $(NATIVE)
 demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of text, and report
 	$(BIN)/offload demo
 
-test: $(VENV)/installed ## run every test that this machine can run
-	$(BIN)/python -m pytest tests
+# Each file in one process: what its tests share is made once.
+test: $(VENV)/installed ## run every test that this machine can run, in as many processes as it has processors, up to 8
+	$(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # torch_npu goes into an environment of its own: without CANN it breaks `import torch` wherever it is.
 test-npu-sim: $(VENV)/installed ## run torch_npu on the simulated NPU, where it has a wheel
