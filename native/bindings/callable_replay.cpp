@@ -12,6 +12,7 @@
 
 #include "offload/errors.hpp"
 #include "python_replay.hpp"
+#include "python_ticket.hpp"
 
 namespace py = pybind11;
 
@@ -65,13 +66,33 @@ PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
   return guarded(self, [&](const PythonReplay& replay) { return replay.execute({args, kwargs}); });
 }
 
+// What stands before the arguments of a submission.
+constexpr Py_ssize_t kBeforeArguments = 3;
+
+// (ticket or None, surroundings or None, tickets that it waits for, arguments...): the ticket, a
+// fresh one for None.
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
+  if (n_positional < kBeforeArguments || !PyTuple_CheckExact(values[2])) {
+    return PyErr_Format(PyExc_TypeError, "expected a ticket, surroundings and a tuple of tickets");
+  }
   return guarded(self, [&](const PythonReplay& replay) {
-    auto call = replay.bound({values, static_cast<std::size_t>(n_positional), names});
-    auto ticket = replay.replay().submit(call);
-    return py::cast(PythonTicket(py::reinterpret_borrow<py::object>(of(self)->keep), replay,
-                                 std::move(call), std::move(ticket)));
+    py::object given = py::reinterpret_borrow<py::object>(values[0]);
+    const auto* const asked =
+        values[1] == Py_None ? nullptr : py::handle(values[1]).cast<const Surroundings*>();
+    auto call = replay.bound({values + kBeforeArguments,
+                              static_cast<std::size_t>(n_positional - kBeforeArguments), names},
+                             asked);
+    Dependencies after;
+    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(values[2]); ++index) {
+      const py::handle one = PyTuple_GET_ITEM(values[2], index);
+      after.push_back(one.cast<const PythonTicket&>().as_dependency(replay.replay(), *call));
+    }
+    if (given.is_none()) given = py::cast(PythonTicket());
+    auto& ticket = given.cast<PythonTicket&>();
+    replay.replay().submit(call, ticket.ticket(), std::move(after));
+    ticket.place(py::reinterpret_borrow<py::object>(of(self)->keep), replay, std::move(call));
+    return given;
   });
 }
 

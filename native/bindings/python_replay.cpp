@@ -1,13 +1,14 @@
 #include "python_replay.hpp"
 
+#include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "convert.hpp"
@@ -156,6 +157,11 @@ PythonReplay::PythonReplay(std::shared_ptr<Replay> replay, const py::object& pos
           : result_form == "list"  ? ResultForm::kList
           : result_form == "tuple" ? ResultForm::kTuple
                                    : ResultForm::kOther;
+  const CallSpec& spec = replay_->spec();
+  promises_results_ = std::all_of(spec.results.begin(), spec.results.end(), [&](const auto& one) {
+    return one.source == ResultSource::kInput ||
+           (one.source == ResultSource::kOutput && !spec.outputs[one.index].operator_allocated);
+  });
 }
 
 PythonReplay::Place PythonReplay::to_place(py::handle place) {
@@ -164,7 +170,16 @@ PythonReplay::Place PythonReplay::to_place(py::handle place) {
                parts.size() > 2 ? std::optional(parts[2].cast<std::size_t>()) : std::nullopt};
 }
 
+void PythonReplay::set_deferred(int n_deferred, py::object await) {
+  n_deferred_ = n_deferred;
+  await_deferred_ = std::move(await);
+}
+
 py::object PythonReplay::execute(const Arguments& arguments) const {
+  if (n_deferred_ != 0) {
+    const py::object await = await_deferred_;
+    await();
+  }
   const auto call = bound(arguments);
   {
     const GilReleased release;
@@ -173,12 +188,22 @@ py::object PythonReplay::execute(const Arguments& arguments) const {
   return result(*call);
 }
 
+std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments,
+                                          const Surroundings* asked) const {
+  if (asked == nullptr) return bound_here(arguments, nullptr);
+  const c10::AutoGradMode grad_mode(asked->in_grad_mode);
+  c10::OptionalStreamGuard torch_stream;  // on which torch allocates
+  if (asked->torch_stream) torch_stream.reset_stream(*asked->torch_stream);
+  return bound_here(arguments, asked);
+}
+
 // From where it is known that nobody has closed the replay no Python code runs.
-std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
+std::shared_ptr<Call> PythonReplay::bound_here(const Arguments& arguments,
+                                               const Surroundings* asked) const {
   const std::uint64_t begin_ns = now_ns();
   auto call = std::make_shared<Call>();
   call->call_ns = begin_ns;
-  check_caller();
+  if (asked == nullptr) check_caller();
   take_tensors(arguments, *call);
   if (arguments.out() != nullptr) take_buffers(arguments.out(), call->given_results);
   if (arguments.feature_map() != nullptr) {
@@ -186,13 +211,31 @@ std::shared_ptr<Call> PythonReplay::bound(const Arguments& arguments) const {
     call->feature_map = to_tensor(arguments.feature_map());
   }
   if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
+  if (asked != nullptr) call->n_threads = asked->n_threads;
   if (replay_->has_streams()) {
-    bind_on_stream(*call);
+    bind_on_stream(*call, asked);
   } else {
     bind_call(replay_->spec(), *call);
   }
   call->checked_ns = now_ns();
   return call;
+}
+
+Surroundings PythonReplay::surroundings() const {
+  check_caller();
+  Surroundings now;
+  now.in_grad_mode = c10::GradMode::is_enabled();
+  now.n_threads = at::get_num_threads();
+  if (!replay_->has_streams()) return now;
+  const c10::Device device = replay_->spec().device;
+  const c10::OptionalDeviceGuard guard(device.has_index() ? std::optional(device) : std::nullopt);
+  Call call;
+  note_stream(call);
+  now.drains_queue = call.drains_queue;
+  now.drain = call.drain;
+  now.stream = call.stream;
+  now.torch_stream = call.torch_stream;
+  return now;
 }
 
 // Refuses a call around which torch is in another state than when the program was recorded.
@@ -360,48 +403,23 @@ void PythonReplay::note_stream(Call& call) const {
 }
 
 // Binds on the executable's device.
-void PythonReplay::bind_on_stream(Call& call) const {
+void PythonReplay::bind_on_stream(Call& call, const Surroundings* asked) const {
   const CallSpec& spec = replay_->spec();
   const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
                                                                : std::nullopt);
   bind_call(spec, call);
   check_devices(spec, call);
-  note_stream(call);
+  if (asked == nullptr) {
+    note_stream(call);
+  } else {
+    call.drains_queue = asked->drains_queue;
+    call.stream = asked->stream;
+    call.torch_stream = asked->torch_stream;
+  }
   if (!python_.draw.is_none()) {
     replay_->check_ready(call);  // a draw cannot be taken back
     call.random = python_.draw().cast<std::vector<std::uint64_t>>();
   }
-}
-
-namespace {
-
-// How often a wait asks for signals.
-constexpr std::chrono::milliseconds kSignalsLookedAt{50};
-
-}  // namespace
-
-void PythonTicket::wait() const {
-  const std::shared_ptr<Ticket> ticket = ticket_;
-  bool ended = false;
-  while (!ended) {
-    {
-      const GilReleased release;
-      ended = ticket->wait_for(kSignalsLookedAt);
-    }
-    // Python's handlers, of Ctrl-C among them, run on the main thread, which may be this one.
-    if (!ended && PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-  const GilReleased release;
-  ticket->wait();
-}
-
-py::object PythonTicket::result() {
-  wait();
-  if (!result_) {
-    py::object built = replay_.result(*call_);
-    if (!result_) result_ = std::move(built);  // another thread may have come first
-  }
-  return result_;
 }
 
 }  // namespace offload

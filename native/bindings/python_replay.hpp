@@ -91,6 +91,16 @@ struct VaryingSizes {
   pybind11::object find;  // (args, kwargs): the sizes; raises where they are told otherwise
 };
 
+// What a call takes from the thread that asks for it, kept where another thread binds it later.
+struct Surroundings {
+  bool in_grad_mode = true;
+  int n_threads = 1;
+  bool drains_queue = false;
+  Drain drain;
+  std::uint64_t stream = 0;
+  std::optional<c10::Stream> torch_stream;
+};
+
 // A replay with the Python side of its calls.
 //
 // Owner: Python. Errors: as Replay, and what the Python side raises.
@@ -108,8 +118,19 @@ class PythonReplay {
   // Executes; what the model returns.
   pybind11::object execute(const Arguments& arguments) const;
 
-  // A call whose arguments were checked.
-  std::shared_ptr<Call> bound(const Arguments& arguments) const;
+  // A call whose arguments were checked: of this thread, or of the one that was asked before.
+  std::shared_ptr<Call> bound(const Arguments& arguments,
+                              const Surroundings* asked = nullptr) const;
+
+  // Of this thread. Throws as a call would that is made here and now.
+  Surroundings surroundings() const;
+
+  // Whether what the model returns can be made before a call has ended.
+  bool promises_results() const { return promises_results_; }
+
+  // How many submissions wait to be bound which later calls must not overtake, and what to call
+  // before these: it waits.
+  void set_deferred(int n_deferred, pybind11::object await);
 
   // Of a call that has ended.
   pybind11::object result(Call& call) const;
@@ -141,9 +162,13 @@ class PythonReplay {
   void check_caller() const;
   void warn_of_gradients() const;
   void note_stream(Call& call) const;
-  void bind_on_stream(Call& call) const;
+  void bind_on_stream(Call& call, const Surroundings* asked) const;
+  std::shared_ptr<Call> bound_here(const Arguments& arguments, const Surroundings* asked) const;
 
   std::shared_ptr<Replay> replay_;
+  bool promises_results_ = true;
+  int n_deferred_ = 0;  // under the GIL
+  pybind11::object await_deferred_;
   bool plain_ = false;
   std::vector<Place> positional_;
   std::vector<std::pair<pybind11::object, Place>> keyword_;
@@ -151,28 +176,6 @@ class PythonReplay {
   PythonSide python_;
   std::optional<VaryingSizes> sizes_;
   mutable std::atomic<bool> warns_of_gradients_;
-};
-
-// A submitted execution, with what its result is made of.
-class PythonTicket {
- public:
-  PythonTicket(pybind11::object keep, const PythonReplay& replay, std::shared_ptr<Call> call,
-               std::shared_ptr<Ticket> ticket)
-      : keep_(std::move(keep)),
-        replay_(replay),
-        call_(std::move(call)),
-        ticket_(std::move(ticket)) {}
-
-  bool done() const { return ticket_->done(); }
-  void wait() const;
-  pybind11::object result();
-
- private:
-  pybind11::object keep_;  // keeps `replay_`
-  const PythonReplay& replay_;
-  std::shared_ptr<Call> call_;
-  std::shared_ptr<Ticket> ticket_;
-  pybind11::object result_;
 };
 
 }  // namespace offload

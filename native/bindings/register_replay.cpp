@@ -7,6 +7,7 @@
 #include "convert.hpp"
 #include "gil.hpp"
 #include "python_replay.hpp"
+#include "python_ticket.hpp"
 #include "registers.hpp"
 #include "run/caller_state.hpp"
 
@@ -57,6 +58,38 @@ std::unique_ptr<PythonReplay> make_replay(
       to_sizes(sizes));
 }
 
+// (stream id, device index, device type), as torch.Stream takes them; or none.
+py::object to_python(const std::optional<c10::Stream>& stream) {
+  if (!stream) return py::none();
+  return py::make_tuple(stream->id(), static_cast<int>(stream->device_index()),
+                        static_cast<int>(stream->device_type()));
+}
+
+void register_ticket(py::module_& module) {
+  const auto timeout = py::arg("timeout") = py::none();
+  py::class_<PythonTicket>(module, "Ticket")
+      .def(py::init<>())
+      .def("done", [](const PythonTicket& self) { return self.ticket()->done(); })
+      .def("running", [](const PythonTicket& self) { return self.ticket()->running(); })
+      .def("cancelled", &PythonTicket::cancelled)
+      .def("cancel", [](const PythonTicket& self) { return self.ticket()->cancel(); })
+      .def("begin", [](const PythonTicket& self) { return self.ticket()->begin(); })
+      .def("wait", &PythonTicket::wait, timeout)
+      .def("result", &PythonTicket::result, timeout)
+      .def("promised",
+           [](PythonTicket& self) -> py::object {
+             std::optional<py::object> found = self.promised();
+             return found ? py::object(py::make_tuple(std::move(*found))) : py::none();
+           })
+      .def_property_readonly("is_placed", &PythonTicket::is_placed)
+      .def("issued_to", [](const PythonTicket& self) { return to_python(self.issued_to()); })
+      .def("set_result", &PythonTicket::set_result, py::arg("result"))
+      .def("set_error", &PythonTicket::set_error, py::arg("error"))
+      .def("fail_as", &PythonTicket::fail_as, py::arg("other"))
+      .def("add_done_callback", &PythonTicket::add_done_callback, py::arg("function"));
+  py::class_<Surroundings>(module, "Surroundings");
+}
+
 }  // namespace
 
 void register_replay(py::module_& module) {
@@ -65,10 +98,7 @@ void register_replay(py::module_& module) {
       .value("FEATURE_MAP", Trigger::kFeatureMap)
       .value("WEIGHT", Trigger::kWeight)
       .value("INTERNAL", Trigger::kInternal);
-  py::class_<PythonTicket>(module, "Ticket")
-      .def("done", &PythonTicket::done)
-      .def("wait", &PythonTicket::wait)
-      .def("result", &PythonTicket::result);
+  register_ticket(module);
   py::class_<PythonReplay>(module, "Replay")
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
            py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
@@ -77,6 +107,9 @@ void register_replay(py::module_& module) {
            py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
            py::arg("drains_queue") = false, py::arg("caller") = py::none(),
            py::arg("warn_of_gradients") = py::none(), py::arg("sizes") = py::none())
+      .def("surroundings", &PythonReplay::surroundings)
+      .def("set_deferred", &PythonReplay::set_deferred, py::arg("n_deferred"), py::arg("wait"))
+      .def_property_readonly("promises_results", &PythonReplay::promises_results)
       .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
           py::call_guard<GilReleased>())

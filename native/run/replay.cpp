@@ -86,13 +86,24 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
 
 // A launch may run Python, which may call back: on these threads waiting would never end.
 void Replay::refuse_inside_launch() const {
-  if (lane_.is_current_thread() || (host_scheduler_ && host_scheduler_->is_device_thread())) {
+  const bool is_own = lane_.is_current_thread() && !Lane::calls_back();
+  if (is_own || (host_scheduler_ && host_scheduler_->is_device_thread())) {
     throw ExecutionError(kCalledItself);
   }
 }
 
-void Replay::execute(const std::shared_ptr<Call>& call) {
+// Nor may the thread that has the work to do wait for it while it tells of a ticket's end.
+void Replay::refuse_wait() const {
   refuse_inside_launch();
+  if (lane_.is_current_thread() && !lane_.idle()) {
+    throw ExecutionError(
+        "a done-callback of this executable's ticket waits for executions that its own thread has "
+        "to do: submit there, and add a callback to that ticket");
+  }
+}
+
+void Replay::execute(const std::shared_ptr<Call>& call) {
+  refuse_wait();
   if (lane_.idle()) {
     run(*call, /*queued=*/false);
   } else {
@@ -104,21 +115,26 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
   }
 }
 
-std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
+void Replay::submit(const std::shared_ptr<Call>& call, const std::shared_ptr<Ticket>& ticket,
+                    Dependencies after) {
   refuse_inside_launch();
-  auto ticket = std::make_shared<Ticket>();
   auto held = hold_memory(*call);
   if (has_streams()) {
     enqueue(
-        [self = shared_from_this(), call, held = std::move(held), ticket]() mutable {
-          run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket));
+        [self = shared_from_this(), call, held = std::move(held), ticket,
+         after = std::move(after)]() mutable {
+          run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket),
+                        std::move(after));
         },
         ticket, /*hands_on=*/true);
   } else {
-    enqueue([self = shared_from_this(), call, held = std::move(held)] { self->run_queued(*call); },
-            ticket, /*hands_on=*/false);
+    enqueue(
+        [self = shared_from_this(), call, held = std::move(held), after = std::move(after)] {
+          wait_for(after, *call);
+          self->run_queued(*call);
+        },
+        ticket, /*hands_on=*/false);
   }
-  return ticket;
 }
 
 void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
@@ -131,7 +147,7 @@ void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket,
 }
 
 std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
-  call.n_threads = at::get_num_threads();
+  if (call.n_threads == 0) call.n_threads = at::get_num_threads();
   std::shared_ptr<const StoragePins> weights;
   {
     const std::lock_guard lock(weights_mutex_);
@@ -154,13 +170,15 @@ void Replay::run_queued(Call& call) {
 // Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
 // which waits for this thread, keeps the replay.
 void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
-                           std::shared_ptr<const HeldStorages> held,
-                           std::shared_ptr<Ticket> ticket) {
+                           std::shared_ptr<const HeldStorages> held, std::shared_ptr<Ticket> ticket,
+                           Dependencies after) {
   Replay& replay = *self;
   std::exception_ptr error;  // the first
   std::shared_ptr<Fence> fence;
   try {
+    wait_for(after, *call);
     replay.run_queued(*call);
+    ticket->issue();
   } catch (...) {
     error = std::current_exception();
   }
@@ -171,13 +189,15 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     if (!error) error = std::current_exception();
   }
   std::function<void()> end = [self = std::move(self), call = std::move(call),
-                               held = std::move(held), fence = std::move(fence), error] {
+                               held = std::move(held), fence = std::move(fence),
+                               after = std::move(after), error] {
     try {
       if (fence) fence->wait();
     } catch (const ExecutionError&) {
       if (!error) throw;
     }
     if (error) std::rethrow_exception(error);
+    check_on_device(after);
   };
   try {
     return replay.finisher_->submit(std::move(end), ticket);
@@ -189,7 +209,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
 }
 
 void Replay::wait_for_submitted() {
-  refuse_inside_launch();
+  refuse_wait();
   {
     // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
     const std::unique_lock lock(lane_.execution_mutex(), std::try_to_lock);

@@ -111,7 +111,7 @@ class CalledReplay(_native.CallableReplay):
 
     def submit(self, *args: Any, **kwargs: Any) -> _native.Ticket:
         """Queue an execution."""
-        return self._submit(*args, **kwargs)
+        return self._submit(None, None, (), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """What else a replay has."""

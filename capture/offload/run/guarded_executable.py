@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from offload.run.executable import Executable
+from offload.run.submitting import Args, Kwargs
 from offload.run.ticket import Ticket
 
 
@@ -24,8 +26,11 @@ class GuardedExecutable(Executable):
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Compare now, and queue an execution; arguments and errors are an Executable's."""
+        return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
+
+    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         self._guard()
-        return super().submit(*args, out=out, feature_map=feature_map, **kwargs)
+        return super()._submitted(args, kwargs, after)
 
     def _guard(self) -> None:
         before_execution = self.bound.bindings.before_execution

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,6 +16,7 @@ from offload.program.structure import OpaqueStructure, flatten
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.reports import LastExecution
+from offload.run.submitting import Args, Kwargs
 from offload.run.ticket import Ticket
 
 
@@ -37,8 +38,10 @@ class ToldExecutable(Executable):
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Queue an execution; what it did is said by the wait for its ticket."""
-        ticket = super().submit(*args, out=out, feature_map=feature_map, **kwargs)
-        return _ToldTicket(ticket._native, self)
+        return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
+
+    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
+        return _ToldTicket(super()._submitted(args, kwargs, after)._native, self)
 
     def tell_submitted(self) -> None:
         """Say what the latest execution did, unless that was said."""
@@ -52,14 +55,14 @@ class _ToldTicket(Ticket):
         super().__init__(native)
         self._run = run
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         """As a Ticket's."""
-        super().wait()
+        super().wait(timeout)
         self._run.tell_submitted()
 
-    def result(self) -> Any:
+    def result(self, timeout: float | None = None) -> Any:
         """As a Ticket's."""
-        result = super().result()
+        result = super().result(timeout)
         self._run.tell_submitted()
         return result
 

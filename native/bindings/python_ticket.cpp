@@ -1,0 +1,173 @@
+#include "python_ticket.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include "gil.hpp"
+#include "offload/errors.hpp"
+#include "offload/lane.hpp"
+#include "raised_in_python.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+using std::chrono::nanoseconds;
+
+// How often a wait asks for signals.
+constexpr nanoseconds kSignalsLookedAt = std::chrono::milliseconds(50);
+
+// A timeout is no longer, so that it can be counted in ns.
+constexpr double kLongestSeconds = 1e9;
+
+std::shared_ptr<py::object> shared(py::object function) {
+  return {new py::object(std::move(function)), [](py::object* one) {
+            const GilHeld held;
+            delete one;
+          }};
+}
+
+// What a thread of ours has to do cannot be waited for on it.
+void refuse_own_wait(const Ticket& ticket) {
+  if (Lane::is_own_work(ticket)) {
+    throw ExecutionError(
+        "a launch, or a done-callback, waits for an execution that its own thread has to do: "
+        "return first");
+  }
+  if (Lane::calls_back()) {
+    throw ExecutionError(
+        "a done-callback waits for another ticket, and keeps the thread that called it from going "
+        "on: add a callback to that ticket, or wait in a thread of your own");
+  }
+}
+
+}  // namespace
+
+void PythonTicket::place(py::object keep, const PythonReplay& replay, std::shared_ptr<Call> call) {
+  keep_ = std::move(keep);
+  replay_ = &replay;
+  call_ = std::move(call);
+}
+
+Dependency PythonTicket::as_dependency(const Replay& replay, const Call& call) const {
+  Dependency dependency{ticket_, false, std::nullopt};
+  if (!is_placed() || !replay.has_streams() || !replay_->replay().has_streams() ||
+      replay.spec().device != replay_->replay().spec().device) {
+    return dependency;
+  }
+  if (call_->stream == call.stream) {
+    dependency.is_on_device = true;
+  } else if (call_->torch_stream && call.torch_stream) {
+    dependency.is_on_device = true;
+    dependency.stream = call_->torch_stream;
+  }
+  return dependency;
+}
+
+bool PythonTicket::cancelled() const {
+  try {
+    if (const std::exception_ptr error = ticket_->error()) std::rethrow_exception(error);
+  } catch (const CancelledError&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
+
+void PythonTicket::wait_in_slices(std::optional<double> timeout_s,
+                                  const std::function<bool(nanoseconds)>& wait_for) const {
+  const auto begin = std::chrono::steady_clock::now();
+  const nanoseconds longest(
+      timeout_s ? static_cast<std::int64_t>(1e9 * std::clamp(*timeout_s, 0.0, kLongestSeconds))
+                : 0);
+  while (true) {
+    nanoseconds slice = kSignalsLookedAt;
+    if (timeout_s) {
+      const nanoseconds left = longest - (std::chrono::steady_clock::now() - begin);
+      slice = std::clamp(left, nanoseconds(0), slice);
+    }
+    {
+      const GilReleased release;
+      if (wait_for(slice)) return;
+    }
+    // Python's handlers, of Ctrl-C among them, run on the main thread, which may be this one.
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (timeout_s && std::chrono::steady_clock::now() - begin >= longest) {
+      PyErr_SetString(PyExc_TimeoutError, "the execution has not ended within the timeout");
+      throw py::error_already_set();
+    }
+  }
+}
+
+void PythonTicket::wait(std::optional<double> timeout_s) const {
+  const std::shared_ptr<Ticket> ticket = ticket_;
+  if (!ticket->done()) {
+    refuse_own_wait(*ticket);
+    wait_in_slices(timeout_s, [&](nanoseconds time) { return ticket->wait_for(time); });
+  }
+  if (const std::exception_ptr error = ticket->error()) std::rethrow_exception(error);
+}
+
+py::object PythonTicket::result(std::optional<double> timeout_s) {
+  wait(timeout_s);
+  if (!result_) {
+    py::object built = replay_->result(*call_);
+    if (!result_) result_ = std::move(built);  // another thread may have come first
+  }
+  return result_;
+}
+
+std::optional<py::object> PythonTicket::promised() {
+  if (!result_) {
+    if (!is_placed() || !replay_->promises_results()) return std::nullopt;
+    py::object built = replay_->result(*call_);
+    if (!result_) result_ = std::move(built);
+  }
+  return result_;
+}
+
+std::optional<c10::Stream> PythonTicket::issued_to() const {
+  const std::shared_ptr<Ticket> ticket = ticket_;
+  if (!ticket->done()) {
+    refuse_own_wait(*ticket);
+    wait_in_slices(std::nullopt, [&](nanoseconds time) { return ticket->wait_for_issue(time); });
+  }
+  if (const std::exception_ptr error = ticket->error()) std::rethrow_exception(error);
+  return is_placed() ? call_->torch_stream : std::nullopt;
+}
+
+void PythonTicket::set_result(py::object result) {
+  result_ = std::move(result);
+  ticket_->finish(nullptr);
+}
+
+void PythonTicket::set_error(py::object error) {
+  ticket_->finish(std::make_exception_ptr(RaisedInPython(std::move(error))));
+}
+
+bool PythonTicket::fail_as(const PythonTicket& other) {
+  try {
+    check_dependency(other.ticket_->error());
+    return false;
+  } catch (...) {
+    ticket_->finish(std::current_exception());
+    return true;
+  }
+}
+
+void PythonTicket::add_done_callback(py::object function) {
+  ticket_->when_done([function = shared(std::move(function))] {
+    const GilHeld held;
+    try {
+      (*function)();
+    } catch (py::error_already_set& error) {
+      error.restore();
+      PyErr_WriteUnraisable(function->ptr());
+    }
+  });
+}
+
+}  // namespace offload

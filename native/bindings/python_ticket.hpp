@@ -1,0 +1,71 @@
+// Tickets as Python has them. All needs the GIL, and none of the waits keeps it.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "offload/ticket.hpp"
+#include "python_replay.hpp"
+#include "run/dependencies.hpp"
+
+namespace offload {
+
+// A ticket with what its result is made of: an execution that was submitted, or an object that
+// somebody sets.
+//
+// Owner: Python. Errors: those of the work, at each question for its result.
+class PythonTicket {
+ public:
+  PythonTicket() : ticket_(std::make_shared<Ticket>()) {}
+
+  // Makes it that of an execution, which is bound and not submitted; `keep` keeps the replay.
+  void place(pybind11::object keep, const PythonReplay& replay, std::shared_ptr<Call> call);
+
+  // Whether it is that of an execution whose arguments are known.
+  bool is_placed() const { return call_ != nullptr; }
+
+  // What an execution of `replay` on `call` waits for, so that this one's results may be used.
+  Dependency as_dependency(const Replay& replay, const Call& call) const;
+
+  const std::shared_ptr<Ticket>& ticket() const { return ticket_; }
+  bool cancelled() const;
+
+  // Waits until it has ended, for so many seconds at most, and rethrows its error. Python's
+  // TimeoutError where it has not; ExecutionError on a thread that has to do the work itself.
+  void wait(std::optional<double> timeout_s) const;
+
+  // Waits, and gives what the model returns, or what was set; the same at each call.
+  pybind11::object result(std::optional<double> timeout_s);
+
+  // Its result, which may be without content yet: for an execution behind this one. None where it
+  // cannot be told before it has ended.
+  std::optional<pybind11::object> promised();
+
+  // Waits until a device has been given the work, or it has ended; as torch knows the stream.
+  std::optional<c10::Stream> issued_to() const;
+
+  void set_result(pybind11::object result);
+  void set_error(pybind11::object error);
+
+  // Says that what it stands for was not done, since the other one has failed or was cancelled;
+  // whether it has.
+  bool fail_as(const PythonTicket& other);
+
+  // Has a function called without arguments when it has ended. What it raises is written out.
+  void add_done_callback(pybind11::object function);
+
+ private:
+  void wait_in_slices(std::optional<double> timeout_s,
+                      const std::function<bool(std::chrono::nanoseconds)>& wait_for) const;
+
+  std::shared_ptr<Ticket> ticket_;
+  pybind11::object keep_;
+  const PythonReplay* replay_ = nullptr;
+  std::shared_ptr<Call> call_;
+  pybind11::object result_;
+};
+
+}  // namespace offload
