@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #ifdef __GLIBCXX__
 #include <cxxabi.h>
@@ -67,32 +68,76 @@ PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 // What stands before the arguments of a submission.
-constexpr Py_ssize_t kBeforeArguments = 3;
+constexpr std::size_t kBeforeArguments = 3;
 
-// (ticket or None, surroundings or None, tickets that it waits for, arguments...): the ticket, a
-// fresh one for None.
+// The arguments of a submission, with results in the place of tickets.
+struct Known {
+  std::vector<PyObject*> values;
+  std::vector<py::object> results;     // which it keeps
+  std::vector<PythonTicket*> tickets;  // that it depends on
+};
+
+// Null where it is no ticket.
+PythonTicket* as_ticket(PyObject* object) {
+  static auto* const type =
+      reinterpret_cast<PyTypeObject*>(py::type::of<PythonTicket>().release().ptr());
+  return PyObject_TypeCheck(object, type) == 0 ? nullptr
+                                               : &py::handle(object).cast<PythonTicket&>();
+}
+
+// Of a task that has not ended nobody may wait on the executable's thread, since it may be waiting
+// for that.
+bool may_be_waited_for(const PythonTicket& ticket) {
+  return ticket.is_placed() || ticket.ticket()->done();
+}
+
+// Whether all is known.
+bool find_results(PyObject* const* values, std::size_t n_values, PyObject* after, Known& known) {
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(after); ++index) {
+    known.tickets.push_back(&py::handle(PyTuple_GET_ITEM(after, index)).cast<PythonTicket&>());
+    if (!may_be_waited_for(*known.tickets.back())) return false;
+  }
+  known.values.assign(values, values + n_values);
+  for (PyObject*& value : known.values) {
+    PythonTicket* const ticket = as_ticket(value);
+    if (ticket == nullptr) continue;
+    py::object result = may_be_waited_for(*ticket) ? ticket->promised() : py::object();
+    if (!result) return false;
+    known.tickets.push_back(ticket);
+    value = result.ptr();
+    known.results.push_back(std::move(result));
+  }
+  return true;
+}
+
+// (ticket, surroundings or None, tickets that it waits for, arguments...): whether it is submitted;
+// not where the result of a ticket among them is not known.
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
-  if (n_positional < kBeforeArguments || !PyTuple_CheckExact(values[2])) {
+  const auto n_given = static_cast<std::size_t>(n_positional);
+  if (n_given < kBeforeArguments || as_ticket(values[0]) == nullptr ||
+      !PyTuple_CheckExact(values[2])) {
     return PyErr_Format(PyExc_TypeError, "expected a ticket, surroundings and a tuple of tickets");
   }
-  return guarded(self, [&](const PythonReplay& replay) {
-    py::object given = py::reinterpret_borrow<py::object>(values[0]);
+  return guarded(self, [&](const PythonReplay& replay) -> py::object {
+    PythonTicket& ticket = *as_ticket(values[0]);
     const auto* const asked =
         values[1] == Py_None ? nullptr : py::handle(values[1]).cast<const Surroundings*>();
-    auto call = replay.bound({values + kBeforeArguments,
-                              static_cast<std::size_t>(n_positional - kBeforeArguments), names},
-                             asked);
-    Dependencies after;
-    for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(values[2]); ++index) {
-      const py::handle one = PyTuple_GET_ITEM(values[2], index);
-      after.push_back(one.cast<const PythonTicket&>().as_dependency(replay.replay(), *call));
+    const std::size_t n_arguments = n_given - kBeforeArguments;
+    const std::size_t n_named =
+        names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
+    Known known;
+    if (!find_results(values + kBeforeArguments, n_arguments + n_named, values[2], known)) {
+      return py::bool_(false);
     }
-    if (given.is_none()) given = py::cast(PythonTicket());
-    auto& ticket = given.cast<PythonTicket&>();
+    auto call = replay.bound({known.values.data(), n_arguments, names}, asked);
+    Dependencies after;
+    for (const PythonTicket* one : known.tickets) {
+      after.push_back(one->as_dependency(replay.replay(), *call));
+    }
     replay.replay().submit(call, ticket.ticket(), std::move(after));
     ticket.place(py::reinterpret_borrow<py::object>(of(self)->keep), replay, std::move(call));
-    return given;
+    return py::bool_(true);
   });
 }
 

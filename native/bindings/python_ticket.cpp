@@ -8,6 +8,7 @@
 #include "gil.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane.hpp"
+#include "raise_as.hpp"
 #include "raised_in_python.hpp"
 
 namespace py = pybind11;
@@ -22,6 +23,9 @@ constexpr nanoseconds kSignalsLookedAt = std::chrono::milliseconds(50);
 
 // A timeout is no longer, so that it can be counted in ns.
 constexpr double kLongestSeconds = 1e9;
+
+// To sleep so long costs no more than to have an event loop woken by another thread.
+constexpr nanoseconds kSoon = std::chrono::microseconds(50);
 
 std::shared_ptr<py::object> shared(py::object function) {
   return {new py::object(std::move(function)), [](py::object* one) {
@@ -102,13 +106,35 @@ void PythonTicket::wait_in_slices(std::optional<double> timeout_s,
   }
 }
 
-void PythonTicket::wait(std::optional<double> timeout_s) const {
+void PythonTicket::await_end(std::optional<double> timeout_s) const {
   const std::shared_ptr<Ticket> ticket = ticket_;
-  if (!ticket->done()) {
-    refuse_own_wait(*ticket);
-    wait_in_slices(timeout_s, [&](nanoseconds time) { return ticket->wait_for(time); });
+  if (ticket->done()) return;
+  refuse_own_wait(*ticket);
+  wait_in_slices(timeout_s, [&](nanoseconds time) { return ticket->wait_for(time); });
+}
+
+void PythonTicket::wait(std::optional<double> timeout_s) {
+  await_end(timeout_s);
+  if (const std::exception_ptr error = ticket_->error()) {
+    is_told_ = true;
+    std::rethrow_exception(error);
   }
-  if (const std::exception_ptr error = ticket->error()) std::rethrow_exception(error);
+}
+
+bool PythonTicket::wait_soon() const {
+  const std::shared_ptr<Ticket> ticket = ticket_;
+  if (ticket->done()) return true;
+  if (!is_placed() || Lane::calls_back()) return false;
+  const LastExecution last = replay_->replay().last_execution();
+  if (last.n_executions == 0 || nanoseconds(last.end_ns - last.begin_ns) > kSoon) return false;
+  const GilReleased release;
+  return ticket->wait_for(kSoon);
+}
+
+py::object PythonTicket::outcome(std::optional<double> timeout_s) const {
+  await_end(timeout_s);
+  const std::exception_ptr error = ticket_->error();
+  return error ? in_python(error) : py::none();
 }
 
 py::object PythonTicket::result(std::optional<double> timeout_s) {
@@ -120,9 +146,11 @@ py::object PythonTicket::result(std::optional<double> timeout_s) {
   return result_;
 }
 
-std::optional<py::object> PythonTicket::promised() {
+py::object PythonTicket::promised() {
   if (!result_) {
-    if (!is_placed() || !replay_->promises_results()) return std::nullopt;
+    const bool is_known =
+        is_placed() && (replay_->promises_results() || (ticket_->done() && !ticket_->error()));
+    if (!is_known) return {};
     py::object built = replay_->result(*call_);
     if (!result_) result_ = std::move(built);
   }

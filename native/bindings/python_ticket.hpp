@@ -33,16 +33,26 @@ class PythonTicket {
   const std::shared_ptr<Ticket>& ticket() const { return ticket_; }
   bool cancelled() const;
 
+  // Whether its error was raised to somebody, or will be by who says so.
+  bool is_told() const { return is_told_; }
+  void tell() { is_told_ = true; }
+
+  // Waits a moment where the latest execution took no longer; whether it has ended.
+  bool wait_soon() const;
+
+  // Waits as `wait`, and gives its error as an object of Python's; None: it ended well.
+  pybind11::object outcome(std::optional<double> timeout_s) const;
+
   // Waits until it has ended, for so many seconds at most, and rethrows its error. Python's
   // TimeoutError where it has not; ExecutionError on a thread that has to do the work itself.
-  void wait(std::optional<double> timeout_s) const;
+  void wait(std::optional<double> timeout_s);
 
   // Waits, and gives what the model returns, or what was set; the same at each call.
   pybind11::object result(std::optional<double> timeout_s);
 
-  // Its result, which may be without content yet: for an execution behind this one. None where it
-  // cannot be told before it has ended.
-  std::optional<pybind11::object> promised();
+  // Its result, which may be without content yet: for an execution behind this one. Null where it
+  // is not known.
+  pybind11::object promised();
 
   // Waits until a device has been given the work, or it has ended; as torch knows the stream.
   std::optional<c10::Stream> issued_to() const;
@@ -58,6 +68,7 @@ class PythonTicket {
   void add_done_callback(pybind11::object function);
 
  private:
+  void await_end(std::optional<double> timeout_s) const;
   void wait_in_slices(std::optional<double> timeout_s,
                       const std::function<bool(std::chrono::nanoseconds)>& wait_for) const;
 
@@ -66,6 +77,7 @@ class PythonTicket {
   const PythonReplay* replay_ = nullptr;
   std::shared_ptr<Call> call_;
   pybind11::object result_;
+  bool is_told_ = false;
 };
 
 }  // namespace offload

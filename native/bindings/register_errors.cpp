@@ -13,25 +13,6 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
-bool raise_ours(const std::exception_ptr& pointer);
-
-// What an exception is in Python; none if it is nothing there.
-py::object in_python(const std::exception_ptr& pointer) {
-  if (raise_ours(pointer)) return py::error_already_set().value();
-  try {
-    std::rethrow_exception(pointer);
-  } catch (const py::error_already_set& error) {
-    return error.value();
-  } catch (const Interrupted& error) {
-    return error.raised().value();
-  } catch (const python_error& error) {
-    python_error(error).restore();  // a copy, as it may be asked for again
-  } catch (...) {
-    torch::translate_exception_to_python(pointer);
-  }
-  return py::error_already_set().value();
-}
-
 bool is_interrupt(const std::exception_ptr& pointer, const py::object& found) {
   if (PyErr_GivenExceptionMatches(found.ptr(), PyExc_Exception) == 0) return true;
   try {
@@ -96,6 +77,22 @@ bool raise_ours(const std::exception_ptr& pointer) {
 }
 
 }  // namespace
+
+py::object in_python(const std::exception_ptr& pointer) {
+  if (raise_ours(pointer)) return py::error_already_set().value();
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const py::error_already_set& error) {
+    return error.value();
+  } catch (const Interrupted& error) {
+    return error.raised().value();
+  } catch (const python_error& error) {
+    python_error(error).restore();  // a copy, as it may be asked for again
+  } catch (...) {
+    torch::translate_exception_to_python(pointer);
+  }
+  return py::error_already_set().value();
+}
 
 void register_errors(py::module_&) {
   py::register_exception_translator([](std::exception_ptr pointer) {

@@ -65,28 +65,52 @@ py::object to_python(const std::optional<c10::Stream>& stream) {
                         static_cast<int>(stream->device_type()));
 }
 
+constexpr const char* kWait = R"(Block until it has ended, for at most `timeout` seconds.
+
+Raises:
+    TimeoutError: it has not ended by then, and goes on.
+    concurrent.futures.CancelledError: it was cancelled.
+    DependencyError: what it depends on failed.
+    ExecutionError: a launch failed; or a done-callback, or a launch, waits for what its own thread
+        has to do.
+    CaptureError: an operator laid its result out otherwise than it was recorded.
+    BindingError: a guard found another value than the recorded one; or an argument that was not
+        known at the submission does not fit.
+    Exception: what the callable of a task raised.)";
+
+constexpr const char* kResult =
+    R"(Wait, and return what the model or the callable returns; the same objects at each call.
+
+Raises:
+    Exception: as `wait`.)";
+
 void register_ticket(py::module_& module) {
   const auto timeout = py::arg("timeout") = py::none();
   py::class_<PythonTicket>(module, "Ticket")
       .def(py::init<>())
-      .def("done", [](const PythonTicket& self) { return self.ticket()->done(); })
-      .def("running", [](const PythonTicket& self) { return self.ticket()->running(); })
-      .def("cancelled", &PythonTicket::cancelled)
-      .def("cancel", [](const PythonTicket& self) { return self.ticket()->cancel(); })
-      .def("begin", [](const PythonTicket& self) { return self.ticket()->begin(); })
-      .def("wait", &PythonTicket::wait, timeout)
-      .def("result", &PythonTicket::result, timeout)
-      .def("promised",
-           [](PythonTicket& self) -> py::object {
-             std::optional<py::object> found = self.promised();
-             return found ? py::object(py::make_tuple(std::move(*found))) : py::none();
-           })
-      .def_property_readonly("is_placed", &PythonTicket::is_placed)
-      .def("issued_to", [](const PythonTicket& self) { return to_python(self.issued_to()); })
-      .def("set_result", &PythonTicket::set_result, py::arg("result"))
-      .def("set_error", &PythonTicket::set_error, py::arg("error"))
-      .def("fail_as", &PythonTicket::fail_as, py::arg("other"))
-      .def("add_done_callback", &PythonTicket::add_done_callback, py::arg("function"));
+      .def(
+          "done", [](const PythonTicket& self) { return self.ticket()->done(); },
+          "Whether it has ended, well or not, or was cancelled.")
+      .def(
+          "running", [](const PythonTicket& self) { return self.ticket()->running(); },
+          "Whether it has begun and not ended.")
+      .def("cancelled", &PythonTicket::cancelled,
+           "Whether it was cancelled, or what it depends on was.")
+      .def(
+          "cancel", [](const PythonTicket& self) { return self.ticket()->cancel(); },
+          "Cancel it, if it has not begun; what it depends on goes on. Whether it is cancelled.")
+      .def("wait", &PythonTicket::wait, timeout, kWait)
+      .def("result", &PythonTicket::result, timeout, kResult)
+      .def("_begin", [](const PythonTicket& self) { return self.ticket()->begin(); })
+      .def("_outcome", &PythonTicket::outcome, timeout)
+      .def("_wait_soon", &PythonTicket::wait_soon)
+      .def_property_readonly("_is_told", &PythonTicket::is_told)
+      .def("_tell", &PythonTicket::tell)
+      .def("_issued_to", [](const PythonTicket& self) { return to_python(self.issued_to()); })
+      .def("_set_result", &PythonTicket::set_result, py::arg("result"))
+      .def("_set_error", &PythonTicket::set_error, py::arg("error"))
+      .def("_fail_as", &PythonTicket::fail_as, py::arg("other"))
+      .def("_call_when_done", &PythonTicket::add_done_callback, py::arg("function"));
   py::class_<Surroundings>(module, "Surroundings");
 }
 
@@ -109,7 +133,6 @@ void register_replay(py::module_& module) {
            py::arg("warn_of_gradients") = py::none(), py::arg("sizes") = py::none())
       .def("surroundings", &PythonReplay::surroundings)
       .def("set_deferred", &PythonReplay::set_deferred, py::arg("n_deferred"), py::arg("wait"))
-      .def_property_readonly("promises_results", &PythonReplay::promises_results)
       .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
           py::call_guard<GilReleased>())

@@ -13,7 +13,6 @@ from test_executions import chain, same
 
 import offload
 from offload import Ticket
-from offload.native import _native
 
 
 def accumulate(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -23,7 +22,7 @@ def accumulate(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
 
 def promise() -> Ticket:
     """A ticket that the test ends."""
-    return Ticket(_native.Ticket())
+    return Ticket()
 
 
 def test_a_ticket_is_an_argument(backend, load):
@@ -95,7 +94,7 @@ def test_a_promise_is_waited_for(backend, load):
     assert not any(one.done() or one.running() for one in tickets)
     x = torch.randn(8)
     assert same(backend, run(x), chain(x))  # nothing is in its way
-    ended._native.set_result(x)
+    ended._set_result(x)
     assert same(backend, tickets[0].result(), chain(x))
     assert same(backend, tickets[1].result(), chain(torch.ones(8)))
 
@@ -106,10 +105,10 @@ def test_what_writes_is_not_overtaken(backend, load):
     state, ended = torch.zeros(1), promise()
     tickets = [run.submit(ended, state), run.submit(torch.tensor([2.0]), state)]
     assert not any(one.done() for one in tickets)
-    ended.add_done_callback(lambda _: None)
+    third = torch.tensor([3.0])  # a default device is one of this thread alone
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        called = pool.submit(lambda: run(torch.tensor([3.0]), state).clone())
-        ended._native.set_result(torch.tensor([1.0]))
+        called = pool.submit(lambda: run(third, state).clone())
+        ended._set_result(torch.tensor([1.0]))
         result = called.result()
     if backend.capabilities.computes:
         assert [one.result().item() for one in tickets] == [1.0, 4.0]
@@ -121,7 +120,7 @@ def test_what_does_not_fit_is_the_error_of_the_ticket(backend, load):
     ended = promise()
     ticket = run.submit(ended)
     behind = run.submit(ticket)
-    ended._native.set_result(torch.ones(9))
+    ended._set_result(torch.ones(9))
     with pytest.raises(offload.BindingError, match="x"):
         ticket.result()
     with pytest.raises(offload.DependencyError) as caught:
@@ -137,7 +136,7 @@ def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
     chain_of = [run.submit(failed)]
     chain_of += [run.submit(chain_of[0]), run.after(failed).submit(torch.ones(8))]
     rest = run.submit(torch.ones(8))
-    failed._native.set_error(ValueError("the origin"))
+    failed._set_error(ValueError("the origin"))
     for one in chain_of:
         with pytest.raises(offload.DependencyError) as caught:
             one.result()
@@ -146,23 +145,6 @@ def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
         assert not one.cancelled()
     assert same(backend, rest.result(), torch.full((8,), 2.0))
     assert run.last_execution.n_executions == 1
-
-
-def test_a_failed_launch_fails_what_is_queued_behind_it(backend, load):
-    if not backend.capabilities.computes:
-        pytest.skip("a device that computes nothing has no failing launch")
-    lookup = load(lambda table, index: table[index], torch.ones(4), torch.tensor([1, 2]))
-    double = load(lambda x: x * 2, torch.ones(2))
-    ticket = lookup.submit(torch.arange(4.0), torch.tensor([1, 9]))
-    behind = double.submit(double.submit(ticket))
-    with pytest.raises(offload.DependencyError) as caught:
-        behind.result()
-    assert isinstance(caught.value.__cause__, offload.ExecutionError)
-    assert not isinstance(caught.value.__cause__, offload.DependencyError)
-    if not backend.capabilities.queues_work:
-        assert double.last_execution.n_executions == 0
-        right = lookup.submit(torch.arange(4.0), torch.tensor([3, 0]))
-        assert torch.equal(double.submit(right).result(), torch.tensor([6.0, 0.0]))
 
 
 def test_cancel_what_waits(backend, load):
@@ -179,7 +161,7 @@ def test_cancel_what_waits(backend, load):
         with pytest.raises(concurrent.futures.CancelledError):
             one.exception()
         assert one.cancelled()
-    ended._native.set_result(torch.ones(8))
+    ended._set_result(torch.ones(8))
     assert run.last_execution.n_executions == 0
     assert same(backend, run.submit(ended).result(), chain(torch.ones(8)))
 
@@ -202,7 +184,7 @@ def test_a_timeout_leaves_it(backend, load):
     for wait in (ticket.wait, ticket.result, ticket.exception):
         with pytest.raises(TimeoutError):
             wait(timeout=0)
-    ended._native.set_result(torch.ones(8))
+    ended._set_result(torch.ones(8))
     assert same(backend, ticket.result(timeout=60), chain(torch.ones(8)))
 
 
@@ -213,7 +195,7 @@ def test_callbacks(backend, load):
     for number in range(3):
         ticket.add_done_callback(lambda one, number=number: called.append((number, one)))
     assert not called
-    ended._native.set_result(torch.ones(8))
+    ended._set_result(torch.ones(8))
     ticket.wait()
     last = run.submit(torch.ones(8))
     last.wait()  # behind it on the same thread
@@ -242,7 +224,7 @@ def test_a_callback_that_waits_is_refused(backend, load):
 
     first = run.submit(ended)
     first.add_done_callback(wait)
-    ended._native.set_result(x)
+    ended._set_result(x)
     with pytest.raises(offload.ExecutionError, match="done-callback"):
         told.result(60)
     assert same(backend, run.submit(x).result(), chain(x))
@@ -256,7 +238,7 @@ def test_futures(backend, load):
     for one in concurrent.futures.as_completed(futures, timeout=60):
         assert same(backend, one.result(), chain(futures[one]))
     broken = run.submit(failed).future()
-    failed._native.set_error(KeyError("no such batch"))
+    failed._set_error(KeyError("no such batch"))
     done, rest = concurrent.futures.wait([broken], timeout=60)
     assert done == {broken}
     assert not rest
@@ -286,12 +268,12 @@ def test_await_of_what_ends_later(backend, load):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_of(run.submit(promise())), timeout=0.05)
         assert not any(one.done() for one in waits)
-        ended._native.set_result(torch.ones(8))
+        ended._set_result(torch.ones(8))
         assert same(backend, await waits[0], chain(torch.ones(8)))
         cancelled.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waits[1]
-        failed._native.set_error(ValueError("the origin"))
+        failed._set_error(ValueError("the origin"))
         with pytest.raises(offload.DependencyError):
             await waits[2]
 
@@ -315,7 +297,7 @@ def test_cancelling_who_awaits_cancels_what_has_not_begun(load):
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert ticket.cancelled()
-        ended._native.set_result(torch.ones(8))
+        ended._set_result(torch.ones(8))
 
     asyncio.run(main())
     assert run.last_execution.n_executions == 0
@@ -346,7 +328,7 @@ def test_close_waits_for_what_depends_on_others(backend, load):
     ticket = run.submit(ended)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         closing = pool.submit(run.close)
-        ended._native.set_result(torch.ones(8))
+        ended._set_result(torch.ones(8))
         closing.result(60)
     assert same(backend, ticket.result(), chain(torch.ones(8)))
     with pytest.raises(offload.ExecutionError, match="closed"):
@@ -362,7 +344,7 @@ def test_nothing_is_kept(backend, load):
     tickets = [run.submit(x), run.after(failed).submit(x), run.after(cancelled).submit(x)]
     tickets.append(run.submit(tickets[0]))
     tickets[0].add_done_callback(lambda _: None)
-    failed._native.set_error(ValueError("the origin"))
+    failed._set_error(ValueError("the origin"))
     cancelled.cancel()
     tickets[3].wait()
 
@@ -378,3 +360,22 @@ def test_nothing_is_kept(backend, load):
         "null",
     ):  # a device lets go where it finishes, on a thread of its own
         assert alive() is None
+
+
+def test_a_failed_launch_fails_what_is_queued_behind_it(backend, load):
+    if not backend.capabilities.computes:
+        pytest.skip("a device that computes nothing has no failing launch")
+    if backend.name in ("cuda", "npu"):
+        pytest.skip("a device that has failed is of no use to the tests behind this one")
+    lookup = load(lambda table, index: table[index], torch.ones(4), torch.tensor([1, 2]))
+    double = load(lambda x: x * 2, torch.ones(2))
+    ticket = lookup.submit(torch.arange(4.0), torch.tensor([1, 9]))
+    behind = double.submit(double.submit(ticket))
+    with pytest.raises(offload.DependencyError) as caught:
+        behind.result()
+    assert isinstance(caught.value.__cause__, offload.ExecutionError)
+    assert not isinstance(caught.value.__cause__, offload.DependencyError)
+    if not backend.capabilities.queues_work:
+        assert double.last_execution.n_executions == 0
+        right = lookup.submit(torch.arange(4.0), torch.tensor([3, 0]))
+        assert torch.equal(double.submit(right).result(), torch.tensor([6.0, 0.0]))

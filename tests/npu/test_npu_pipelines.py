@@ -92,5 +92,5 @@ def test_a_task_keeps_the_stream_of_who_submitted_it() -> None:
             ticket = t.submit(run, t.submit(lambda: torch.ones(16).npu()))
             stream_id = side.stream_id
         ticket.wait()
-        assert ticket._native.issued_to()[0] == stream_id
+        assert ticket._issued_to()[0] == stream_id
         check_same(ticket.result(), torch.full((16,), 2.0))

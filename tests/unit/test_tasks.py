@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import offload
-from offload.native import _native
 from offload.run import Ticket
 
 WAITING_SECONDS = 60
@@ -388,12 +387,12 @@ def test_map_gives_results_before_what_the_batches_raise(run):
 
 
 def test_map_cancels_what_has_not_begun_when_it_is_left():
-    ended = Ticket(_native.Ticket())
+    ended = Ticket()
     run = offload.capture(lambda x: x + 1, torch.zeros(4)).load()
     results = run.map([torch.zeros(4), ended, ended], buffersize=3)
     assert torch.equal(next(results), torch.ones(4))
     results.close()
-    ended._native.set_result(torch.zeros(4))
+    ended._set_result(torch.zeros(4))
     run(torch.zeros(4))
     assert run.last_execution.n_executions == 2
 

@@ -23,8 +23,6 @@ from offload.run.submitting import (
     Args,
     Kwargs,
     Submitting,
-    known_result,
-    tickets_in,
     with_results,
 )
 
@@ -121,14 +119,13 @@ class ExecutableForEachSize(Submitting):
     ) -> Ticket:
         """Queue an execution and return at once; as `Executable.submit`.
 
-        Where order matters it waits for tickets of other sizes first. A ticket among the arguments
-        whose result is not known yet is waited for here, since it may tell a size.
+        Where order matters it waits for tickets of other sizes first, and for tickets among the
+        arguments, which tell sizes.
         """
         return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
-        after = [*tickets_in(args, kwargs), *after]
-        args, kwargs = with_results(args, kwargs, known_result)
+        args, kwargs = with_results(args, kwargs, Ticket.result)
         buffers = {name: kwargs.pop(name, None) for name in ("out", "feature_map")}
         run = self._instance(self._find.of(args, kwargs))
         with self._in_turn(run):
@@ -145,8 +142,7 @@ class ExecutableForEachSize(Submitting):
             return
         with self._turn:
             if self._latest_ticket is not None and self._latest_ticket[0] is not run:
-                with contextlib.suppress(Exception):  # which the ticket raises to its owner
-                    self._latest_ticket[1]._native.wait()
+                self._latest_ticket[1]._outcome()  # an error is its owner's
                 self._latest_ticket = None
             yield
 

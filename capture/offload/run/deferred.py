@@ -48,7 +48,7 @@ class Deferred:
         """One is queued, or has failed."""
         del self._pending[placed]
         self._tell()
-        placed.set_result(None)
+        placed._set_result(None)
 
     def wait(self) -> None:
         """Wait until those that there are now are queued, but in a callable of a task."""
@@ -87,7 +87,7 @@ def when_ended(tickets: Iterable[_native.Ticket], function: Callable[[], None]) 
         while left:
             one = left.pop()
             if not one.done():
-                one.add_done_callback(go_on)
+                one._call_when_done(go_on)
                 return
         function()
 
@@ -114,10 +114,10 @@ def defer(
 
     def go_on() -> None:
         try:
-            if not any(submission.fail_as(one) for one in after) and not submission.done():
+            if not any(submission._fail_as(one) for one in after) and not submission.done():
                 place()
         except BaseException as error:
-            submission.set_error(error)
+            submission._set_error(error)
         finally:
             deferred.end(placed)
 

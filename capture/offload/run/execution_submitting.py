@@ -18,10 +18,7 @@ from offload.run.submitting import (
     Args,
     Kwargs,
     Submitting,
-    has_tickets,
     tickets_in,
-    with_promised,
-    with_results,
 )
 from offload.run.ticket import Ticket
 
@@ -55,27 +52,33 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
             BindingError: an argument does not fit, or a host constant has another value.
             ExecutionError: the executable is closed.
         """
-        if self._deferred or has_tickets(args, kwargs):
-            kwargs = {**kwargs, "out": out, "feature_map": feature_map}
-            return self._submitted(args, kwargs, ())
-        return Ticket(
-            self._submit(None, None, (), *args, out=out, feature_map=feature_map, **kwargs)
-        )
+        ticket = self._new_ticket()
+        if not self._deferred and self._submit(
+            ticket, None, (), *args, out=out, feature_map=feature_map, **kwargs
+        ):
+            return ticket
+        kwargs = {**kwargs, "out": out, "feature_map": feature_map}
+        return self._submitted_later(ticket, args, kwargs, ())
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
-        given = tickets_in(args, kwargs)
-        natives = tuple(one._native for one in (*given, *after))
-        known = None if self._deferred else with_promised(args, kwargs, given, after)
-        if known is not None:
-            return Ticket(self._submit(None, None, natives, *known[0], **known[1]))
-        submission, surroundings = _native.Ticket(), self._native.surroundings()
+        ticket = self._new_ticket()
+        if not self._deferred and self._submit(ticket, None, tuple(after), *args, **kwargs):
+            return ticket
+        return self._submitted_later(ticket, args, kwargs, after)
+
+    def _submitted_later(
+        self, ticket: Ticket, args: Args, kwargs: Kwargs, after: Sequence[Ticket]
+    ) -> Ticket:
+        surroundings = self._native.surroundings()
 
         def place() -> None:
-            ended = with_results(args, kwargs, Ticket.result)
-            self._submit(submission, surroundings, (), *ended[0], **ended[1])
+            self._submit(ticket, surroundings, (), *args, **kwargs)
 
-        defer(self._deferred, submission, natives, place)
-        return Ticket(submission)
+        defer(self._deferred, ticket, (*tickets_in(args, kwargs), *after), place)
+        return ticket
+
+    def _new_ticket(self) -> Ticket:
+        return Ticket()
 
     def _beginning(self) -> Callable[[Args, Kwargs], Batch]:
         device = self._loaded.device

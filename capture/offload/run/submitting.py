@@ -102,18 +102,6 @@ def tickets_in(args: Args, kwargs: Kwargs) -> list[Ticket]:
     return [one for one in (*args, *kwargs.values()) if isinstance(one, Ticket)]
 
 
-def has_tickets(args: Args, kwargs: Kwargs) -> bool:
-    """Whether there are any. Asked at each submission, so without a list."""
-    for one in args:
-        if isinstance(one, Ticket):
-            return True
-    if kwargs:
-        for one in kwargs.values():
-            if isinstance(one, Ticket):
-                return True
-    return False
-
-
 def with_results(
     args: Args, kwargs: Kwargs, result_of: Callable[[Ticket], Any]
 ) -> tuple[Args, Kwargs]:
@@ -122,43 +110,6 @@ def with_results(
         tuple(result_of(one) if isinstance(one, Ticket) else one for one in args),
         {name: result_of(one) if isinstance(one, Ticket) else one for name, one in kwargs.items()},
     )
-
-
-def promised(ticket: Ticket) -> Any:
-    """The result of a ticket that is known, maybe without content yet."""
-    found = ticket._native.promised()
-    assert found is not None
-    return found[0]
-
-
-def known_result(ticket: Ticket) -> Any:
-    """The result of a ticket, maybe without content yet; waits where it is not known before.
-
-    Raises:
-        Exception: as `Ticket.result`.
-    """
-    found = ticket._native.promised()
-    return ticket.result() if found is None else found[0]
-
-
-def with_promised(
-    args: Args, kwargs: Kwargs, given: Iterable[Ticket], after: Iterable[Ticket]
-) -> tuple[Args, Kwargs] | None:
-    """The arguments with promised results; None where some are not known.
-
-    Args:
-        args: positional arguments of a submission.
-        kwargs: its keywords.
-        given: the tickets among them.
-        after: what else it depends on. Of a task that has not ended nobody may wait in the
-            executable's thread, since it may be waiting for that.
-    """
-    for one in (*given, *after):
-        if not (one._native.is_placed or one._native.done()):
-            return None
-    if any(one._native.promised() is None for one in given):
-        return None
-    return with_results(args, kwargs, promised)
 
 
 def tensor_bytes(thing: Any) -> int:

@@ -8,14 +8,13 @@ import inspect
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from types import NoneType, TracebackType
 from typing import Any
 
 import torch
 
 from offload.errors import BindingError, DependencyError, ExecutionError
-from offload.native import _native
 from offload.run.deferred import call, in_callable, when_ended
 from offload.run.ordered_results import check_limit
 from offload.run.submitting import (
@@ -144,37 +143,32 @@ class Tasks:
 
     def _wait_for_oldest(self) -> None:
         ticket, size_bytes = self._in_flight[0]
-        try:
-            ticket._native.wait()
-        except BaseException:
-            if not ticket.done():
-                raise
+        error = ticket._outcome()
         with contextlib.suppress(IndexError, ValueError):  # another thread has seen it end
             self._in_flight.remove((ticket, size_bytes))
             self._flying_bytes -= size_bytes
-            if _has_failed_itself(ticket):
+            if not isinstance(error, (NoneType, DependencyError, CancelledError)):
                 self._failed.append(ticket)
 
     def _called(
         self, function: Callable[..., Any], args: Args, kwargs: Kwargs, after: Sequence[Ticket]
     ) -> Ticket:
         """A call on a thread of the pool, when what it depends on has ended."""
-        native = _native.Ticket()
-        pool = self._workers()
-        natives = [one._native for one in (*tickets_in(args, kwargs), *after)]
+        ticket, pool = Ticket(), self._workers()
+        tickets = [*tickets_in(args, kwargs), *after]
         in_grad_mode = torch.is_grad_enabled()
 
         def begin() -> None:
-            if any(native.fail_as(one) for one in natives) or native.done():
+            if any(ticket._fail_as(one) for one in tickets) or ticket.done():
                 return
             ready = with_results(args, kwargs, Ticket.result)
             try:
-                pool.submit(_execute, native, function, *ready, in_grad_mode)
+                pool.submit(_execute, ticket, function, *ready, in_grad_mode)
             except RuntimeError as error:  # the interpreter is exiting
-                native.set_error(error)
+                ticket._set_error(error)
 
-        when_ended(natives, begin)
-        return Ticket(native)
+        when_ended(tickets, begin)
+        return ticket
 
     def _workers(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -191,12 +185,8 @@ class Tasks:
             self._pool.shutdown()
 
     def _raise_untold(self) -> None:
-        errors = []
-        for ticket in self._failed:
-            if not ticket._is_told:
-                error = ticket.exception()
-                assert error is not None
-                errors.append(error)
+        outcomes = [one._outcome() for one in self._failed if not one._is_told]
+        errors = [error for error in outcomes if error is not None]
         self._failed.clear()
         if len(errors) == 1:
             raise errors[0]
@@ -263,31 +253,18 @@ def _checked(function: object) -> Callable[..., Any]:
 
 
 def _execute(
-    native: _native.Ticket,
+    ticket: Ticket,
     function: Callable[..., Any],
     args: Args,
     kwargs: Kwargs,
     in_grad_mode: bool,
 ) -> None:
-    if not native.begin():
+    if not ticket._begin():
         return  # it was cancelled
     try:
         with torch.set_grad_enabled(in_grad_mode):
             result = call(function, args, kwargs)
     except BaseException as error:
-        native.set_error(error)
+        ticket._set_error(error)
     else:
-        native.set_result(result)
-
-
-def _has_failed_itself(ticket: Ticket) -> bool:
-    """Whether it has an error that is not that of what it depends on."""
-    if ticket.cancelled():
-        return False
-    try:
-        ticket._native.wait()
-    except DependencyError:
-        return False
-    except BaseException:
-        return True
-    return False
+        ticket._set_result(result)

@@ -14,18 +14,12 @@ import torch
 from offload.errors import BackendUnavailable, CopyError
 from offload.native import _native
 
-_TURNS = 4
-"""So many turns of an event loop look whether a ticket is done before its end wakes the loop.
 
-A turn without anything else to do takes a few microseconds, and to be woken by another thread
-tens of them (bench/bench_tasks.py).
-"""
-
-
-class Ticket:
+class Ticket(_native.Ticket):
     """An execution, or a task, that was submitted. Dropping it does not stop the work.
 
-    It has the methods of `concurrent.futures.Future`, and is awaited as an asyncio future is. Given
+    It has the methods of `concurrent.futures.Future` (`done`, `running`, `cancelled`, `cancel` and
+    `result`, and `wait`, are native), and is awaited as an asyncio future is. Given
     as an argument of a submission it is its result, and what the submission depends on. If that
     fails, the submission is not begun and has a DependencyError, whose cause is the first error;
     if it is cancelled, so is the submission.
@@ -33,65 +27,11 @@ class Ticket:
     Owner: whoever holds it. Thread: any.
     """
 
-    def __init__(self, native: _native.Ticket) -> None:
-        """Give a native ticket its methods."""
-        self._native = native
-        self._is_told = False  # whether its error was raised to somebody
-
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
             "a ticket belongs to an execution of this process, and cannot be copied or pickled: "
             "take its result()"
         )
-
-    def done(self) -> bool:
-        """Whether it has ended, well or not, or was cancelled."""
-        return self._native.done()
-
-    def running(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self._native.running()
-
-    def cancelled(self) -> bool:
-        """Whether it was cancelled, or what it depends on was."""
-        return self._native.cancelled()
-
-    def cancel(self) -> bool:
-        """Cancel it, if it has not begun: what it depends on goes on. Whether it is cancelled."""
-        return self._native.cancel()
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Block until it has ended, for at most `timeout` seconds.
-
-        Raises:
-            TimeoutError: it has not ended by then, and goes on.
-            concurrent.futures.CancelledError: it was cancelled.
-            DependencyError: what it depends on failed.
-            ExecutionError: a launch failed; or a done-callback, or a launch, waits for what its
-                own thread has to do.
-            CaptureError: an operator laid its result out otherwise than it was recorded.
-            BindingError: a guard found another value than the recorded one; or an argument that
-                was not known at the submission does not fit.
-            Exception: what the callable of a task raised.
-        """
-        try:
-            self._native.wait(timeout)
-        except BaseException:
-            self._is_told = self._native.done()
-            raise
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Wait, and return what the model or the callable returns; the same objects at each call.
-
-        Raises:
-            TimeoutError, CancelledError, DependencyError, ExecutionError, CaptureError,
-            BindingError, Exception: as `wait`.
-        """
-        try:
-            return self._native.result(timeout)
-        except BaseException:
-            self._is_told = self._native.done()
-            raise
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """Wait, and return the error that it ended with; None if it ended well.
@@ -99,14 +39,11 @@ class Ticket:
         Raises:
             TimeoutError, CancelledError: as `wait`.
         """
-        try:
-            self._native.wait(timeout)
-        except Exception as error:
-            if self._native.cancelled() or not self._native.done():
-                raise
-            self._is_told = True
-            return error
-        return None
+        error = self._outcome(timeout)
+        self._tell()
+        if error is not None and self.cancelled():
+            raise error
+        return error
 
     def add_done_callback(self, function: Callable[[Ticket], object]) -> None:
         """Have `function` called with this ticket when it has ended, or at once if it has.
@@ -115,7 +52,7 @@ class Ticket:
         (an ExecutionError), as that thread may have the work to do; to submit is safe. What the
         function raises goes to `sys.unraisablehook`.
         """
-        self._native.add_done_callback(functools.partial(function, self))
+        self._call_when_done(functools.partial(function, self))
 
     def future(self) -> concurrent.futures.Future[Any]:
         """A Future with this ticket's outcome, for `concurrent.futures.wait` and `as_completed`.
@@ -137,7 +74,7 @@ class Ticket:
             BackendUnavailable: the device has no streams that torch knows.
             ExecutionError, CancelledError, BindingError, CaptureError: as `wait`.
         """
-        found = self._native.issued_to()
+        found = self._issued_to()
         if found is None:
             raise BackendUnavailable(
                 "event: expected an execution on a device whose streams torch knows, got one on a "
@@ -155,20 +92,17 @@ class Ticket:
             asyncio.CancelledError: it was cancelled, or what awaits it is.
             Exception: as `result`, but for a timeout.
         """
-        for _ in range(_TURNS):
-            if self._native.done():
-                break
-            yield  # to what else the loop has to do
-        else:
-            loop = asyncio.get_running_loop()
-            ended = loop.create_future()
-            self._native.add_done_callback(functools.partial(_wake, loop, ended))
-            try:
+        try:
+            yield  # to what else the loop has to do; an execution that is short goes on meanwhile
+            if not self._wait_soon():
+                loop = asyncio.get_running_loop()
+                ended = loop.create_future()
+                self._call_when_done(functools.partial(_wake, loop, ended))
                 yield from ended
-            except asyncio.CancelledError:
-                self._native.cancel()
-                raise
-        if self._native.cancelled():
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if self.cancelled():
             raise asyncio.CancelledError("the ticket was cancelled")
         return self.result()
 
@@ -184,9 +118,8 @@ def _end(ended: asyncio.Future[None]) -> None:
 
 
 def _hand_over(future: concurrent.futures.Future[Any], ticket: Ticket) -> None:
-    try:
-        result = ticket._native.result()
-    except BaseException as error:
-        future.set_exception(error)
+    error = ticket._outcome()
+    if error is None:
+        future.set_result(ticket.result())
     else:
-        future.set_result(result)
+        future.set_exception(error)

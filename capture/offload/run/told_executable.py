@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -16,7 +16,6 @@ from offload.program.structure import OpaqueStructure, flatten
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.reports import LastExecution
-from offload.run.submitting import Args, Kwargs
 from offload.run.ticket import Ticket
 
 
@@ -38,10 +37,10 @@ class ToldExecutable(Executable):
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Queue an execution; what it did is said by the wait for its ticket."""
-        return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
+        return super().submit(*args, out=out, feature_map=feature_map, **kwargs)
 
-    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
-        return _ToldTicket(super()._submitted(args, kwargs, after)._native, self)
+    def _new_ticket(self) -> Ticket:
+        return _ToldTicket(self)
 
     def tell_submitted(self) -> None:
         """Say what the latest execution did, unless that was said."""
@@ -51,8 +50,8 @@ class ToldExecutable(Executable):
 class _ToldTicket(Ticket):
     """A ticket that says what its execution did, where none behind it has ended meanwhile."""
 
-    def __init__(self, native: Any, run: ToldExecutable) -> None:
-        super().__init__(native)
+    def __init__(self, run: ToldExecutable) -> None:
+        super().__init__()
         self._run = run
 
     def wait(self, timeout: float | None = None) -> None:
