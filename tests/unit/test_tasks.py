@@ -336,6 +336,11 @@ def test_an_executable_that_is_closed_meanwhile(captured, gate):
     assert isinstance(ticket.exception(), offload.ExecutionError)
 
 
+def test_the_processor_has_no_events(run):
+    with pytest.raises(offload.BackendUnavailable, match="whose streams torch knows"):
+        run.submit(torch.zeros(4)).event()
+
+
 def test_an_interrupt_in_the_block_leaves_it(run):
     with pytest.raises(KeyboardInterrupt), offload.tasks() as t:  # noqa: PT012
         ticket = t.submit(run, torch.zeros(4))

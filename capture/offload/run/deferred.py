@@ -46,7 +46,7 @@ class Deferred:
 
     def end(self, placed: _native.Ticket) -> None:
         """One is queued, or has failed."""
-        del self._pending[placed]
+        self._pending.pop(placed, None)
         self._tell()
         placed._set_result(None)
 
@@ -55,7 +55,9 @@ class Deferred:
         if in_callable():
             return
         for one in self.pending():
-            one.wait()
+            one._outcome()
+            self._pending.pop(one, None)  # in the child of a fork, where nobody ends it
+        self._tell()
 
     def _tell(self) -> None:
         if self.keeps_order:

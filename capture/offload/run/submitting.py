@@ -47,7 +47,7 @@ class Submitting:
             batches: taken one by one, as results are taken.
             buffersize: how many may be in flight, at least 1.
             buffer_bytes: how many bytes of tensors may be, in arguments and results together; one
-                batch always may.
+                batch always may. Results whose sizes vary count at their recorded sizes.
 
         Raises:
             BindingError: a limit is less than 1. The iterator raises what a batch raises in its

@@ -191,7 +191,7 @@ class Tasks:
         if len(errors) == 1:
             raise errors[0]
         if errors:
-            raise ExceptionGroup("several tasks failed", errors)
+            raise BaseExceptionGroup("several tasks failed", errors)
 
     def __enter__(self) -> Tasks:
         return self
