@@ -27,7 +27,7 @@ from turns import take_single_turns
 
 N_CALLS = 64
 ROUNDS = 40
-IN_FLIGHT = 6
+IN_FLIGHT = 16
 OURS = "tickets"
 MOST_CHAINED_NS = 3_000.0
 

@@ -96,9 +96,7 @@ void Replay::refuse_inside_launch() const {
 void Replay::refuse_wait() const {
   refuse_inside_launch();
   if (lane_.is_current_thread() && !lane_.idle()) {
-    throw ExecutionError(
-        "a done-callback of this executable's ticket waits for executions that its own thread has "
-        "to do: submit there, and add a callback to that ticket");
+    throw ExecutionError("a done-callback waits for what its own thread has to do: submit there");
   }
 }
 
@@ -203,8 +201,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     return replay.finisher_->submit(std::move(end), ticket);
   } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
   }
-  end();
-  end = nullptr;
+  std::exchange(end, nullptr)();
   ticket->finish(nullptr);
 }
 
