@@ -17,6 +17,7 @@ from offload.errors import (
     CaptureError,
     CopyError,
     CostModelError,
+    DependencyError,
     DiagnosisError,
     ExecutionError,
     FileError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from offload.host import PaddedExecutable, SizedExecutable, Sizes
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
-    from offload.run import Executable, LastExecution, Ticket
+    from offload.run import Executable, LastExecution, Tasks, Ticket, tasks
     from offload.timeline import Timeline
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ _ON_DEMAND = {
     "PaddedExecutable": ("offload.host", "PaddedExecutable"),
     "SizedExecutable": ("offload.host", "SizedExecutable"),
     "Sizes": ("offload.host", "Sizes"),
+    "Tasks": ("offload.run", "Tasks"),
     "Ticket": ("offload.run", "Ticket"),
     "Timeline": ("offload.timeline", "Timeline"),
     "calibrate": ("offload.observe.calibration", "calibrate"),
@@ -60,6 +62,7 @@ _ON_DEMAND = {
     "capture_training": ("offload.api", "capture_training"),
     "diagnose": ("offload.observe.diagnosis", "diagnose"),
     "open": ("offload.api", "open"),
+    "tasks": ("offload.run", "tasks"),
 }
 
 
@@ -82,6 +85,7 @@ __all__ = [
     "CopyError",
     "CostModel",
     "CostModelError",
+    "DependencyError",
     "Diagnosis",
     "DiagnosisError",
     "Executable",
@@ -96,6 +100,7 @@ __all__ = [
     "ProgramError",
     "SizedExecutable",
     "Sizes",
+    "Tasks",
     "Ticket",
     "Timeline",
     "TimelineError",
@@ -104,6 +109,7 @@ __all__ = [
     "capture_training",
     "diagnose",
     "open",
+    "tasks",
 ]
 
 

@@ -29,6 +29,10 @@ class ExecutionError(OffloadError):
     """The device failed while executing; raised at the wait, and the first error wins."""
 
 
+class DependencyError(ExecutionError):
+    """It was not begun, since what it depends on has failed; the cause is the error of that."""
+
+
 class OutOfMemory(ExecutionError):
     """A device has no memory left for what was asked; with less, as a smaller budget, it may go."""
 

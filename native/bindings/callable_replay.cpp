@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #ifdef __GLIBCXX__
 #include <cxxabi.h>
@@ -12,6 +13,7 @@
 
 #include "offload/errors.hpp"
 #include "python_replay.hpp"
+#include "python_ticket.hpp"
 
 namespace py = pybind11;
 
@@ -69,14 +71,88 @@ PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
   });
 }
 
+// What stands before the arguments of a submission.
+constexpr std::size_t kBeforeArguments = 3;
+
+// The arguments of a submission, with results in the place of tickets.
+struct Known {
+  std::vector<PyObject*> values;
+  std::vector<py::object> results;     // which it keeps
+  std::vector<PythonTicket*> tickets;  // that it depends on
+  bool are_written = true;             // all results are of executions that have ended
+};
+
+// Null where it is no ticket.
+PythonTicket* as_ticket(PyObject* object) {
+  static auto* const type =
+      reinterpret_cast<PyTypeObject*>(py::type::of<PythonTicket>().release().ptr());
+  return PyObject_TypeCheck(object, type) == 0 ? nullptr
+                                               : &py::handle(object).cast<PythonTicket&>();
+}
+
+// Of a task that has not ended nobody may wait on the executable's thread, since it may be waiting
+// for that.
+bool may_be_waited_for(const PythonTicket& ticket) {
+  return ticket.is_placed() || ticket.ticket()->done();
+}
+
+// Whether all is known.
+bool find_results(PyObject* const* values, std::size_t n_values, PyObject* after, Known& known) {
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(after); ++index) {
+    known.tickets.push_back(&py::handle(PyTuple_GET_ITEM(after, index)).cast<PythonTicket&>());
+    if (!may_be_waited_for(*known.tickets.back())) return false;
+  }
+  known.values.assign(values, values + n_values);
+  for (PyObject*& value : known.values) {
+    PythonTicket* const ticket = as_ticket(value);
+    if (ticket == nullptr) continue;
+    py::object result = may_be_waited_for(*ticket) ? ticket->promised() : py::object();
+    if (!result) return false;
+    known.tickets.push_back(ticket);
+    known.are_written &= ticket->ticket()->done();
+    value = result.ptr();
+    known.results.push_back(std::move(result));
+  }
+  return true;
+}
+
+// (ticket, surroundings or None, tickets that it waits for, arguments...): whether it is submitted;
+// not where the result of a ticket among them is not known.
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
+  const auto n_given = static_cast<std::size_t>(n_positional);
+  if (n_given < kBeforeArguments || as_ticket(values[0]) == nullptr ||
+      !PyTuple_CheckExact(values[2])) {
+    return PyErr_Format(PyExc_TypeError, "expected a ticket, surroundings and a tuple of tickets");
+  }
+  return guarded(self, [&](const PythonReplay& replay) -> py::object {
+    PythonTicket& ticket = *as_ticket(values[0]);
+    const auto* const asked =
+        values[1] == Py_None ? nullptr : py::handle(values[1]).cast<const Surroundings*>();
+    const std::size_t n_arguments = n_given - kBeforeArguments;
+    const std::size_t n_named =
+        names == nullptr ? 0 : static_cast<std::size_t>(PyTuple_GET_SIZE(names));
+    Known known;
+    if (!find_results(values + kBeforeArguments, n_arguments + n_named, values[2], known)) {
+      return py::bool_(false);
+    }
+    BoundCall bound = replay.bound({known.values.data(), n_arguments, names, known.are_written},
+                                   of(self)->guard, asked);
+    const Replay& executing = bound.replay->replay();
+    Dependencies after;
+    for (const PythonTicket* one : known.tickets) {
+      after.push_back(one->as_dependency(executing, *bound.call));
+    }
+    bound.replay->replay().submit(bound.call, ticket.ticket(), std::move(after));
+    ticket.place(py::reinterpret_borrow<py::object>(of(self)->keep), replay, std::move(bound));
+    return py::bool_(true);
+  });
+}
+
+// What a submission that is bound later takes from here and now.
+PyObject* surroundings(PyObject* self, PyObject*) {
   return guarded(self, [&](const PythonReplay& replay) {
-    BoundCall bound =
-        replay.bound({values, static_cast<std::size_t>(n_positional), names}, of(self)->guard);
-    auto ticket = bound.replay->replay().submit(bound.call);
-    return py::cast(PythonTicket(py::reinterpret_borrow<py::object>(of(self)->keep), replay,
-                                 std::move(bound), std::move(ticket)));
+    return py::cast(replay.surroundings(of(self)->guard));
   });
 }
 
@@ -139,6 +215,7 @@ py::object make_callable_replay() {
       {nullptr, 0, 0, 0, nullptr}};
   static PyMethodDef methods[] = {
       {"_bind", as_method(bind), METH_FASTCALL, nullptr},
+      {"_surroundings", surroundings, METH_NOARGS, nullptr},
       {"_submit", as_method(submit), METH_FASTCALL | METH_KEYWORDS, nullptr},
       {nullptr, nullptr, 0, nullptr}};
   static PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},

@@ -60,6 +60,9 @@ class Promotions {
     return account.executable;
   }
 
+  // As find, without a call of on_due.
+  pybind11::object found(const Sizes& sizes) { return opened(sizes).executable; }
+
   // After an execution by the resident, or by an executable of these sizes alone.
   void charge(const Sizes& sizes, std::uint64_t execution_ns, bool by_promoted);
 

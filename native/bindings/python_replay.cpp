@@ -1,13 +1,14 @@
 #include "python_replay.hpp"
 
+#include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
 #include "convert.hpp"
@@ -60,8 +61,9 @@ bool is_in_other_mode(const py::object& root, bool training) {
 
 void set_recording(bool value) noexcept { is_recording = value; }
 
-Arguments::Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names)
-    : positional_(values), n_positional_(n_positional) {
+Arguments::Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names,
+                     bool are_written)
+    : positional_(values), n_positional_(n_positional), are_written_(are_written) {
   if (names == nullptr) return;
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(names); ++index) {
     take(PyTuple_GET_ITEM(names, index), values[n_positional + static_cast<std::size_t>(index)]);
@@ -156,6 +158,11 @@ PythonReplay::PythonReplay(std::shared_ptr<Replay> replay, const py::object& pos
           : result_form == "list"  ? ResultForm::kList
           : result_form == "tuple" ? ResultForm::kTuple
                                    : ResultForm::kOther;
+  const CallSpec& spec = replay_->spec();
+  promises_results_ = std::all_of(spec.results.begin(), spec.results.end(), [&](const auto& one) {
+    return one.source == ResultSource::kInput ||
+           (one.source == ResultSource::kOutput && !spec.outputs[one.index].operator_allocated);
+  });
 }
 
 PythonReplay::Place PythonReplay::to_place(py::handle place) {
@@ -164,17 +171,19 @@ PythonReplay::Place PythonReplay::to_place(py::handle place) {
                parts.size() > 2 ? std::optional(parts[2].cast<std::size_t>()) : std::nullopt};
 }
 
-void CallGuard::call() {
-  std::optional<WatchedState> fresh(std::in_place, before_execution_());
-  std::swap(watched_, fresh);  // what is dropped with the old one may run code that calls
+void PythonReplay::set_deferred(int n_deferred, py::object await) {
+  n_deferred_ = n_deferred;
+  await_deferred_ = std::move(await);
 }
 
-int CallGuard::traverse(visitproc visit, void* arg) const {
-  Py_VISIT(before_execution_.ptr());
-  return watched_ ? watched_->traverse(visit, arg) : 0;
+void PythonReplay::await_deferred() const {
+  if (n_deferred_ == 0) return;
+  const py::object await = await_deferred_;
+  await();
 }
 
 py::object PythonReplay::execute(const Arguments& arguments, CallGuard* guard) const {
+  await_deferred();
   const BoundCall one = bound(arguments, guard);
   {
     const GilReleased release;
@@ -184,16 +193,25 @@ py::object PythonReplay::execute(const Arguments& arguments, CallGuard* guard) c
   return one.replay->result(*one.call);
 }
 
+BoundCall PythonReplay::bound(const Arguments& arguments, CallGuard* guard,
+                              const Surroundings* asked) const {
+  if (asked == nullptr) return bound_here(arguments, guard, nullptr);
+  const c10::AutoGradMode grad_mode(asked->in_grad_mode);
+  c10::OptionalStreamGuard torch_stream;  // on which torch allocates
+  if (asked->torch_stream) torch_stream.reset_stream(*asked->torch_stream);
+  return bound_here(arguments, guard, asked);
+}
+
 // From where it is known that nobody has closed the replay no Python code runs.
-BoundCall PythonReplay::bound(const Arguments& arguments, CallGuard* guard) const {
+BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
+                                   const Surroundings* asked) const {
   const std::uint64_t begin_ns = now_ns();
   auto call = std::make_shared<Call>();
   call->call_ns = begin_ns;
-  check_caller();
-  if (guard != nullptr && guard->look() != Found::kSame) keep_order(*guard);
+  if (asked == nullptr) prepare(guard);
   const std::vector<std::int64_t> sizes = take_tensors(arguments, *call);
   if (sizes_) {
-    if (auto found = promoted(sizes, arguments)) {
+    if (auto found = promoted(sizes, arguments, asked)) {
       found->call->call_ns = begin_ns;
       return *std::move(found);
     }
@@ -205,8 +223,9 @@ BoundCall PythonReplay::bound(const Arguments& arguments, CallGuard* guard) cons
     call->feature_map = to_tensor(arguments.feature_map());
   }
   if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
+  if (asked != nullptr) call->n_threads = asked->n_threads;
   if (replay_->has_streams()) {
-    bind_on_stream(*call);
+    bind_on_stream(*call, asked);
   } else {
     bind_call(replay_->spec(), *call);
   }
@@ -217,10 +236,14 @@ BoundCall PythonReplay::bound(const Arguments& arguments, CallGuard* guard) cons
 // The call by the executable of its sizes alone, if there is one that can execute it here: it may
 // need a larger feature map than the one that is given, and a timeline is of one program.
 std::optional<BoundCall> PythonReplay::promoted(const std::vector<std::int64_t>& sizes,
-                                                const Arguments& arguments) const {
+                                                const Arguments& arguments,
+                                                const Surroundings* asked) const {
   if (!sizes_->promotions || replay_->closed() || replay_->is_tracing()) return std::nullopt;
-  py::object keep = sizes_->promotions->find(
-      sizes, [&] { return py::make_tuple(arguments.positional(), arguments.keyword()); });
+  const auto values = [&] { return py::make_tuple(arguments.positional(), arguments.keyword()); };
+  // A call by which sizes are due is copied, with what its thread's state makes of it.
+  const bool may_be_copied = asked == nullptr && arguments.are_written();
+  py::object keep =
+      may_be_copied ? sizes_->promotions->find(sizes, values) : sizes_->promotions->found(sizes);
   if (!keep) return std::nullopt;
   const auto& replay = *keep.cast<const PythonReplay*>();
   PyObject* const given = arguments.feature_map();
@@ -228,7 +251,7 @@ std::optional<BoundCall> PythonReplay::promoted(const std::vector<std::int64_t>&
       THPVariable_Unpack(given).nbytes() < replay.replay_->spec().shapes.feature_map_bytes) {
     return std::nullopt;
   }
-  BoundCall found = replay.bound(arguments, nullptr);
+  BoundCall found = replay.bound_here(arguments, nullptr, asked);
   found.call->sizes = sizes;
   found.keep = std::move(keep);
   return found;
@@ -239,6 +262,28 @@ void PythonReplay::note_executed(const BoundCall& bound) const {
   const bool by_promoted = static_cast<bool>(bound.keep);
   sizes_->promotions->charge(by_promoted ? bound.call->sizes : bound.call->instance->sizes,
                              bound.call->execution_ns, by_promoted);
+}
+
+Surroundings PythonReplay::surroundings(CallGuard* guard) const {
+  prepare(guard);
+  Surroundings now;
+  now.in_grad_mode = c10::GradMode::is_enabled();
+  now.n_threads = at::get_num_threads();
+  if (!replay_->has_streams()) return now;
+  const c10::Device device = replay_->spec().device;
+  const c10::OptionalDeviceGuard on_device(device.has_index() ? std::optional(device)
+                                                              : std::nullopt);
+  Call call;
+  note_stream(call);
+  now.drains_queue = call.drains_queue;
+  now.stream = call.stream;
+  now.torch_stream = call.torch_stream;
+  return now;
+}
+
+void PythonReplay::prepare(CallGuard* guard) const {
+  check_caller();
+  if (guard != nullptr && guard->look() != Found::kSame) keep_order(*guard);
 }
 
 // Refuses a call around which torch is in another state than when the program was recorded.
@@ -276,6 +321,7 @@ void PythonReplay::check_caller() const {
 void PythonReplay::keep_order(CallGuard& guard) const {
   const auto wait = [this] {
     if (replay_->closed()) return;
+    await_deferred();
     const GilReleased release;
     replay_->wait_for_submitted();
   };
@@ -426,51 +472,23 @@ void PythonReplay::note_stream(Call& call) const {
 }
 
 // Binds on the executable's device.
-void PythonReplay::bind_on_stream(Call& call) const {
+void PythonReplay::bind_on_stream(Call& call, const Surroundings* asked) const {
   const CallSpec& spec = replay_->spec();
   const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
                                                                : std::nullopt);
   bind_call(spec, call);
   check_devices(spec, call);
-  note_stream(call);
+  if (asked == nullptr) {
+    note_stream(call);
+  } else {
+    call.drains_queue = asked->drains_queue;
+    call.stream = asked->stream;
+    call.torch_stream = asked->torch_stream;
+  }
   if (!python_.draw.is_none()) {
     replay_->check_ready(call);  // a draw cannot be taken back
     call.random = python_.draw().cast<std::vector<std::uint64_t>>();
   }
-}
-
-namespace {
-
-// How often a wait asks for signals.
-constexpr std::chrono::milliseconds kSignalsLookedAt{50};
-
-}  // namespace
-
-void PythonTicket::wait() const {
-  const std::shared_ptr<Ticket> ticket = ticket_;
-  bool ended = false;
-  while (!ended) {
-    {
-      const GilReleased release;
-      ended = ticket->wait_for(kSignalsLookedAt);
-    }
-    // Python's handlers, of Ctrl-C among them, run on the main thread, which may be this one.
-    if (!ended && PyErr_CheckSignals() != 0) throw py::error_already_set();
-  }
-  const GilReleased release;
-  ticket->wait();
-}
-
-py::object PythonTicket::result() {
-  wait();
-  if (!result_) {
-    py::object built = bound_.replay->result(*bound_.call);
-    if (!result_) {  // another thread may have come first
-      called_.note_executed(bound_);
-      result_ = std::move(built);
-    }
-  }
-  return result_;
 }
 
 }  // namespace offload

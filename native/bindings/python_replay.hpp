@@ -29,14 +29,16 @@ void set_recording(bool is_recording) noexcept;
 class Arguments {
  public:
   // As PEP 590 gives them: the keywords' values behind the positional ones, their names a tuple or
-  // null.
-  Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names);
+  // null. `are_written`: no tensor among them is the result of an execution that has not ended.
+  Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names,
+            bool are_written = true);
 
   // As a tuple, and a dict or null.
   Arguments(PyObject* args, PyObject* kwargs);
 
   PyObject* out() const { return out_; }                  // null: none is given
   PyObject* feature_map() const { return feature_map_; }  // likewise
+  bool are_written() const { return are_written_; }       // whether what tensors hold may be read
 
   // Of the model.
   std::size_t n_positional() const { return n_positional_; }
@@ -55,6 +57,7 @@ class Arguments {
   c10::SmallVector<std::pair<PyObject*, PyObject*>, 4> keyword_;
   PyObject* out_ = nullptr;
   PyObject* feature_map_ = nullptr;
+  bool are_written_ = true;
 };
 
 // Who called when the program was recorded, which later callers must be like.
@@ -103,29 +106,13 @@ struct BoundCall {
   std::shared_ptr<Call> call;
 };
 
-// What is compared before each call, and put in order or refused where it is not as it was.
-//
-// Owner: the object of Python's that is called, whose garbage collector it is shown to.
-class CallGuard {
- public:
-  // `before_execution`: compares all, puts in order what it can and raises for the rest; gives what
-  // a WatchedState takes. It is called only where that has changed since.
-  explicit CallGuard(pybind11::object before_execution)
-      : before_execution_(std::move(before_execution)) {}
-
-  // What has changed since it was called; kOther where that is not known.
-  Found look() const noexcept {
-    return watched_ && watched_->sees_all() ? watched_->look() : Found::kOther;
-  }
-  bool lacks_gradients() const noexcept { return watched_->look() == Found::kGradients; }
-  bool has_sums_to_clear() const noexcept { return watched_ && watched_->has_sums_to_clear(); }
-  void call();
-  void give_gradients() const { watched_->give_gradients(); }  // where it lacks some
-  int traverse(visitproc visit, void* arg) const;
-
- private:
-  pybind11::object before_execution_;
-  std::optional<WatchedState> watched_;  // none before the first call
+// What a call takes from the thread that asks for it, kept where another thread binds it later.
+struct Surroundings {
+  bool in_grad_mode = true;
+  int n_threads = 1;
+  bool drains_queue = false;
+  std::uint64_t stream = 0;
+  std::optional<c10::Stream> torch_stream;
 };
 
 // A replay with the Python side of its calls.
@@ -145,12 +132,25 @@ class PythonReplay {
   // Executes; what the model returns.
   pybind11::object execute(const Arguments& arguments, CallGuard* guard) const;
 
-  // A call whose arguments were checked, by this replay or by that of its sizes alone, behind what
-  // `guard` compares; null: nothing.
-  BoundCall bound(const Arguments& arguments, CallGuard* guard) const;
+  // A call whose arguments were checked, by this replay or by that of its sizes alone: of this
+  // thread, behind what `guard` compares (null: nothing); or of the one that was `asked` before,
+  // where that was compared.
+  BoundCall bound(const Arguments& arguments, CallGuard* guard,
+                  const Surroundings* asked = nullptr) const;
+
+  // Of this thread, for a call that is bound later, behind what `guard` compares. Throws as a call
+  // would that is made here and now.
+  Surroundings surroundings(CallGuard* guard) const;
 
   // Counts an execution of a call, where what sizes take is counted.
   void note_executed(const BoundCall& bound) const;
+
+  // Whether what the model returns can be made before a call has ended.
+  bool promises_results() const { return promises_results_; }
+
+  // How many submissions wait to be bound which later calls must not overtake, and what to call
+  // before these: it waits.
+  void set_deferred(int n_deferred, pybind11::object await);
 
   // Of a call that has ended.
   pybind11::object result(Call& call) const;
@@ -179,17 +179,24 @@ class PythonReplay {
                                      const Call& call) const;
   void take_instance(const std::vector<std::int64_t>& sizes, Call& call) const;
   std::optional<BoundCall> promoted(const std::vector<std::int64_t>& sizes,
-                                    const Arguments& arguments) const;
+                                    const Arguments& arguments, const Surroundings* asked) const;
   bool read_axes(const Tensors& tensors, Sizes& sizes) const;
   void take_buffers(PyObject* out, Tensors& buffers) const;
   bool take_plain(PyObject* out, Tensors& buffers) const;
   void check_caller() const;
+  void prepare(CallGuard* guard) const;
+  void await_deferred() const;
   void keep_order(CallGuard& guard) const;
   void warn_of_gradients() const;
   void note_stream(Call& call) const;
-  void bind_on_stream(Call& call) const;
+  void bind_on_stream(Call& call, const Surroundings* asked) const;
+  BoundCall bound_here(const Arguments& arguments, CallGuard* guard,
+                       const Surroundings* asked) const;
 
   std::shared_ptr<Replay> replay_;
+  bool promises_results_ = true;
+  int n_deferred_ = 0;  // under the GIL
+  pybind11::object await_deferred_;
   bool plain_ = false;
   std::vector<Place> positional_;
   std::vector<std::pair<pybind11::object, Place>> keyword_;
@@ -197,29 +204,6 @@ class PythonReplay {
   PythonSide python_;
   std::optional<VaryingSizes> sizes_;
   mutable std::atomic<bool> warns_of_gradients_;
-};
-
-// A submitted execution, with what its result is made of.
-class PythonTicket {
- public:
-  // `keep` keeps `called`, whose call was bound.
-  PythonTicket(pybind11::object keep, const PythonReplay& called, BoundCall bound,
-               std::shared_ptr<Ticket> ticket)
-      : keep_(std::move(keep)),
-        called_(called),
-        bound_(std::move(bound)),
-        ticket_(std::move(ticket)) {}
-
-  bool done() const { return ticket_->done(); }
-  void wait() const;
-  pybind11::object result();
-
- private:
-  pybind11::object keep_;  // keeps `called_`
-  const PythonReplay& called_;
-  BoundCall bound_;
-  std::shared_ptr<Ticket> ticket_;
-  pybind11::object result_;
 };
 
 }  // namespace offload

@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <exception>
+
 namespace offload {
 
 // Sets Python's error. Needs the GIL.
@@ -10,5 +12,8 @@ inline void raise_as(const char* class_name, const char* message) {
   const pybind11::object type = pybind11::module_::import("offload.errors").attr(class_name);
   PyErr_SetString(type.ptr(), message);
 }
+
+// The exception that an error is in Python. Needs the GIL.
+pybind11::object in_python(const std::exception_ptr& error);
 
 }  // namespace offload

@@ -7,6 +7,7 @@
 #include "convert.hpp"
 #include "gil.hpp"
 #include "python_replay.hpp"
+#include "python_ticket.hpp"
 #include "registers.hpp"
 #include "run/caller_state.hpp"
 
@@ -61,6 +62,62 @@ std::unique_ptr<PythonReplay> make_replay(
       to_sizes(sizes));
 }
 
+// (stream id, device index, device type), as torch.Stream takes them; or none.
+py::object to_python(const std::optional<c10::Stream>& stream) {
+  if (!stream) return py::none();
+  return py::make_tuple(stream->id(), static_cast<int>(stream->device_index()),
+                        static_cast<int>(stream->device_type()));
+}
+
+constexpr const char* kWait = R"(Block until it has ended, for at most `timeout` seconds.
+
+Raises:
+    TimeoutError: it has not ended by then, and goes on.
+    concurrent.futures.CancelledError: it was cancelled.
+    DependencyError: what it depends on failed.
+    ExecutionError: a launch failed; or a done-callback, or a launch, waits for what its own thread
+        has to do.
+    CaptureError: an operator laid its result out otherwise than it was recorded.
+    BindingError: a guard found another value than the recorded one; or an argument that was not
+        known at the submission does not fit.
+    Exception: what the callable of a task raised.)";
+
+constexpr const char* kResult =
+    R"(Wait, and return what the model or the callable returns; the same objects at each call.
+
+Raises:
+    Exception: as `wait`.)";
+
+void register_ticket(py::module_& module) {
+  const auto timeout = py::arg("timeout") = py::none();
+  py::class_<PythonTicket>(module, "Ticket")
+      .def(py::init<>())
+      .def(
+          "done", [](const PythonTicket& self) { return self.ticket()->done(); },
+          "Whether it has ended, well or not, or was cancelled.")
+      .def(
+          "running", [](const PythonTicket& self) { return self.ticket()->running(); },
+          "Whether it has begun and not ended.")
+      .def("cancelled", &PythonTicket::cancelled,
+           "Whether it was cancelled, or what it depends on was.")
+      .def(
+          "cancel", [](const PythonTicket& self) { return self.ticket()->cancel(); },
+          "Cancel it, if it has not begun; what it depends on goes on. Whether it is cancelled.")
+      .def("wait", &PythonTicket::wait, timeout, kWait)
+      .def("result", &PythonTicket::result, timeout, kResult)
+      .def("_begin", [](const PythonTicket& self) { return self.ticket()->begin(); })
+      .def("_outcome", &PythonTicket::outcome, timeout)
+      .def("_wait_soon", &PythonTicket::wait_soon)
+      .def_property_readonly("_is_told", &PythonTicket::is_told)
+      .def("_tell", &PythonTicket::tell)
+      .def("_issued_to", [](const PythonTicket& self) { return to_python(self.issued_to()); })
+      .def("_set_result", &PythonTicket::set_result, py::arg("result"))
+      .def("_set_error", &PythonTicket::set_error, py::arg("error"))
+      .def("_fail_as", &PythonTicket::fail_as, py::arg("other"))
+      .def("_call_when_done", &PythonTicket::add_done_callback, py::arg("function"));
+  py::class_<Surroundings>(module, "Surroundings");
+}
+
 }  // namespace
 
 void register_replay(py::module_& module) {
@@ -69,10 +126,7 @@ void register_replay(py::module_& module) {
       .value("FEATURE_MAP", Trigger::kFeatureMap)
       .value("WEIGHT", Trigger::kWeight)
       .value("INTERNAL", Trigger::kInternal);
-  py::class_<PythonTicket>(module, "Ticket")
-      .def("done", &PythonTicket::done)
-      .def("wait", &PythonTicket::wait)
-      .def("result", &PythonTicket::result);
+  register_ticket(module);
   py::class_<PythonReplay>(module, "Replay")
       .def(py::init(&make_replay), py::kw_only(), py::arg("spec"), py::arg("triggers"),
            py::arg("resident"), py::arg("host_scheduled"), py::arg("positional"),
@@ -81,6 +135,7 @@ void register_replay(py::module_& module) {
            py::arg("current_stream") = py::none(), py::arg("draw") = py::none(),
            py::arg("drains_queue") = false, py::arg("caller") = py::none(),
            py::arg("warn_of_gradients") = py::none(), py::arg("sizes") = py::none())
+      .def("set_deferred", &PythonReplay::set_deferred, py::arg("n_deferred"), py::arg("wait"))
       .def(
           "join",
           [](PythonReplay& self, const PythonReplay& other) { self.replay().join(other.replay()); },
@@ -103,6 +158,8 @@ void register_replay(py::module_& module) {
              return is_done;
            })
       .def_property_readonly("closed", [](PythonReplay& self) { return self.replay().closed(); })
+      .def_property_readonly("is_inside_launch",
+                             [](PythonReplay& self) { return self.replay().is_inside_launch(); })
       .def_property_readonly("proof", [](PythonReplay& self) { return self.replay().proof(); })
       .def_property_readonly("last_execution",
                              [](PythonReplay& self) { return self.replay().last_execution(); })

@@ -196,4 +196,14 @@ int WatchedState::traverse(visitproc visit, void* arg) const {
   return 0;
 }
 
+void CallGuard::call() {
+  std::optional<WatchedState> fresh(std::in_place, before_execution_());
+  std::swap(watched_, fresh);  // what is dropped with the old one may run code that calls
+}
+
+int CallGuard::traverse(visitproc visit, void* arg) const {
+  Py_VISIT(before_execution_.ptr());
+  return watched_ ? watched_->traverse(visit, arg) : 0;
+}
+
 }  // namespace offload

@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace offload {
@@ -81,6 +83,31 @@ class WatchedState {
   std::vector<Attribute> attributes_;
   std::vector<Leaf> leaves_;
   bool sees_all_ = true;
+};
+
+// What is compared before each call, and put in order or refused where it is not as it was.
+//
+// Owner: the object of Python's that is called, whose garbage collector it is shown to.
+class CallGuard {
+ public:
+  // `before_execution`: compares all, puts in order what it can and raises for the rest; gives what
+  // a WatchedState takes. It is called only where that has changed since.
+  explicit CallGuard(pybind11::object before_execution)
+      : before_execution_(std::move(before_execution)) {}
+
+  // What has changed since it was called; kOther where that is not known.
+  Found look() const noexcept {
+    return watched_ && watched_->sees_all() ? watched_->look() : Found::kOther;
+  }
+  bool lacks_gradients() const noexcept { return watched_->look() == Found::kGradients; }
+  bool has_sums_to_clear() const noexcept { return watched_ && watched_->has_sums_to_clear(); }
+  void call();
+  void give_gradients() const { watched_->give_gradients(); }  // where it lacks some
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  pybind11::object before_execution_;
+  std::optional<WatchedState> watched_;  // none before the first call
 };
 
 }  // namespace offload

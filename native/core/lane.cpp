@@ -4,44 +4,19 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
 #include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "core/look_for.hpp"
 #include "core/start_thread.hpp"
-#include "offload/errors.hpp"
 #include "offload/thread_owner.hpp"
 
 namespace offload {
-
-bool Ticket::done() const {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
-void Ticket::wait() {
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [this] { return done_; });
-  if (error_) std::rethrow_exception(error_);
-}
-
-bool Ticket::wait_for(std::chrono::milliseconds time) {
-  std::unique_lock lock(mutex_);
-  return ended_.wait_for(lock, time, [this] { return done_; });
-}
-
-void Ticket::finish(std::exception_ptr error) noexcept {
-  const std::lock_guard lock(mutex_);
-  done_ = true;
-  error_ = std::move(error);
-  ended_.notify_all();
-}
-
-void Ticket::abandon(const char* reason) noexcept {
-  new (&mutex_) std::mutex();
-  new (&ended_) std::condition_variable();
-  if (!done_) finish(std::make_exception_ptr(ExecutionError(reason)));
-}
 
 struct LaneState {
   struct Task {
@@ -54,25 +29,11 @@ struct LaneState {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> queue;
-  std::shared_ptr<Ticket> current;  // of the task that the worker has taken
   std::atomic<std::size_t> n_queued = 0;
   bool running = false;
   bool closed = false;
   bool has_worker = false;
   std::thread worker;
-
-  // In the child of a fork: fails the work whose thread does not exist there.
-  void abandon_work() noexcept {
-    constexpr const char* kReason =
-        "the process was forked while this execution was under way: execute it again here";
-    if (current) current->abandon(kReason);
-    for (Task& task : queue) {
-      if (task.ticket) task.ticket->abandon(kReason);
-    }
-    current.reset();
-    queue.clear();
-    n_queued = 0;
-  }
 };
 
 namespace {
@@ -80,8 +41,8 @@ namespace {
 // Whose worker this thread is.
 thread_local const LaneState* own_lane = nullptr;
 
-// A hand-off to a thread that looks for work is a hundred times faster than waking one.
-constexpr auto kLookFor = std::chrono::microseconds(50);
+// Whether it is telling of a ticket's end.
+thread_local bool is_calling_back = false;
 
 // Every live lane and owner of other threads, so that fork and interpreter exit find them quiet.
 struct Registry {
@@ -122,10 +83,12 @@ void release_all() {
 }
 
 void restart_all() {
+  Ticket::note_fork();
   // Threads that do not exist here may be neither joined nor notified, and a mutex knows its owner
   // by a thread's number, which is another in the child: all of them start anew.
   for (LaneState* state : registry().states) {
-    state->abandon_work();
+    state->queue.clear();
+    state->n_queued = 0;
     state->running = false;
     state->has_worker = false;
     new (&state->worker) std::thread();
@@ -149,10 +112,7 @@ void run(const std::shared_ptr<LaneState>& state) {
     std::unique_lock lock(state->mutex);
     if (state->queue.empty() && !state->closed) {
       lock.unlock();
-      const auto until = std::chrono::steady_clock::now() + kLookFor;
-      while (state->n_queued == 0 && std::chrono::steady_clock::now() < until) {
-        std::this_thread::yield();
-      }
+      look_for([&] { return state->n_queued != 0; });
       lock.lock();
     }
     state->changed.wait(lock, [&] { return !state->queue.empty() || state->closed; });
@@ -161,22 +121,26 @@ void run(const std::shared_ptr<LaneState>& state) {
     state->queue.pop_front();
     --state->n_queued;
     state->running = true;
-    state->current = task.ticket;
     lock.unlock();
     std::exception_ptr error;
+    const bool is_wanted = !task.ticket || task.ticket->begin();
     try {
-      task.work();
+      if (is_wanted) task.work();
     } catch (...) {
       error = std::current_exception();
     }
     task.work = nullptr;  // what the task kept alive goes before anyone is told that it is done
+    const bool ends = is_wanted && task.ticket && (error || !task.hands_on);
     lock.lock();
     state->running = false;
     state->changed.notify_all();
-    // Under the lock, so that a fork finds it finished or current.
-    if (task.ticket && (error || !task.hands_on)) task.ticket->finish(error);
-    state->current.reset();
+    if (ends) task.ticket->end(std::move(error));  // under the lock, so that a fork finds it whole
     lock.unlock();
+    if (ends) {
+      is_calling_back = true;
+      task.ticket->call_back();
+      is_calling_back = false;
+    }
     // The ticket and the error go here: letting go of Python's takes the GIL, with which somebody
     // may wait for the lock.
   }
@@ -205,6 +169,7 @@ void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, 
     state_->worker = start_thread("execute what is submitted", [state = state_] { run(state); });
     state_->has_worker = true;
   }
+  if (ticket) ticket->set_worker(state_.get());
   state_->queue.push_back({std::move(task), std::move(ticket), hands_on});
   ++state_->n_queued;
   state_->changed.notify_all();
@@ -213,6 +178,12 @@ void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, 
 std::recursive_mutex& Lane::execution_mutex() noexcept { return state_->execution; }
 
 bool Lane::is_current_thread() const { return own_lane == state_.get(); }
+
+bool Lane::calls_back() noexcept { return is_calling_back; }
+
+bool Lane::is_own_work(const Ticket& ticket) noexcept {
+  return own_lane != nullptr && ticket.worker() == own_lane;
+}
 
 bool Lane::idle() const {
   const std::lock_guard lock(state_->mutex);

@@ -192,7 +192,7 @@ struct Call {
   std::uint32_t outputs_allocated = 0;
   std::vector<std::uint64_t> random;  // seed and offset of each generator that kernels read
   std::uint64_t call_ns = 0;          // when the caller called
-  int n_threads = 1;                  // of operators, where the caller is; set where it is held
+  int n_threads = 0;                  // of operators, where the caller is; 0: not told yet
   std::uint64_t checked_ns = 0;       // when bind_call ended
   std::uint64_t execution_ns = 0;     // once it has ended: what it took, without waits and proofs
   bool drains_queue = false;          // asking for a stream waits for a queue of torch's

@@ -102,7 +102,12 @@ bool Replay::is_launching_here() const {
 
 // A launch may run Python, which may call back: on these threads waiting would never end.
 void Replay::refuse_inside_launch() const {
-  if (turn_->lane.is_current_thread() || is_launching_here()) throw ExecutionError(kCalledItself);
+  if (is_own_thread() || is_launching_here()) throw ExecutionError(kCalledItself);
+}
+
+// But where it tells of a ticket's end.
+bool Replay::is_own_thread() const {
+  return turn_->lane.is_current_thread() && !Lane::calls_back();
 }
 
 // The mutex is recursive: inside an execution only the thread that executes takes it.
@@ -111,8 +116,22 @@ bool Replay::is_executing_here() const {
   return lock.owns_lock() && turn_->running;
 }
 
-void Replay::execute(const std::shared_ptr<Call>& call) {
+bool Replay::is_inside_launch() const {
+  return is_own_thread() || is_launching_here() || is_executing_here();
+}
+
+// Nor may the thread that has the work to do wait for it while it tells of a ticket's end.
+void Replay::refuse_wait() const {
   refuse_inside_launch();
+  if (Lane::calls_back() && !turn_->lane.idle()) {
+    throw ExecutionError(
+        "a done-callback waits for an executable that has work to do, and keeps the thread that "
+        "called it from going on: submit there");
+  }
+}
+
+void Replay::execute(const std::shared_ptr<Call>& call) {
+  refuse_wait();
   if (turn_->lane.idle()) {
     run(*call, /*queued=*/false);
   } else {
@@ -125,22 +144,27 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
   }
 }
 
-std::shared_ptr<Ticket> Replay::submit(const std::shared_ptr<Call>& call) {
+void Replay::submit(const std::shared_ptr<Call>& call, const std::shared_ptr<Ticket>& ticket,
+                    Dependencies after) {
   refuse_inside_launch();
   if (is_executing_here()) throw ExecutionError(kCalledItself);  // its launch would wait for it
-  auto ticket = std::make_shared<Ticket>();
   auto held = hold_memory(*call);
   if (has_streams()) {
     enqueue(
-        [self = shared_from_this(), call, held = std::move(held), ticket]() mutable {
-          run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket));
+        [self = shared_from_this(), call, held = std::move(held), ticket,
+         after = std::move(after)]() mutable {
+          run_submitted(std::move(self), std::move(call), std::move(held), std::move(ticket),
+                        std::move(after));
         },
         ticket, /*hands_on=*/true);
   } else {
-    enqueue([self = shared_from_this(), call, held = std::move(held)] { self->run_queued(*call); },
-            ticket, /*hands_on=*/false);
+    enqueue(
+        [self = shared_from_this(), call, held = std::move(held), after = std::move(after)] {
+          wait_for(after, *call);
+          self->run_queued(*call);
+        },
+        ticket, /*hands_on=*/false);
   }
-  return ticket;
 }
 
 void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on) {
@@ -153,7 +177,7 @@ void Replay::enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket,
 }
 
 std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
-  call.n_threads = at::get_num_threads();
+  if (call.n_threads == 0) call.n_threads = at::get_num_threads();
   std::shared_ptr<const StoragePins> weights;
   {
     const std::lock_guard lock(weights_mutex_);
@@ -176,13 +200,15 @@ void Replay::run_queued(Call& call) {
 // Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
 // which waits for this thread, keeps the replay.
 void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
-                           std::shared_ptr<const HeldStorages> held,
-                           std::shared_ptr<Ticket> ticket) {
+                           std::shared_ptr<const HeldStorages> held, std::shared_ptr<Ticket> ticket,
+                           Dependencies after) {
   Replay& replay = *self;
   std::exception_ptr error;  // the first
   std::shared_ptr<Fence> fence;
   try {
+    wait_for(after, *call);
     replay.run_queued(*call);
+    ticket->issue();
   } catch (...) {
     error = std::current_exception();
   }
@@ -193,25 +219,26 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     if (!error) error = std::current_exception();
   }
   std::function<void()> end = [self = std::move(self), call = std::move(call),
-                               held = std::move(held), fence = std::move(fence), error] {
+                               held = std::move(held), fence = std::move(fence),
+                               after = std::move(after), error] {
     try {
       if (fence) fence->wait();
     } catch (const ExecutionError&) {
       if (!error) throw;
     }
     if (error) std::rethrow_exception(error);
+    check_on_device(after);
   };
   try {
     return replay.finisher_->submit(std::move(end), ticket);
   } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
   }
-  end();
-  end = nullptr;
+  std::exchange(end, nullptr)();
   ticket->finish(nullptr);
 }
 
 void Replay::wait_for_submitted() {
-  refuse_inside_launch();
+  refuse_wait();
   // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
   if (is_executing_here()) throw ExecutionError(kCalledItself);
   if (turn_->lane.idle()) return;

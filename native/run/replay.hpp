@@ -12,6 +12,7 @@
 #include "offload/header.hpp"
 #include "offload/resident.hpp"
 #include "run/call.hpp"
+#include "run/dependencies.hpp"
 #include "run/execution.hpp"
 #include "run/held_call.hpp"
 #include "run/host_scheduler.hpp"
@@ -59,8 +60,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // Executes on this thread, or on the lane where submitted work is still ahead.
   void execute(const std::shared_ptr<Call>& call);
 
-  // Executes on the lane; the ticket ends with it.
-  std::shared_ptr<Ticket> submit(const std::shared_ptr<Call>& call);
+  // Executes on the lane, which waits for what the call depends on first; the ticket ends with it.
+  // May be called back by a ticket.
+  void submit(const std::shared_ptr<Call>& call, const std::shared_ptr<Ticket>& ticket,
+              Dependencies after);
 
   // Returns once every execution that was submitted before has begun: what weights hold from now
   // on is no matter of theirs. Not with the GIL. Throws ExecutionError inside a launch of this very
@@ -98,6 +101,10 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // How often recording has read the clock.
   std::uint64_t trace_clock_reads() const { return trace_clock_reads_; }
 
+  // Whether the calling thread carries out a launch of this program, in which waiting would not
+  // end.
+  bool is_inside_launch() const;
+
   // Waits for what is in flight and gives back what it holds; later executions fail. Inside a
   // launch of it nothing is waited for or given back, which is false: that is for another close, or
   // the destructor.
@@ -113,11 +120,13 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void run_queued(Call& call);
   static void run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
                             std::shared_ptr<const HeldStorages> held,
-                            std::shared_ptr<Ticket> ticket);
+                            std::shared_ptr<Ticket> ticket, Dependencies after);
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
+  bool is_own_thread() const;
   bool is_launching_here() const;
   bool is_executing_here() const;
+  void refuse_wait() const;
   void refuse_run(bool queued) const;
   std::shared_ptr<const HeldStorages> hold_memory(Call& call) const;
   void copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace);

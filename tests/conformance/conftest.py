@@ -37,16 +37,20 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
     (DISPATCHED, "test_timelines_of_two_executables_on_one_axis"): "the host delivers all launches",
     (CUDA, "test_failing_launch_surfaces_at_the_wait"): _FAULT,
     (CUDA, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
+    (CUDA, "test_fork_with_what_waits"): "a CUDA driver does not work after a fork",
+    (CUDA, "test_a_failed_launch_fails_what_is_queued_behind_it"): _FAULT,
     (SIMULATED, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
     (SIMULATED_ASCEND, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
     (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_threads_in_calls"): _EXIT,
     (SIMULATED, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
+    (SIMULATED, "test_fork_with_what_waits"): "a CUDA driver does not work after a fork",
     (SIMULATED_ASCEND, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED_ASCEND, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED_ASCEND, "test_interpreter_exit_from_threads_in_calls"): _EXIT,
     (SIMULATED_ASCEND, "test_fork_with_work_in_flight"): "a device does not work after a fork",
+    (SIMULATED_ASCEND, "test_fork_with_what_waits"): "a device does not work after a fork",
     (NPU, "test_random_numbers_are_those_that_eager_draws"): (
         "what stands for a generator's kernels comes with tests/npu/test_npu_random.py"
     ),
@@ -57,6 +61,10 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
     (NPU, "test_timelines_of_two_executables_on_one_axis"): "it executes a model as a whole",
     (NPU, "test_failing_launch_surfaces_at_the_wait"): "torch_npu ends a process whose NPU failed",
     (NPU, "test_fork_with_work_in_flight"): "a device does not work after a fork",
+    (NPU, "test_fork_with_what_waits"): "a device does not work after a fork",
+    (NPU, "test_a_failed_launch_fails_what_is_queued_behind_it"): (
+        "torch_npu ends a process whose NPU failed"
+    ),
 }
 
 Load = Callable[..., offload.Executable]

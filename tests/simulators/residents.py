@@ -111,7 +111,9 @@ class CalledReplay(_native.CallableReplay):
 
     def submit(self, *args: Any, **kwargs: Any) -> _native.Ticket:
         """Queue an execution."""
-        return self._submit(*args, **kwargs)
+        ticket = _native.Ticket()
+        assert self._submit(ticket, None, (), *args, **kwargs)
+        return ticket
 
     def __getattr__(self, name: str) -> Any:
         """What else a replay has."""

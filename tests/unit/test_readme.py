@@ -25,6 +25,7 @@ TESTED = {
     "fusion.md": "test_fusion",
     "llm_decoding.md": "tests/unit/test_llm_decoding.py",
     "own_kernels.md": "tests/simulators/test_ascend_binary_kernels.py",
+    "pipelines.md": "test_pipelines",
     "placement.md": "test_placement",
     "saving.md": "test_saving",
     "servers.md": "test_servers",
@@ -78,6 +79,17 @@ def test_fusion(run_page, capsys):
     assert "fused: 2 kernels in the place of 3 recorded launches" in printed
     assert names["run"].fusion.n_kernels == 2
     assert {report.mode for report in names["run"].launch_reports()} == {"kernel"}
+
+
+def test_pipelines(run_page, capsys):
+    names = run_page(DOCS / "pipelines.md")
+    printed = capsys.readouterr().out
+    assert printed.count("torch.Size([4, 8])") == 20
+    assert "3 have ended" in printed
+    assert names["d"].done()
+    assert len(names["results"]) == 10
+    assert len(names["answers"]) == 11
+    assert names["run"].closed
 
 
 def test_placement(run_page, capsys):

@@ -1,7 +1,7 @@
 """Host scheduling: Programs whose sizes vary."""
 
 from offload.console.not_called import is_not_called
-from offload.host.executable_for_each_size import ExecutableForEachSize, leaves_something
+from offload.host.executable_for_each_size import ExecutableForEachSize
 from offload.host.loading import fuses, load_family, refuse_for_families
 from offload.host.padded_executable import PaddedExecutable, PaddingReport
 from offload.host.promoted_sizes import FusedLoad
@@ -22,7 +22,6 @@ __all__ = [
     "SizedExecutable",
     "Sizes",
     "fuses",
-    "leaves_something",
     "load_family",
     "refuse_for_families",
 ]

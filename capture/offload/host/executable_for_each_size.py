@@ -7,19 +7,25 @@ import dataclasses
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 
-from offload.errors import CopyError, ExecutionError, OffloadError
+from offload.errors import CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes
 from offload.host.loaded_bytes import loaded_bytes
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.size_constants import program_at
-from offload.program import BoundProgram, Program, Role
+from offload.program import BoundProgram
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable, LastExecution, Ticket
+from offload.run.submitting import (
+    Args,
+    Kwargs,
+    Submitting,
+    with_results,
+)
 
 Load = Callable[[BoundProgram], Executable]
 
@@ -41,7 +47,7 @@ class _Latest:
     prepare_ns: int
 
 
-class ExecutableForEachSize:
+class ExecutableForEachSize(Submitting):
     """A Family that is loaded: called with any sizes that it accepts, and recorded once.
 
     Each choice of sizes has an instance, made when it is first met: its Program is evaluated,
@@ -87,9 +93,9 @@ class ExecutableForEachSize:
         self._closed = False
         self._making = threading.Lock()  # taken before the other
         self._lock = threading.Lock()
-        self._keeps_order = leaves_something(bound.family.program)
+        self._keeps_order = bound.family.program.leaves_something
         self._turn = threading.Lock()
-        self._submitted: tuple[Executable, Ticket] | None = None  # the latest; under the turn
+        self._latest_ticket: tuple[Executable, Ticket] | None = None  # the latest; under the turn
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
@@ -113,13 +119,19 @@ class ExecutableForEachSize:
     ) -> Ticket:
         """Queue an execution and return at once; as `Executable.submit`.
 
-        Where order matters it waits for tickets of other sizes first.
+        Where order matters it waits for tickets of other sizes first, and for tickets among the
+        arguments, which tell sizes.
         """
+        return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
+
+    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
+        args, kwargs = with_results(args, kwargs, Ticket.result)
+        buffers = {name: kwargs.pop(name, None) for name in ("out", "feature_map")}
         run = self._instance(self._find.of(args, kwargs))
         with self._in_turn(run):
-            ticket = run.submit(*args, out=out, feature_map=feature_map, **kwargs)
+            ticket = run.after(*after).submit(*args, **kwargs, **buffers)
             if self._keeps_order:
-                self._submitted = (run, ticket)
+                self._latest_ticket = (run, ticket)
             return ticket
 
     @contextlib.contextmanager
@@ -129,10 +141,9 @@ class ExecutableForEachSize:
             yield
             return
         with self._turn:
-            if self._submitted is not None and self._submitted[0] is not run:
-                with contextlib.suppress(OffloadError):  # which the ticket raises to its owner
-                    self._submitted[1].wait()
-                self._submitted = None
+            if self._latest_ticket is not None and self._latest_ticket[0] is not run:
+                self._latest_ticket[1]._outcome()  # an error is its owner's
+                self._latest_ticket = None
             yield
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
@@ -253,12 +264,3 @@ class ExecutableForEachSize:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def leaves_something(program: Program) -> bool:
-    """Whether executions leave something that others may find."""
-    state = (Role.INPUT, Role.WEIGHT)
-    return any(
-        launch.effects or any(program.values[index].role in state for index in launch.writes)
-        for launch in program.launches
-    )

@@ -9,7 +9,7 @@ import torch
 from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.errors import BindingError
-from offload.host.executable_for_each_size import ExecutableForEachSize, leaves_something
+from offload.host.executable_for_each_size import ExecutableForEachSize
 from offload.host.padded_executable import PaddedExecutable
 from offload.host.promoted_sizes import FusedLoad
 from offload.host.scheduling_choice import DELIVERED_BY_HOST, LOADED_EACH, chosen_scheduling
@@ -100,7 +100,7 @@ def _refuse_writing(family: Family) -> None:
     Raises:
         BindingError: it does.
     """
-    if leaves_something(family.program):
+    if family.program.leaves_something:
         raise BindingError(
             "sizes.promoted: the program writes inputs or weights, draws random numbers, or calls "
             "an operator of which it is not known what else it does; so would the proof of kernels "

@@ -14,7 +14,6 @@ import torch
 
 from offload.errors import BindingError, CaptureError, CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes, with_arguments
-from offload.host.executable_for_each_size import leaves_something
 from offload.host.pad_values import pad_values
 from offload.host.promoted_sizes import FusedLoad, FusedSizes
 from offload.host.promoter import Promoter
@@ -114,7 +113,7 @@ class PaddedExecutable:
                 that varies has no value, or the program leaves more than results: padding would
                 be written, too, and random numbers drawn for it.
         """
-        if leaves_something(bound.family.program):
+        if bound.family.program.leaves_something:
             raise BindingError(
                 "sizes.pad: the program writes inputs or weights, or draws random numbers, which "
                 "padding would change: load without pad="

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Callable
 
 from offload.errors import BindingError, CaptureError, ExecutionError
-from offload.host.executable_for_each_size import leaves_something
 from offload.load.trial import taken_in_turns_ns
 from offload.program.family import Family
 from offload.run import Executable
@@ -31,7 +30,7 @@ def chosen_scheduling(
         family: at whose recorded sizes both are tried, in turns, on made-up inputs.
         load: makes an executable that is scheduled so.
     """
-    if leaves_something(family.program):
+    if family.program.leaves_something:
         return Scheduling.OFFLOAD, (
             "scheduled as one task, untried: the program writes inputs or weights, draws random "
             "numbers, or calls an operator of which it is not known what else it does; so would a "

@@ -23,7 +23,7 @@ from offload.api.block_recording import refuse_nested
 from offload.backends import find_backend
 from offload.console.user_code import is_user_file, located_at, portable_location
 from offload.errors import CaptureError
-from offload.host import SizedExecutable, Sizes, leaves_something
+from offload.host import SizedExecutable, Sizes
 from offload.integrations.dynamic_sizes import DynamicSizes, dynamic_sizes
 from offload.run import Executable
 
@@ -187,7 +187,7 @@ class CompiledGraph:
         if self._sizes is None or not self._runs:
             return None
         known = next(iter(self._runs.values()))
-        if leaves_something(known.program) or find_backend(known.device).sizes is None:
+        if known.program.leaves_something or find_backend(known.device).sizes is None:
             self._sizes = None
             return None
         is_new = self._sizes.rest_of(args) not in self._families

@@ -131,6 +131,15 @@ class Program:
         """Whether a launch draws from a generator."""
         return any(launch.random for launch in self.launches)
 
+    @property
+    def leaves_something(self) -> bool:
+        """Whether executions leave something that others may find, so that their order matters."""
+        state = (Role.INPUT, Role.WEIGHT)
+        return any(
+            launch.effects or any(self.values[index].role in state for index in launch.writes)
+            for launch in self.launches
+        )
+
     def __str__(self) -> str:
         lines = [
             f"program on {self.device}: {show_count(len(self.launches), 'launch', 'launches')}, "

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -21,6 +21,8 @@ from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
 from offload.plan.steps import lanes_of_launches
 from offload.plan.topology import Machine
 from offload.program import Role
+from offload.run.deferred import Deferred
+from offload.run.execution_submitting import ExecutionSubmitting
 from offload.run.explanation import explain
 from offload.run.lane_choice import LaneChoice
 from offload.run.native_replay import SizedCalls, moving_slots, native_replay
@@ -28,7 +30,6 @@ from offload.run.optimizer_steps import watched_steps
 from offload.run.predicted_timeline import with_prediction
 from offload.run.recorded_timeline import execution_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
-from offload.run.ticket import Ticket
 from offload.run.weight_streaming import WeightStreaming
 from offload.timeline import Scheduling, Timeline
 
@@ -52,7 +53,7 @@ class _CallSignature:
         return self._found
 
 
-class Executable(_native.CallableReplay):
+class Executable(ExecutionSubmitting):
     """A Program resident on a device: loaded, executed, closed.
 
     Owner of the arena. Calls from several threads are safe and run one at a time; tickets run in
@@ -126,6 +127,7 @@ class Executable(_native.CallableReplay):
             check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
             sizes=self._sized_calls(),
         )
+        self._deferred = Deferred(self._native, keeps_order=self.program.leaves_something)
         self._bind(self._native, before_execution)
 
     def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
@@ -149,24 +151,6 @@ class Executable(_native.CallableReplay):
             return ()
         slots = moving_slots(self.program, self.plan, self._loaded)
         return choose_copied_slots(slots, nodes.measure_copies)
-
-    def submit(
-        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
-    ) -> Ticket:
-        """Queue an execution and return at once; arguments as in a call.
-
-        Inputs, buffers and the model's own tensors must not be written until the ticket is done.
-        Until then they are kept alive, and torch refuses to resize their storages; what is done
-        to the tensor objects (`set_`, `.data =`) does not change what is read and written. Memory
-        that is moved (`share_memory_`) before the execution begins is a BindingError of the
-        ticket; it must not be moved later. `streaming.replace` may be called before that.
-        Host constants are looked at here, and may change afterwards.
-
-        Raises:
-            BindingError: an argument does not fit, or a host constant has another value.
-            ExecutionError: the executable is closed.
-        """
-        return Ticket(self._submit(*args, out=out, feature_map=feature_map, **kwargs))
 
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.
@@ -201,9 +185,12 @@ class Executable(_native.CallableReplay):
         """Wait for what is in flight and give the memory back. Closing twice is fine.
 
         In a launch of its own it waits for nothing, and gives the memory back when it is closed
-        again, or dropped. Weights that results show keep theirs until these and the executable are
-        dropped.
+        again, or dropped. Submissions that depend on tasks are in flight; a task that closes does
+        not wait for them, and they fail. Weights that results show keep theirs until these and the
+        executable are dropped.
         """
+        if not self._native.is_inside_launch:
+            self._deferred.wait()
         is_done = self._native.close()
         weights = self._loaded.weights
         if not is_done or weights.stream is None:

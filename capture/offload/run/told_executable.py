@@ -40,8 +40,10 @@ class ToldExecutable(Executable):
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
         """Queue an execution; what it did is said by the wait for its ticket."""
-        ticket = super().submit(*args, out=out, feature_map=feature_map, **kwargs)
-        return _ToldTicket(ticket._native, self)
+        return super().submit(*args, out=out, feature_map=feature_map, **kwargs)
+
+    def _new_ticket(self) -> Ticket:
+        return _ToldTicket(self)
 
     def tell_submitted(self) -> None:
         """Say what the latest execution did, unless that was said."""
@@ -51,18 +53,18 @@ class ToldExecutable(Executable):
 class _ToldTicket(Ticket):
     """A ticket that says what its execution did, where none behind it has ended meanwhile."""
 
-    def __init__(self, native: Any, run: ToldExecutable) -> None:
-        super().__init__(native)
+    def __init__(self, run: ToldExecutable) -> None:
+        super().__init__()
         self._run = run
 
-    def wait(self) -> None:
+    def wait(self, timeout: float | None = None) -> None:
         """As a Ticket's."""
-        super().wait()
+        super().wait(timeout)
         self._run.tell_submitted()
 
-    def result(self) -> Any:
+    def result(self, timeout: float | None = None) -> Any:
         """As a Ticket's."""
-        result = super().result()
+        result = super().result(timeout)
         self._run.tell_submitted()
         return result
 

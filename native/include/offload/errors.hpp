@@ -37,6 +37,19 @@ class OutOfStreams : public ExecutionError {
   using ExecutionError::ExecutionError;
 };
 
+// Work was not begun, since what it depends on has failed; nested is the error of that.
+class DependencyError : public ExecutionError {
+ public:
+  using ExecutionError::ExecutionError;
+};
+
+// Work was cancelled before it began, or what it depends on was. In Python the one of
+// concurrent.futures.
+class CancelledError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 // A file cannot be read as what it should be.
 class FileError : public std::runtime_error {
  public:

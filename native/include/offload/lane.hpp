@@ -1,47 +1,13 @@
-// Lanes and tickets: work that a thread of its own does in order, and the promise of its result.
+// Lanes: work that a thread of its own does in order.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <thread>
+
+#include "offload/ticket.hpp"
 
 namespace offload {
-
-// The state of one submitted execution.
-//
-// Owner: shared by the caller and the lane. Thread: any may wait; one finishes it. Errors: wait
-// rethrows what the work threw, at each call.
-class Ticket {
- public:
-  // Whether the work has ended, well or not.
-  bool done() const;
-
-  // Blocks until it has ended; rethrows its error. The caller must not hold the GIL.
-  void wait();
-
-  // Blocks until it has ended, and no longer than this; whether it has. The caller must not hold
-  // the GIL.
-  bool wait_for(std::chrono::milliseconds time);
-
-  // Marks the end, with the error if there was one. Called once, by a lane or by work that hands
-  // its ticket on.
-  void finish(std::exception_ptr error) noexcept;
-
-  // In the child of a fork, for work whose thread does not exist there: ends it with an error,
-  // whatever that thread held.
-  void abandon(const char* reason) noexcept;
-
- private:
-  mutable std::mutex mutex_;
-  std::condition_variable ended_;
-  bool done_ = false;
-  std::exception_ptr error_;
-};
 
 struct LaneState;
 
@@ -61,9 +27,9 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  // Queues a task; its ticket is finished after it. Without a ticket its error is lost.
-  // `hands_on`: a task that does not throw has seen to it that somebody else finishes its ticket.
-  // A task that is refused is left with the caller.
+  // Queues a task; its ticket is finished after it. Without a ticket its error is lost; a task
+  // whose ticket was cancelled by then is dropped. `hands_on`: a task that does not throw has seen
+  // to it that somebody else finishes its ticket. A task that is refused is left with the caller.
   void submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on = false);
 
   // Held while the executable executes, on whichever thread; a fork waits for it. Recursive, so
@@ -72,6 +38,12 @@ class Lane {
 
   // Whether the calling thread is this lane's own, so that waiting for the lane would never end.
   bool is_current_thread() const;
+
+  // Whether the calling thread is a lane's that tells of a ticket's end, and goes on afterwards.
+  static bool calls_back() noexcept;
+
+  // Whether the calling thread is the one that has to do the work of a ticket.
+  static bool is_own_work(const Ticket& ticket) noexcept;
 
   // Whether no task is queued or running.
   bool idle() const;

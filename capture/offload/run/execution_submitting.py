@@ -1,0 +1,92 @@
+"""The submissions of an executable of one Program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from offload.backends import Loaded
+from offload.native import _native
+from offload.program import BoundProgram, Program, Role
+from offload.run.deferred import Deferred, defer
+from offload.run.ordered_results import Batch
+from offload.run.staged_batches import StagedBatches, TorchQueues, uploaded_tensors
+from offload.run.submitting import (
+    Args,
+    Kwargs,
+    Submitting,
+    tickets_in,
+)
+from offload.run.ticket import Ticket
+
+
+class ExecutionSubmitting(_native.CallableReplay, Submitting):
+    """What of an Executable takes submissions, and gives them to its native replay."""
+
+    program: Program
+    bound: BoundProgram
+    _loaded: Loaded
+    _native: _native.Replay
+    _deferred: Deferred
+
+    def submit(
+        self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
+    ) -> Ticket:
+        """Queue an execution and return at once; arguments as in a call.
+
+        Inputs, buffers and the model's own tensors must not be written until the ticket is done.
+        Until then they are kept alive, and torch refuses to resize their storages; what is done
+        to the tensor objects (`set_`, `.data =`) does not change what is read and written. Memory
+        that is moved (`share_memory_`) before the execution begins is a BindingError of the
+        ticket; it must not be moved later. `streaming.replace` may be called before that.
+        Host constants are looked at here, and may change afterwards.
+
+        A ticket among the arguments is its result, and what the execution depends on. Of one whose
+        result is not known yet (of a task, or where operators allocate what a model returns) the
+        arguments are looked at when it is, and what does not fit is an error of the ticket.
+
+        Raises:
+            BindingError: an argument does not fit, or a host constant has another value.
+            ExecutionError: the executable is closed.
+        """
+        ticket = self._new_ticket()
+        if not self._deferred and self._submit(
+            ticket, None, (), *args, out=out, feature_map=feature_map, **kwargs
+        ):
+            return ticket
+        kwargs = {**kwargs, "out": out, "feature_map": feature_map}
+        return self._submitted_later(ticket, args, kwargs, ())
+
+    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
+        ticket = self._new_ticket()
+        if not self._deferred and self._submit(ticket, None, tuple(after), *args, **kwargs):
+            return ticket
+        return self._submitted_later(ticket, args, kwargs, after)
+
+    def _submitted_later(
+        self, ticket: Ticket, args: Args, kwargs: Kwargs, after: Sequence[Ticket]
+    ) -> Ticket:
+        surroundings = self._surroundings()
+
+        def place() -> None:
+            self._submit(ticket, surroundings, (), *args, **kwargs)
+
+        defer(self._deferred, ticket, (*tickets_in(args, kwargs), *after), place)
+        return ticket
+
+    def _new_ticket(self) -> Ticket:
+        return Ticket()
+
+    def _beginning(self) -> Callable[[Args, Kwargs], Batch]:
+        device = self._loaded.device
+        if device is None or device.type == "cpu" or self._loaded.streams is None:
+            return super()._beginning()
+        is_uploaded = functools.partial(uploaded_tensors, self.bound)
+        return StagedBatches(self, TorchQueues(device), is_uploaded).begin
+
+    def _bytes_of(self, args: Args, kwargs: Kwargs) -> int:
+        results = sum(value.size_bytes for value in self.program.of_role(Role.OUTPUT))
+        return super()._bytes_of(args, kwargs) + results

@@ -1,0 +1,270 @@
+"""Tasks: executions and Python callables that depend on one another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from types import NoneType, TracebackType
+from typing import Any
+
+import torch
+
+from offload.errors import BindingError, DependencyError, ExecutionError
+from offload.run.deferred import call, in_callable, when_ended
+from offload.run.ordered_results import check_limit
+from offload.run.submitting import (
+    After,
+    Args,
+    Kwargs,
+    Submitting,
+    tensor_bytes,
+    tickets_in,
+    with_results,
+)
+from offload.run.ticket import Ticket
+
+
+def tasks(
+    *,
+    max_workers: int | None = None,
+    buffersize: int | None = None,
+    buffer_bytes: int | None = None,
+) -> Tasks:
+    """Submit executions and Python callables in a with-block, which ends when all have.
+
+        with offload.tasks() as t:
+            a = t.submit(preprocess, x)
+            b = t.submit(run, a)
+        b.result()
+
+    Args:
+        max_workers: threads for callables; as many as the process may use processors if not given.
+        buffersize: how many submissions may be in flight; any number if not given.
+        buffer_bytes: how many bytes of tensors may be in their arguments, and in the results of
+            executions; one submission always may be in flight.
+
+    Raises:
+        BindingError: a limit is less than 1.
+    """
+    return Tasks(max_workers, buffersize, buffer_bytes)
+
+
+class Tasks:
+    """The submissions of a with-block (or an `async with`). Made by `tasks`.
+
+    A ticket among the arguments is its result, and what the submission depends on. A submission
+    that fails cancels what depends on it, which then has a DependencyError, and leaves the rest.
+
+    At its end the block waits for all submissions. Of those that failed by themselves, and whose
+    error nobody has been told by `result`, `wait`, `exception` or `await`, it raises the error; of
+    several an ExceptionGroup. If the block itself raises, what has not begun is cancelled, and
+    what it raised goes on.
+
+    Owner: the block. Thread: any may submit while it lasts.
+    """
+
+    def __init__(
+        self, max_workers: int | None, buffersize: int | None, buffer_bytes: int | None
+    ) -> None:
+        """Begin without submissions and threads."""
+        for name, limit in (
+            ("max_workers", max_workers),
+            ("buffersize", buffersize),
+            ("buffer_bytes", buffer_bytes),
+        ):
+            if limit is not None:
+                check_limit(name, limit)
+        self._max_workers = max_workers or len(os.sched_getaffinity(0))
+        self._buffersize, self._buffer_bytes = buffersize, buffer_bytes
+        self._pool: ThreadPoolExecutor | None = None
+        self._in_flight: deque[tuple[Ticket, int]] = deque()
+        self._flying_bytes = 0
+        self._failed: list[Ticket] = []
+        self._ended = False
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ticket:
+        """Submit an executable's execution, or a call of a function on a thread of a pool.
+
+        Waits while as much is in flight as may be; not in a callable, for which others may wait. A
+        callable runs under the grad mode of this call.
+
+        Raises:
+            BindingError: what is to be called is a coroutine function, or cannot be called; or an
+                argument of an execution does not fit.
+            ExecutionError: the block has ended, or the executable is closed.
+        """
+        return self._submitted((function, *args), kwargs, ())
+
+    def after(self, *tickets: Ticket) -> After:
+        """Submissions that depend on these tickets, without being given their results.
+
+        Raises:
+            BindingError: something else was given.
+        """
+        return After(self._submitted, tickets)
+
+    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
+        function, args = args[0], args[1:]
+        if self._ended:
+            raise ExecutionError("tasks: the block has ended, and takes no more submissions")
+        size_bytes = self._bytes_of(function, args, kwargs)
+        self._make_room(size_bytes)
+        if isinstance(function, Submitting):
+            ticket = function._submitted(args, kwargs, after)
+        else:
+            ticket = self._called(_checked(function), args, kwargs, after)
+        self._in_flight.append((ticket, size_bytes))
+        self._flying_bytes += size_bytes
+        return ticket
+
+    def _bytes_of(self, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> int:
+        if self._buffer_bytes is None:
+            return 0
+        if isinstance(function, Submitting):
+            return function._bytes_of(args, kwargs)
+        return tensor_bytes(args) + tensor_bytes(kwargs)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """Forget what has ended, and wait for the oldest where more would be in flight than may."""
+        while self._in_flight:
+            is_full = self._buffersize is not None and len(self._in_flight) >= self._buffersize
+            is_full |= (
+                self._buffer_bytes is not None
+                and self._flying_bytes + size_bytes > self._buffer_bytes
+            )
+            if not self._in_flight[0][0].done() and (not is_full or in_callable()):
+                return
+            self._wait_for_oldest()
+
+    def _wait_for_oldest(self) -> None:
+        ticket, size_bytes = self._in_flight[0]
+        error = ticket._outcome()
+        with contextlib.suppress(IndexError, ValueError):  # another thread has seen it end
+            self._in_flight.remove((ticket, size_bytes))
+            self._flying_bytes -= size_bytes
+            if not isinstance(error, (NoneType, DependencyError, CancelledError)):
+                self._failed.append(ticket)
+
+    def _called(
+        self, function: Callable[..., Any], args: Args, kwargs: Kwargs, after: Sequence[Ticket]
+    ) -> Ticket:
+        """A call on a thread of the pool, when what it depends on has ended."""
+        ticket, pool = Ticket(), self._workers()
+        tickets = [*tickets_in(args, kwargs), *after]
+        in_grad_mode = torch.is_grad_enabled()
+
+        def begin() -> None:
+            if any(ticket._fail_as(one) for one in tickets) or ticket.done():
+                return
+            ready = with_results(args, kwargs, Ticket.result)
+            try:
+                pool.submit(_execute, ticket, function, *ready, in_grad_mode)
+            except RuntimeError as error:  # the interpreter is exiting
+                ticket._set_error(error)
+
+        when_ended(tickets, begin)
+        return ticket
+
+    def _workers(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._max_workers, thread_name_prefix="offload-task")
+        return self._pool
+
+    def _cancel(self) -> None:
+        for ticket, _ in reversed(self._in_flight):  # what depends before what it depends on
+            ticket.cancel()
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _raise_untold(self) -> None:
+        outcomes = [one._outcome() for one in self._failed if not one._is_told]
+        errors = [error for error in outcomes if error is not None]
+        self._failed.clear()
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            raise BaseExceptionGroup("several tasks failed", errors)
+
+    def __enter__(self) -> Tasks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        if raised is not None:
+            self._cancel()
+        try:
+            while self._in_flight:
+                self._wait_for_oldest()
+        except BaseException:  # an interrupt of the wait
+            self._cancel()
+            raise
+        finally:
+            self._end()
+        if raised is None:
+            self._raise_untold()
+
+    async def __aenter__(self) -> Tasks:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        raised: BaseException | None,
+        _: TracebackType | None,
+    ) -> None:
+        """As a with-block's end, without holding up the event loop."""
+        if raised is not None:
+            self._cancel()
+        try:
+            while self._in_flight:
+                await asyncio.to_thread(self._wait_for_oldest)
+        except BaseException:
+            self._cancel()
+            raise
+        finally:
+            await asyncio.to_thread(self._end)
+        if raised is None:
+            self._raise_untold()
+
+
+def _checked(function: object) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+        raise BindingError(
+            "tasks: expected an executable or a function, got a coroutine function: call that in "
+            "the event loop, and await the tickets there"
+        )
+    if not callable(function):
+        raise BindingError(
+            f"tasks: expected an executable or a function, got a {type(function).__qualname__}"
+        )
+    return function
+
+
+def _execute(
+    ticket: Ticket,
+    function: Callable[..., Any],
+    args: Args,
+    kwargs: Kwargs,
+    in_grad_mode: bool,
+) -> None:
+    if not ticket._begin():
+        return  # it was cancelled
+    try:
+        with torch.set_grad_enabled(in_grad_mode):
+            result = call(function, args, kwargs)
+    except BaseException as error:
+        ticket._set_error(error)
+    else:
+        ticket._set_result(result)

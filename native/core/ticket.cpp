@@ -1,0 +1,162 @@
+#include "offload/ticket.hpp"
+
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "core/look_for.hpp"
+#include "offload/errors.hpp"
+
+namespace offload {
+namespace {
+
+// Of this process and its parents; changed where there is one thread.
+std::atomic<std::uint64_t> n_forks_so_far = 0;
+
+// Held while a ticket is made usable in the child of a fork; never destroyed.
+std::mutex& fork_mutex() {
+  static auto* const instance = new std::mutex;
+  return *instance;
+}
+
+}  // namespace
+
+Ticket::Ticket() : n_forks_(n_forks_so_far.load()) {}
+
+void Ticket::note_fork() noexcept {
+  new (&fork_mutex()) std::mutex();
+  ++n_forks_so_far;
+}
+
+// A mutex and a condition that other threads of the parent had in hand are made anew. What they
+// were about to say has been said, or is not: the state is one word, and behind the error.
+void Ticket::notice_fork() const noexcept {
+  const std::uint64_t now = n_forks_so_far.load();
+  if (n_forks_.load(std::memory_order_acquire) == now) return;
+  const std::lock_guard lock(fork_mutex());
+  if (n_forks_.load() == now) return;
+  new (&mutex_) std::mutex();
+  new (&changed_) std::condition_variable();
+  if (state_ != State::kDone) {
+    error_ = std::make_exception_ptr(ExecutionError(
+        "the process was forked while this execution was under way: execute it again here"));
+    state_ = State::kDone;
+  }
+  n_forks_.store(now, std::memory_order_release);
+}
+
+Ticket::State Ticket::state() const noexcept {
+  notice_fork();
+  return state_.load(std::memory_order_acquire);
+}
+
+bool Ticket::done() const noexcept { return state() == State::kDone; }
+
+bool Ticket::running() const noexcept {
+  const State now = state();
+  return now == State::kRunning || now == State::kIssued;
+}
+
+std::exception_ptr Ticket::error() const { return done() ? error_ : nullptr; }
+
+void Ticket::wait() {
+  if (!done()) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return state_ == State::kDone; });
+  }
+  if (error_) std::rethrow_exception(error_);
+}
+
+bool Ticket::wait_for(State least, std::chrono::nanoseconds time) {
+  if (state() >= least) return true;
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, time, [&] { return state_ >= least; });
+}
+
+bool Ticket::wait_for(std::chrono::nanoseconds time) { return wait_for(State::kDone, time); }
+
+bool Ticket::wait_for_issue(std::chrono::nanoseconds time) {
+  return wait_for(State::kIssued, time);
+}
+
+void Ticket::await(State least) noexcept {
+  if (look_for([&] { return state() >= least; })) return;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return state_ >= least; });
+}
+
+void Ticket::await_end() noexcept { await(State::kDone); }
+
+void Ticket::await_issue() noexcept { await(State::kIssued); }
+
+bool Ticket::begin() noexcept {
+  if (done()) return false;
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kDone) return false;
+  if (state_ == State::kWaiting) state_ = State::kRunning;
+  return true;
+}
+
+void Ticket::issue() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (state_ != State::kDone) state_ = State::kIssued;
+  changed_.notify_all();
+}
+
+bool Ticket::cancel() noexcept {
+  notice_fork();
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == State::kDone) {
+      try {
+        if (error_) std::rethrow_exception(error_);
+      } catch (const CancelledError&) {
+        return true;
+      } catch (...) {
+      }
+      return false;
+    }
+    if (state_ != State::kWaiting) return false;
+    error_ = std::make_exception_ptr(CancelledError("it was cancelled before it began"));
+    state_ = State::kDone;
+    changed_.notify_all();
+  }
+  call_back();
+  return true;
+}
+
+void Ticket::finish(std::exception_ptr error) noexcept {
+  end(std::move(error));
+  call_back();
+}
+
+void Ticket::end(std::exception_ptr error) noexcept {
+  notice_fork();
+  const std::lock_guard lock(mutex_);
+  if (state_ == State::kDone) return;  // in the child of a fork
+  error_ = std::move(error);
+  state_.store(State::kDone, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void Ticket::call_back() noexcept {
+  std::vector<std::function<void()>> callbacks;
+  {
+    const std::lock_guard lock(mutex_);
+    callbacks.swap(callbacks_);
+  }
+  for (std::function<void()>& one : callbacks) {
+    one();
+    one = nullptr;  // what it keeps goes before the next is called
+  }
+}
+
+void Ticket::when_done(std::function<void()> function) {
+  if (!done()) {
+    const std::lock_guard lock(mutex_);
+    if (state_ != State::kDone) return callbacks_.push_back(std::move(function));
+  }
+  function();
+}
+
+}  // namespace offload

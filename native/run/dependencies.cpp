@@ -1,0 +1,50 @@
+#include "run/dependencies.hpp"
+
+#include <c10/core/Event.h>
+
+#include <exception>
+
+#include "offload/errors.hpp"
+
+namespace offload {
+
+// Of a chain that failed the first error is told, and not one for each link.
+void check_dependency(const std::exception_ptr& error) {
+  if (!error) return;
+  try {
+    std::rethrow_exception(error);
+  } catch (const DependencyError&) {
+    throw;
+  } catch (const CancelledError&) {
+    throw CancelledError("what it depends on was cancelled before it began");
+  } catch (...) {
+    std::throw_with_nested(DependencyError(
+        "it was not begun, since what it depends on has failed, which is the cause of this error"));
+  }
+}
+
+void wait_for(const Dependencies& dependencies, const Call& call) {
+  for (const Dependency& one : dependencies) {
+    if (!one.is_on_device) {
+      one.ticket->await_end();
+    } else {
+      one.ticket->await_issue();
+    }
+    check_dependency(one.ticket->error());
+    if (!one.stream || one.ticket->done()) continue;
+    // Recorded behind what that stream has by now, which is the work waited for and maybe more.
+    c10::Event event(one.stream->device_type());
+    event.record(*one.stream);
+    event.block(*call.torch_stream);
+  }
+}
+
+void check_on_device(const Dependencies& dependencies) {
+  for (const Dependency& one : dependencies) {
+    if (!one.is_on_device) continue;
+    one.ticket->await_end();
+    check_dependency(one.ticket->error());
+  }
+}
+
+}  // namespace offload

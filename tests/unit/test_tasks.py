@@ -1,0 +1,432 @@
+"""Tasks: a DAG over executables and callables, its errors, limits and end."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import gc
+import itertools
+import random
+import threading
+import weakref
+
+import pytest
+import torch
+
+import offload
+from offload.run import Ticket
+
+WAITING_SECONDS = 60
+
+
+class Refused(Exception):
+    """What a callable of these tests raises."""
+
+
+def refuse(*_: object) -> None:
+    raise Refused
+
+
+@pytest.fixture(scope="module")
+def captured() -> offload.Captured:
+    return offload.capture(lambda x: x + 1, torch.zeros(4))
+
+
+@pytest.fixture
+def run(captured: offload.Captured):
+    with captured.load() as run:
+        yield run
+
+
+@pytest.fixture
+def gate():
+    """An event that callables wait for."""
+    opened = threading.Event()
+    yield opened
+    opened.set()
+
+
+def wait_at(gate: threading.Event) -> torch.Tensor:
+    assert gate.wait(WAITING_SECONDS)
+    return torch.zeros(4)
+
+
+def test_the_example(run):
+    other = offload.capture(lambda x: x * 3, torch.zeros(4)).load()
+    with offload.tasks() as t:
+        a = t.submit(torch.full, (4,), 2.0)
+        b, c = t.submit(run, a), t.submit(other, a)
+        d = t.submit(lambda x, y: x + y, b, y=c)
+    assert all(one.done() for one in (a, b, c, d))
+    assert torch.equal(d.result(), torch.full((4,), 9.0))
+    assert asyncio.run(_of(d)) is d.result()
+
+
+async def _of(ticket: Ticket) -> object:
+    return await ticket
+
+
+def test_async_with(run):
+    async def main() -> torch.Tensor:
+        async with offload.tasks() as t:
+            ticket = t.submit(run, t.submit(torch.zeros, 4))
+            other = t.submit(refuse)
+            assert torch.equal(await t.submit(run, ticket), torch.full((4,), 2.0))
+            with pytest.raises(Refused):
+                await other
+        assert ticket.done()
+        return ticket.result()
+
+    assert torch.equal(asyncio.run(main()), torch.ones(4))
+
+
+def test_async_with_raises_what_nobody_was_told(run):
+    async def main() -> None:
+        async with offload.tasks() as t:
+            t.submit(run, t.submit(refuse))
+
+    with pytest.raises(Refused):
+        asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_graphs(captured, seed):
+    """Each task once, behind what it depends on, with the results that it depends on."""
+    draw = random.Random(seed)
+    runs = [captured.load() for _ in range(3)]
+    add = offload.capture(lambda x, y: x + y, torch.zeros(4), torch.zeros(4)).load()
+    began: list[int] = []
+    values: list[torch.Tensor] = []
+    with offload.tasks(max_workers=3, buffersize=draw.choice([None, 1, 4])) as t:
+        tickets: list[Ticket] = []
+        for index in range(60):
+            known = list(zip(tickets, values, strict=True))
+            first, second = draw.choices(known, k=2) if known else [(torch.zeros(4),) * 2] * 2
+            kind = draw.choice(["executable", "callable", "join"])
+            if kind == "executable":
+                tickets.append(t.submit(draw.choice(runs), first[0]))
+                values.append(first[1] + 1)
+            elif kind == "join":
+                tickets.append(t.submit(add, first[0], y=second[0]))
+                values.append(first[1] + second[1])
+            else:
+                note = lambda x, y, index=index: began.append(index) or x - y  # noqa: E731
+                tickets.append(t.after(*tickets[-2:]).submit(note, first[0], second[0]))
+                values.append(first[1] - second[1])
+    for ticket, value in zip(tickets, values, strict=True):
+        assert torch.equal(ticket.result(), value)
+    assert len(began) == len(set(began))
+
+
+def test_an_error_surfaces_once_with_its_origin(run):
+    began = []
+    with pytest.raises(Refused) as caught, offload.tasks() as t:  # noqa: PT012
+        a = t.submit(refuse)
+        b = t.submit(run, a)
+        c = t.submit(began.append, b)
+        rest = t.submit(run, torch.zeros(4))
+    assert caught.value is a.exception()
+    assert not began
+    for one in (b, c):
+        with pytest.raises(offload.DependencyError) as told:
+            one.result()
+        assert told.value.__cause__ is caught.value
+    assert torch.equal(rest.result(), torch.ones(4))
+    assert torch.equal(run(torch.zeros(4)), torch.ones(4))
+
+
+def test_an_error_that_was_told_does_not_surface_again(run):
+    with offload.tasks() as t:
+        with pytest.raises(Refused):
+            t.submit(refuse).result()
+        assert isinstance(t.submit(refuse).exception(), Refused)
+        with pytest.raises(Refused):
+            t.submit(refuse).wait()
+
+
+def test_several_errors_are_a_group(run):
+    with pytest.raises(ExceptionGroup) as caught, offload.tasks() as t:  # noqa: PT012
+        for number in range(3):
+            t.submit(run, t.submit({}.__getitem__, number))
+    assert [error.args for error in caught.value.exceptions] == [(0,), (1,), (2,)]
+
+
+def test_what_the_block_raises_cancels_the_rest(run, gate):
+    began = []
+    with pytest.raises(Refused), offload.tasks(max_workers=1) as t:  # noqa: PT012
+        first = t.submit(wait_at, gate)
+        waiting = [t.submit(began.append, 1), t.submit(run, first)]
+        while not first.running():
+            pass
+        threading.Timer(0.01, gate.set).start()
+        raise Refused
+    assert torch.equal(first.result(), torch.zeros(4))
+    assert all(one.cancelled() for one in waiting)
+    assert not began
+
+
+def test_a_cancelled_task_does_not_begin(run, gate):
+    began = []
+    with offload.tasks(max_workers=1) as t:
+        t.submit(wait_at, gate)
+        queued = t.submit(began.append, 1)
+        behind = t.submit(run, queued)
+        assert queued.cancel()
+        gate.set()
+    assert not began
+    assert behind.cancelled()
+    with pytest.raises(concurrent.futures.CancelledError):
+        behind.result()
+
+
+def test_count_is_bounded(run):
+    at_once, most = itertools.count(1), []
+    running = 0
+    lock = threading.Lock()
+
+    def work(_: torch.Tensor) -> None:
+        nonlocal running
+        with lock:
+            running += 1
+            most.append(running)
+        next(at_once)
+        with lock:
+            running -= 1
+
+    with offload.tasks(max_workers=8, buffersize=2) as t:
+        for _ in range(50):
+            t.submit(work, torch.zeros(4))
+            assert len(t._in_flight) <= 2
+    assert max(most) <= 2
+    assert len(most) == 50
+
+
+def test_bytes_are_bounded(run, gate):
+    """Two of 32 bytes (argument and result) fit into 64, and a larger one alone."""
+    with offload.tasks(buffer_bytes=64) as t:
+        first, second = t.submit(run, torch.zeros(4)), t.submit(run, torch.zeros(4))
+        third = t.submit(run, torch.zeros(4))
+        assert first.done()
+        large = t.submit(torch.sum, torch.zeros(1000))
+        assert second.done()
+        assert third.done()
+        t.submit(run, torch.zeros(4))
+        assert large.done()
+
+
+def test_a_callable_submits(run):
+    """What it submits is not held up by limits, for which others would wait."""
+    with offload.tasks(max_workers=1, buffersize=1) as t:
+        inner = t.submit(lambda: t.submit(run, torch.zeros(4)))
+    assert torch.equal(inner.result().result(), torch.ones(4))
+
+
+def test_a_callable_calls_the_executable_that_waits_for_it():
+    """Also where executions leave something, and none may overtake another."""
+
+    def accumulate(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return total.add_(x).clone()
+
+    run = offload.capture(accumulate, torch.zeros(1), torch.zeros(1)).load()
+    total = torch.zeros(1)
+
+    def work() -> torch.Tensor:
+        return run(torch.ones(1), total) + run.submit(torch.ones(1), total).result()
+
+    with offload.tasks() as t:
+        a = t.submit(work)
+        b = t.submit(run, a, total)
+        c = t.submit(run, torch.ones(1), total)
+    assert [one.result().item() for one in (a, b, c)] == [3.0, 5.0, 6.0]
+
+
+def test_steps_that_write_keep_their_order():
+    """However long each one's preparation takes."""
+
+    def accumulate(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+        return total.mul_(2).add_(x).clone()
+
+    run = offload.capture(accumulate, torch.zeros(1), torch.zeros(1)).load()
+    total = torch.zeros(1)
+    events = [threading.Event() for _ in range(4)]
+
+    def prepare(number: int) -> torch.Tensor:
+        if number < 3:
+            assert events[number + 1].wait(WAITING_SECONDS)  # the later one ends before
+        events[number].set()
+        return torch.tensor([float(number)])
+
+    with offload.tasks(max_workers=4) as t:
+        steps = [t.submit(run, t.submit(prepare, number), total) for number in range(4)]
+    assert [one.result().item() for one in steps] == [0.0, 1.0, 4.0, 11.0]
+
+
+def test_grad_mode_goes_along(run):
+    with offload.tasks() as t:
+        with torch.no_grad():
+            off = t.submit(torch.is_grad_enabled)
+        on = t.submit(torch.is_grad_enabled)
+    assert (off.result(), on.result()) == (False, True)
+
+
+def test_operators_have_as_many_threads_as_where_it_was_submitted(captured):
+    """Deferred or not: bits may depend on it."""
+    seen = []
+    library = torch.library.Library("offload_tests_tasks", "FRAGMENT")
+    library.define("threads(Tensor x) -> Tensor")
+
+    def threads(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return x + 1
+
+    library.impl("threads", threads, "CPU")
+    n_threads = torch.get_num_threads()
+    try:
+        run = offload.capture(torch.ops.offload_tests_tasks.threads, torch.zeros(4)).load()
+        run(torch.zeros(4))
+        torch.set_num_threads(2)
+        with offload.tasks() as t:
+            t.submit(run, t.submit(torch.zeros, 4)).wait()
+        assert seen[-1] == 2
+    finally:
+        torch.set_num_threads(n_threads)
+        library._destroy()
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"buffersize": 0}, "buffersize"),
+        ({"buffer_bytes": 0.5}, "buffer_bytes"),
+        ({"max_workers": True}, "max_workers"),
+    ],
+)
+def test_limits_are_checked(limits, named):
+    with pytest.raises(offload.BindingError, match=f"{named}: expected an integer of at least 1"):
+        offload.tasks(**limits)
+
+
+def test_what_cannot_be_called(run):
+    async def coroutine() -> None: ...
+
+    with offload.tasks() as t:
+        with pytest.raises(offload.BindingError, match="coroutine function"):
+            t.submit(coroutine)
+        with pytest.raises(offload.BindingError, match="got a Tensor"):
+            t.submit(torch.zeros(4))
+        with pytest.raises(offload.BindingError, match="expected tickets, got a Tensor"):
+            t.after(torch.zeros(4))
+        with pytest.raises(offload.BindingError, match="expected float32"):
+            t.submit(run, torch.zeros(5))
+    with pytest.raises(offload.ExecutionError, match="the block has ended"):
+        t.submit(run, torch.zeros(4))
+
+
+def test_an_executable_that_is_closed_meanwhile(captured, gate):
+    run = captured.load()
+
+    def close() -> torch.Tensor:
+        assert gate.wait(WAITING_SECONDS)
+        run.close()
+        return torch.zeros(4)
+
+    with pytest.raises(offload.ExecutionError, match="closed"), offload.tasks() as t:  # noqa: PT012
+        ticket = t.submit(run, t.submit(close))
+        gate.set()
+    assert isinstance(ticket.exception(), offload.ExecutionError)
+
+
+def test_the_processor_has_no_events(run):
+    with pytest.raises(offload.BackendUnavailable, match="whose streams torch knows"):
+        run.submit(torch.zeros(4)).event()
+
+
+def test_an_interrupt_in_the_block_leaves_it(run):
+    with pytest.raises(KeyboardInterrupt), offload.tasks() as t:  # noqa: PT012
+        ticket = t.submit(run, torch.zeros(4))
+        raise KeyboardInterrupt
+    assert ticket.done()
+
+
+def test_no_thread_and_no_tensor_is_left(run):
+    before = threading.active_count()
+    x = torch.zeros(4)
+    alive = weakref.ref(x)
+    with pytest.raises(Refused), offload.tasks() as t:  # noqa: PT012
+        a = t.submit(torch.clone, x)
+        t.submit(refuse, t.submit(run, a))
+        t.submit(run, t.submit(run, x))
+    del a, t, x
+    gc.collect()
+    assert alive() is None
+    assert threading.active_count() <= before
+
+
+def test_many_tasks_leave_nothing(run):
+    """Tickets that have ended are forgotten while the block goes on."""
+    with offload.tasks(buffersize=8) as t:
+        for _ in range(2000):
+            t.submit(run, t.submit(torch.zeros, 4))
+            assert len(t._in_flight) <= 8
+    assert run.last_execution.n_executions == 2000
+
+
+def test_map_raises_in_place_and_cancels_the_rest(run):
+    results = run.map([torch.zeros(4), torch.ones(4), torch.zeros(5), torch.zeros(4)])
+    assert torch.equal(next(results), torch.ones(4))
+    with pytest.raises(offload.BindingError, match="expected float32"):
+        list(results)
+    assert list(results) == []
+
+
+def test_map_gives_results_before_what_the_batches_raise(run):
+    def batches():
+        yield torch.zeros(4)
+        yield torch.ones(4)
+        raise Refused
+
+    results, got = run.map(batches(), buffersize=5), []
+    with pytest.raises(Refused):
+        got.extend(results)
+    assert [one[0].item() for one in got] == [1.0, 2.0]
+
+
+def test_map_cancels_what_has_not_begun_when_it_is_left():
+    ended = Ticket()
+    run = offload.capture(lambda x: x + 1, torch.zeros(4)).load()
+    results = run.map([torch.zeros(4), ended, ended], buffersize=3)
+    assert torch.equal(next(results), torch.ones(4))
+    results.close()
+    ended._set_result(torch.zeros(4))
+    run(torch.zeros(4))
+    assert run.last_execution.n_executions == 2
+
+
+def test_map_is_bounded_by_bytes(run):
+    taken = 0
+
+    def batches():
+        nonlocal taken
+        for number in range(1, 9):
+            taken = number
+            yield torch.zeros(4)
+
+    for number, _ in enumerate(run.map(batches(), buffersize=8, buffer_bytes=64), 1):
+        assert taken - number <= 2  # two batches of 32 bytes, and the next one
+    assert number == 8
+
+
+def test_map_of_nothing(run):
+    assert list(run.map([])) == []
+    with pytest.raises(offload.BindingError, match="buffersize: expected an integer"):
+        run.map([], buffersize=0)
+
+
+def test_map_over_sizes():
+    n = offload.Dim("n", max=64) if hasattr(offload, "Dim") else torch.export.Dim("n", max=64)
+    captured = offload.capture(lambda x: x.sum(0), torch.zeros(3, 4), dynamic_shapes=({0: n},))
+    run = captured.load(sizes=offload.Sizes())
+    batches = [torch.ones(rows, 4) for rows in (3, 7, 2, 64)]
+    assert [one[0].item() for one in run.map(batches)] == [3.0, 7.0, 2.0, 64.0]
+    ticket = run.submit(run.submit(torch.ones(5, 4)).result().expand(6, 4).contiguous())
+    assert ticket.result()[0].item() == 30.0
