@@ -9,6 +9,7 @@ PYBIND11_MODULE(_native, module) {
   offload::register_call(module);
   offload::register_weight_stream(module);
   offload::register_residents(module);
+  offload::register_collectives(module);
   offload::register_instances(module);
   offload::register_execution(module);
   offload::register_replay(module);

@@ -14,6 +14,7 @@ void register_call(pybind11::module_& module);
 void register_weight_stream(pybind11::module_& module);
 void register_instances(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
+void register_collectives(pybind11::module_& module);
 void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
 void register_cuda_weights(pybind11::module_& module);

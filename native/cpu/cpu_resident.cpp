@@ -270,6 +270,9 @@ void CpuResident::prove_and_run(CpuLaunch& launch) {
 
 // Called where a launch's error is being handled: says which one it was.
 void CpuResident::fail(const CpuLaunch& launch) {
+  for (const CpuLaunch& one : launches_) {
+    if (one.collective) one.collective->drain();
+  }
   release_all();
   proof_ = {};
   try {
@@ -308,6 +311,12 @@ void CpuResident::run(CpuLaunch& launch) {
       break;
     case CpuMode::kGathered:
       gather(launch);
+      break;
+    case CpuMode::kStart:
+      launch.collective->start();
+      break;
+    case CpuMode::kWait:
+      launch.collective->wait();
       break;
   }
   for (const std::size_t slot : launch.releases) release(slot);

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
@@ -162,6 +162,7 @@ class Captured:
         fuse: bool | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: None = ...,
+        groups: Mapping[str, Any] | None = ...,
     ) -> Executable: ...
 
     @overload
@@ -186,6 +187,7 @@ class Captured:
         fuse: bool | Literal["auto"] = False,
         progress: Progress = None,
         sizes: Sizes | None = None,
+        groups: Mapping[str, Any] | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize:
         """Make the Program resident on a device.
 
@@ -230,12 +232,17 @@ class Captured:
                 Family accepts. On the CPU that is one resident, which takes other sizes in place;
                 on other devices each choice of them is loaded when it is first met. With `pad`
                 buckets are. None: one for the recorded sizes alone.
+            groups: of a Program whose ranks exchange tensors, process groups to use in the place of
+                recorded ones, by the names of these (`captured.program.groups`). The others are
+                found by their names. All ranks of a group load at once.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
-            CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse` or `progress` is none; `sizes` is no
+            CaptureError: the device cannot capture the Program, or the proof failed; or another
+                rank refuses, or its Program has other collectives.
+            BindingError: a process group is not here, or has other members than the recorded one;
+                there is no such scheduling; `fuse` or `progress` is none; `sizes` is no
                 Sizes, or given where none vary, or beside a budget or fusion; OFFLOAD_DEBUG is no
                 level; or a weight has another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
@@ -243,7 +250,8 @@ class Captured:
             FileError: a weight's file is gone, or shorter than it was; or the folder of
                 OFFLOAD_DUMP cannot be written to.
             OutOfMemory: the device has no memory for what is loaded.
-            ExecutionError: the device failed.
+            ExecutionError: the device failed, or another rank does not load within its group's
+                timeout.
         """
 
         def load(bound: BoundProgram) -> Executable:
@@ -257,6 +265,7 @@ class Captured:
                 fuse=fuse,
                 progress=progress,
                 name=self.name,
+                groups=groups,
             )
             self._loads.add(run)
             return run
@@ -299,6 +308,10 @@ class Captured:
         Weights are written with the content that the model's tensors have now, which is what
         `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
         new one.
+
+        A Program whose ranks exchange tensors is written by each rank to a file of its own:
+        `path` with `.rank0of2` behind it for the first of two. `offload.open(path)` reads that of
+        the rank that opens it.
 
         After a capture with dynamic_shapes= the file has the Family, and its Program with the
         launches that make constants.

@@ -31,6 +31,7 @@ class Capabilities:
         rebinds_weights: weights may be used in other storages than those they were loaded with.
         schedules_launches: the host can deliver a program launch by launch, for comparison.
         runs_kernels: launches may be compiled code over addresses (`Kernel`).
+        runs_collectives: launches may exchange tensors with other ranks.
     """
 
     computes: bool = True
@@ -39,6 +40,7 @@ class Capabilities:
     rebinds_weights: bool = True
     schedules_launches: bool = True
     runs_kernels: bool = False
+    runs_collectives: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ plans weights that are streamed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
 from offload.load.options import AUTO, Options, checked, named_backend, weight_streamer
 from offload.load.place import place
+from offload.load.ranks import loaded_together
 from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.run import Executable
@@ -40,6 +41,7 @@ def load_program(
     fuse: bool | Literal["auto"],
     progress: Progress,
     name: str,
+    groups: Mapping[str, Any] | None = None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`, `name` is for people.
 
@@ -47,18 +49,22 @@ def load_program(
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
             `Captured.load`.
     """
-    with telling(progress), switched(name) as asked:
-        backend, index = named_backend(bound.program.device if device is None else device)
-        options = checked(bound, backend, scheduling, weights_budget, fuse)
+    with (
+        telling(progress),
+        switched(name) as asked,
+        loaded_together(bound, groups, name) as found,
+    ):
+        backend, index = named_backend(found.program.device if device is None else device)
+        options = checked(found, backend, scheduling, weights_budget, fuse)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
-        recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))
+        recorded = dataclasses.replace(found, program=on_device(found.program, index))
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             one_way = _streamed if options.is_streamed else _resident
             return load_proved(backend, lambda one: one_way(bound, one, options, fusion))
 
-        bound, fusion = _fused(bound, options, load)
-        return asked.done(recorded, load(bound, fusion), verify=verify)
+        fused, fusion = _fused(recorded, options, load)
+        return asked.done(recorded, load(fused, fusion), verify=verify)
 
 
 def _fused(

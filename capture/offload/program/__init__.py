@@ -8,6 +8,7 @@ from offload.program.bindings import (
     StoredTensor,
 )
 from offload.program.check import check_program
+from offload.program.collectives import Group
 from offload.program.decode import decode_program
 from offload.program.encode import encode_program
 from offload.program.launch import (
@@ -47,6 +48,7 @@ __all__ = [
     "Caller",
     "Effect",
     "EffectKind",
+    "Group",
     "Kernel",
     "KernelFunction",
     "Launch",

@@ -13,9 +13,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.progress import advance
 from offload.console.user_code import user_location
+from offload.distributed import Rendezvous
 from offload.errors import CaptureError, OffloadError
 from offload.interpreter.eager_run import flat
 from offload.program import Argument, Launch, Operator, Role, Symbol, TensorView
+from offload.record.collectives import NAMESPACES, Collectives
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
@@ -65,6 +67,7 @@ class LaunchRecorder:
             the call as one opaque launch; set at the begin.
         unseen: the first such work; empty if there was none.
         numbers: those that launches are given as tensors; None: they are given as numbers.
+        collectives: those that were started, and what other ranks are told of them.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class LaunchRecorder:
         may_defer: Callable[[], bool] = lambda: False,
         fakes: FakeWeights | None = None,
         drawn: DrawnBefore | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         self.table = table
         self.launches: list[Launch] = []
@@ -93,6 +97,7 @@ class LaunchRecorder:
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn
         self._unused = UnusedResults()
+        self.collectives = Collectives(self, rendezvous)
 
     def note_refusal(self, refusal: OffloadError) -> None:
         """Keep what is refused, if it is the first."""
@@ -115,21 +120,26 @@ class LaunchRecorder:
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
         with seeding_unnoticed():
-            return self._dispatch(func, args, kwargs)
+            if func.namespace in NAMESPACES:
+                return self.collectives.dispatch(func, args, kwargs)
+            return self.launch(func, args, kwargs)
 
-    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def launch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, where the operator is what is to be recorded."""
         operator = operator_of(func)
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         call = func
         if self._fakes is not None:
             args, kwargs, context = self._fakes.launch(operator, args, kwargs)
             call = self._fakes.rule(func)
+        if func.namespace in NAMESPACES:
+            call = self.collectives.calling(operator.name, call)
         arguments = operator.in_order(args, kwargs)
         touched: list[Touched] = []
         with self._let_pass_once_deferred(), self._deciding():
             touched = self._before_launch(operator, arguments)
         if self._drawn is not None and self._drawn.is_next(operator, arguments):
-            outcome = self._drawn.give(func, [self._argument(one) for one in arguments], touched)
+            outcome = self._drawn.give(func, [self.described(one) for one in arguments], touched)
             self._after_launch(operator, arguments, touched, outcome, drew=True)
             return outcome
         may_draw = self._fakes is None and (operator.random or not operator.is_aten)
@@ -366,7 +376,7 @@ class LaunchRecorder:
             name, arguments, kept = self.numbers.instead(name, arguments)
         self._append(
             name,
-            tuple(self._argument(argument) for argument in arguments),
+            tuple(self.described(argument) for argument in arguments),
             results=tuple(results),
             reads=_indices([*given, *map(self.table.of, kept)]),
             writes=_indices((*writes, *made)),
@@ -499,13 +509,14 @@ class LaunchRecorder:
             guard=True,
         )
 
-    def _argument(self, argument: Any) -> Argument:
+    def described(self, argument: Any) -> Argument:
+        """An argument whose tensors are known, as a Program holds it."""
         if isinstance(argument, torch.Tensor):
             tracked = self.table.find(argument)
             assert tracked is not None
             return self.table.view(argument, tracked)
         if isinstance(argument, (list, tuple)):
-            return tuple(self._argument(item) for item in argument)
+            return tuple(self.described(item) for item in argument)
         if type(argument) is torch.Generator:
             return Symbol("generator", str(self.generators.note(argument)))
         return argument_data(argument)

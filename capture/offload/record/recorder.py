@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from offload.distributed import Rendezvous
 from offload.errors import CaptureError, OffloadError
 from offload.interpreter.own_generators import default_generator
 from offload.program import Overlap
@@ -45,6 +46,7 @@ from offload.record.modes import (
     seeding_refused,
 )
 from offload.record.operators import is_tensor
+from offload.record.parallel_wrappers import refuse_parallel_wrappers
 from offload.record.plain_call import PlainCall, plain_call
 from offload.record.python_random import PythonRandom
 from offload.record.recording import Recording, recording_of
@@ -69,6 +71,9 @@ class Recorder:
 
     Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
     and what depends on it is refused, or on a device that runs opaque launches makes the call one.
+
+    Attributes:
+        rendezvous: where the ranks that record the call as well meet; None: there are none.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Recorder:
         read_untold: str = "",
         keeps_seen: bool = False,
         trains: bool = False,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         """Look at what is going to be called.
 
@@ -97,7 +103,9 @@ class Recorder:
             read_untold: the same under fake tensors, where nothing can be read or compared.
             keeps_seen: the Recording keeps all that was seen.
             trains: the call may record gradients and step optimizers.
+            rendezvous: where the ranks that record the call as well meet; None: there are none.
         """
+        self.rendezvous = rendezvous
         self._keeps_seen = keeps_seen
         self._returned: tuple[list[torch.Tensor], Structure] | None = None
         with torch.no_grad():
@@ -114,6 +122,7 @@ class Recorder:
             may_defer=self._answers.may_matter if may_defer else lambda: False,
             fakes=fakes,
             drawn=None if plain is None else plain.drawn,
+            rendezvous=rendezvous,
         )
         self._function = function
         self._parameters = parameters
@@ -139,6 +148,7 @@ class Recorder:
         Raises:
             CaptureError: an argument cannot be recorded, or the caller is capturing a graph.
         """
+        refuse_parallel_wrappers(self.table.state.python_state.modules)
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
         refuse_gradients(self._arguments.tensors, self._arguments.names)
@@ -299,12 +309,23 @@ class Recorder:
         if self._trained is None:
             return ""
         try:
+            self._log.collectives.finish()
             self._context.close()
             self._log.raise_refusal()
             return self._trained.end(self._log)
         except BaseException:
             self.abandon()
             raise
+
+    def agree(self, what: str) -> None:
+        """Wait for the ranks that the call has met to come as far.
+
+        Raises:
+            CaptureError: a rank has done something else, or refused.
+            ExecutionError: one does not come in time.
+        """
+        if self.rendezvous is not None:
+            self.rendezvous.agree(what)
 
     def guard(self) -> Callable[[], None] | None:
         """What each execution has to compare beforehand; None where the call does not train."""
@@ -370,6 +391,7 @@ class Recorder:
     @contextlib.contextmanager
     def _watched_no_more(self) -> Iterator[None]:
         try:
+            self._log.collectives.finish()
             self._context.close()
             self._log.raise_refusal()  # if the forward swallowed it and took another path
             if not self._compiled:  # whose compiler sets generators

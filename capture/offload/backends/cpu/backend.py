@@ -35,7 +35,7 @@ class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
     name = "cpu"
-    capabilities = Capabilities(runs_kernels=True)
+    capabilities = Capabilities(runs_kernels=True, runs_collectives=True)
     opaque = timing = offline = None  # to run a callable as one launch would be to call it
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
@@ -68,7 +68,9 @@ class CpuBackend:
             frozenset(
                 view.value
                 for launch in program.launches
-                if not isinstance(launch.callee, Kernel) and out_variant(launch) is None
+                if not isinstance(launch.callee, Kernel)
+                and not launch.is_collective
+                and out_variant(launch) is None
                 for view in launch.made()
             ),
         )
