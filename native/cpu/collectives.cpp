@@ -85,11 +85,7 @@ class GroupCollective final : public Collective {
   GroupCollective& operator=(const GroupCollective&) = delete;
 
   void start() override {
-    const Group group = group_.lock();
-    if (!group) {
-      throw ExecutionError("the process group " + name_ +
-                           " was destroyed: load the program again with the groups there are now");
-    }
+    const Group group = present_group();
     const bool alone = group->getSize() == 1;
     if (!in_place_ && (copies_ || alone)) {
       for (std::size_t at = 0; at < outputs_.size(); ++at) outputs_[at].copy_(inputs_[at]);
@@ -115,6 +111,17 @@ class GroupCollective final : public Collective {
   TensorVector& outputs() { return outputs_; }
 
  private:
+  // Somebody may still hold one that was destroyed, or have made another of its name.
+  Group present_group() const {
+    Group group = group_.lock();
+    try {
+      if (group && c10d::resolve_process_group(name_) == group) return group;
+    } catch (const std::exception&) {  // torch knows none of this name
+    }
+    throw ExecutionError("the process group " + name_ +
+                         " was destroyed: load the program again with the groups there are now");
+  }
+
   std::string name_;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
   TensorVector inputs_;

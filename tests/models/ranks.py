@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -9,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,12 +34,18 @@ class Found:
         Raises:
             AssertionError: one has not run it, or raised.
         """
-        found = []
-        for rank, lines in enumerate(self._lines):
-            assert case in lines, f"rank {rank} did not come to {case}:\n{self._log[-6000:]}"
-            assert "raised" not in lines[case], f"rank {rank} in {case}:\n{lines[case]['raised']}"
-            found.append(lines[case]["returned"])
-        return found
+        return [self.of_rank(rank, case) for rank in range(len(self._lines))]
+
+    def of_rank(self, rank: int, case: str) -> Any:
+        """What one rank returned, where others may have ended.
+
+        Raises:
+            AssertionError: as `of`.
+        """
+        lines = self._lines[rank]
+        assert case in lines, f"rank {rank} did not come to {case}:\n{self._log[-6000:]}"
+        assert "raised" not in lines[case], f"rank {rank} in {case}:\n{lines[case]['raised']}"
+        return lines[case]["returned"]
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
@@ -47,6 +53,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
     return {line["case"]: line for line in map(json.loads, text.splitlines())}
 
 
+@functools.cache
 def run_by_torchrun(module: str, n_ranks: int) -> Found:
     """Run all cases of a module as `torchrun` starts processes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -66,14 +73,14 @@ def run_by_torchrun(module: str, n_ranks: int) -> Found:
         return Found(Path(folder), n_ranks, done.stdout)
 
 
-def run_alone(module: str, n_ranks: int, case: str) -> tuple[Found, list[int]]:
-    """Run one case in processes that nobody looks after; what they found, and how they ended."""
+def run_alone(module: str, n_ranks: int, *cases: str) -> tuple[Found, list[int]]:
+    """Run cases in processes that nobody looks after; what they found, and how they ended."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         server.close()
         processes = [
             subprocess.Popen(
-                [sys.executable, str(_FOLDER / f"{module}.py"), folder, case],
+                [sys.executable, str(_FOLDER / f"{module}.py"), folder, *cases],
                 env=_environment(
                     {
                         "RANK": str(rank),
@@ -104,6 +111,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Run cases as one rank: all of them, or the one that is named."""
     folder, *named = sys.argv[1:]
+    os.environ["RANKS_FOLDER"] = folder
     begin()
     with (Path(folder) / f"{os.environ['RANK']}.jsonl").open("w") as lines:
         for name in named or list(cases):
@@ -120,8 +128,3 @@ def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[],
 def end_here() -> None:
     """End this process as one that crashes does."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def within_s(seconds: float, begin: float) -> bool:
-    """Whether no more than this has passed since `begin`, by the monotonic clock."""
-    return time.monotonic() - begin <= seconds

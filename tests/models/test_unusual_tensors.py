@@ -26,7 +26,7 @@ KINDS = {
 }
 PLACES = {"buffer": "'held'", "list": "'held[0]'", "closure": "'tensor'", "input": "args[0]"}
 # Of these the recorder meets another tensor object, or the memory alone.
-UNNAMED = ("functional", "quantized", "meta")
+UNNAMED = ("functional", "quantized", "meta", "TwoTensor")
 
 
 def test_unusual_tensors_are_refused_by_name():

@@ -9,29 +9,35 @@ and the others refuse at once.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offload.distributed.groups import active_groups, distributed, group_here, timeout_s
-from offload.errors import CaptureError, ExecutionError
+from offload.distributed.groups import active_groups, distributed, group_here, rank_in, timeout_s
+from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
 from offload.program.collectives import Meeting
 
 # How long a rank sleeps between two looks at the store, which doubles from the first to the last.
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 
-# What this process has begun, by kind and channel, and what it has left word of and may take back.
+# How many recordings or loads of this process have come to a channel in one epoch of it, and how
+# many it has begun, by what they are of.
 _counts: Counter[str] = Counter()
-_left: set[str] = set()
+_begun: Counter[str] = Counter()
+# By channel the first epoch of which this process does not know yet how it has ended.
+_unknown: Counter[str] = Counter()
 
 
 class Rendezvous:
     """The meetings of one recording, or of one load, with the same of other ranks.
 
-    What belongs together is in each process the n-th that comes to a channel: to a group, or to
-    another rank of one.
+    Ranks meet in channels: groups, or two ranks of one. What belongs together is in each process
+    the n-th that comes to a channel in one epoch of it. The epoch is a number in the store; whoever
+    refuses begins the next one, so that all count anew. Who has refused before he came to a channel
+    is known by the name of what he refused, and by the how many-eth of this name it was.
 
     Owner: who records or loads. Thread: one.
     """
@@ -44,9 +50,9 @@ class Rendezvous:
             name: of what it is done with.
         """
         self._kind, self._name = kind, name
-        self._prefixes: dict[str, str] = {}  # of keys, by channel
-        self._n_met: Counter[str] = Counter()
-        self._channels: dict[str, Meeting] = {}
+        _begun[f"{kind}/{name}"] += 1
+        self._which = f"{name}|{_begun[f'{kind}/{name}']}"
+        self._channels: dict[str, Channel] = {}
         self._groups: dict[str, Group] = {}
         self._over = False
 
@@ -66,14 +72,13 @@ class Rendezvous:
         Raises:
             ExecutionError: the store is gone.
         """
-        channel = meeting.channel
-        if self._channels.setdefault(channel, meeting) is meeting:
-            self._begin(channel)
-        number = self._n_met[channel]
-        self._n_met[channel] += 1
-        arrival = Arrival(self, meeting, f"{self._prefixes[channel]}/{number}")
-        arrival.tell()
-        return arrival
+        with self._store_watched():
+            channel = self._channels.get(meeting.channel)
+            if channel is None:
+                channel = Channel(self._kind, meeting, self.group(meeting.group))
+                self._channels[meeting.channel] = channel
+                self._heed(channel, channel.ended_before())
+            return Arrival(self, channel, meeting.what)
 
     def agree(self, what: str) -> None:
         """Wait until all ranks that were met before have come to the same.
@@ -85,10 +90,8 @@ class Rendezvous:
             CaptureError: a rank came to something else, or refused.
             ExecutionError: one did not come in time.
         """
-        arrivals = []
-        for channel in sorted(self._channels):
-            first = self._channels[channel]
-            arrivals.append(self.come(Meeting(first.group, first.sender, first.receiver, what)))
+        channels = [self._channels[name] for name in sorted(self._channels)]
+        arrivals = [self.come(dataclasses.replace(one.first, what=what)) for one in channels]
         for arrival in arrivals:
             arrival.wait()
 
@@ -101,141 +104,281 @@ class Rendezvous:
         if self._over:
             return
         self._over = True
-        rank = distributed().get_rank()
+        told = f"{self._which}|{why}"
         with contextlib.suppress(RuntimeError, ValueError):  # the store may be gone: others notice
-            for prefix in self._prefixes.values():
-                self.store.set(f"{prefix}/refused", f"{rank}|{self._name}|{why}")
+            for channel in self._channels.values():
+                channel.end(told)
             for group in active_groups():
-                if group.name not in self._prefixes and len(group.ranks) > 1:
-                    key = f"{self._next(group.name)}/refused"
-                    _left.add(key)
-                    self.store.set(key, f"{rank}|{self._name}|{why}")
+                if group.name not in self._channels and len(group.ranks) > 1:
+                    Channel(self._kind, Meeting(group.name, None, None, ""), group).end(told)
 
-    def check_unrefused(self, meeting: Meeting) -> None:
-        """Look whether one of those who are to come to a meeting has refused.
+    def check_unrefused(self, channel: Channel) -> None:
+        """Look whether one of those who are to come to a channel has refused.
 
         Raises:
             CaptureError: one has.
         """
-        prefix = self._prefixes.get(meeting.group) or self._next(meeting.group)
-        own = self._prefixes[meeting.channel]
-        for key in dict.fromkeys((f"{own}/refused", f"{prefix}/refused")):
-            with self.store_watched():
-                told = self.store.get(key).decode() if self.store.check([key]) else "||"
-            rank, name, why = told.split("|", 2)
-            is_this = name == self._name or meeting.sender is not None
-            if rank and is_this:
-                self.refuse(f"rank {rank} has refused: {why}")
+        refusals = list(channel.refusals())
+        self._heed(channel, refusals)
+        if refusals:
+            channel.begin_again()
+
+    def _heed(self, channel: Channel, refusals: Iterable[Refusal]) -> None:
+        """Refuse as well, if one of these refusals is of this."""
+        for refusal in refusals:
+            if refusal.is_of(channel, self._which):
+                self._over = True
                 raise CaptureError(
-                    f"rank {rank} refused the {self._kind} of {name}, so that all ranks do: {why}"
+                    f"rank {refusal.rank} refused the {self._kind} of {refusal.name}, so that all "
+                    f"ranks do: {refusal.why}"
                 )
 
-    def _begin(self, channel: str) -> None:
-        """Come to a channel for the first time; a word that was left there too early is void."""
-        self._prefixes[channel] = self._next(channel)
-        _counts[f"{self._kind}/{channel}"] += 1
-        key = f"{self._prefixes[channel]}/refused"
-        if key in _left:
-            _left.remove(key)
-            with self.store_watched():
-                self.store.delete_key(key)
-
-    def _next(self, channel: str) -> str:
-        name = f"{self._kind}/{channel}"
-        return f"offload/{name}/{_counts[name] + 1}"
-
-    @property
-    def store(self) -> Any:
-        """Where keys are kept that all ranks of the world see."""
-        return distributed()._get_default_store()
-
     @contextlib.contextmanager
-    def store_watched(self) -> Iterator[None]:
+    def _store_watched(self) -> Iterator[None]:
         """Say what it means if the store is gone."""
         try:
             yield
         except (RuntimeError, ValueError) as error:
+            if isinstance(error, OffloadError):
+                raise
             raise ExecutionError(
                 f"the {self._kind} of {self._name} lost the store of torch.distributed, in which "
                 f"ranks meet: the process that keeps it may have ended ({error})"
             ) from error
 
+    def wait(self, arrival: Arrival) -> None:
+        """As `Arrival.wait`."""
+        until = time.monotonic() + timeout_s(arrival.channel.group.name)
+        with self._store_watched():
+            for members in arrival.stages():
+                self._await(arrival, members, until)
+                other = arrival.who_differs(members)
+                if other is not None:
+                    self._refuse_other(arrival, other)
+            arrival.channel.has_met = True
+
+    def _await(self, arrival: Arrival, members: Sequence[int], until: float) -> None:
+        sleep_s = _FIRST_SLEEP_S
+        while missing := arrival.missing(members):
+            self.check_unrefused(arrival.channel)
+            if time.monotonic() > until:
+                self._refuse_late(arrival, missing)
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, _LAST_SLEEP_S)
+
+    def _refuse_other(self, arrival: Arrival, other: int) -> None:
+        channel = arrival.channel
+        why = (
+            f"ranks differ: rank {channel.members[channel.own]} is at {arrival.what!r} in group "
+            f"{channel.group.name!r}, where rank {channel.members[other]} is at "
+            f"{arrival.word_of(other)!r}; all ranks of a group must make the same collectives in "
+            "the same order"
+        )
+        self.refuse(why)
+        raise CaptureError(why)
+
+    def _refuse_late(self, arrival: Arrival, missing: Sequence[int]) -> None:
+        group = arrival.channel.group
+        late = [group.ranks[one] for one in missing]
+        why = (
+            f"no word for {timeout_s(group.name):g} s, the timeout of group {group.name!r}, from "
+            f"ranks {late}, which were to come to {arrival.what!r}: they ended, hang, or do "
+            "something else"
+        )
+        self.refuse(why)
+        raise ExecutionError(why)
+
+
+def _store() -> Any:
+    """Where keys are kept that all ranks of the world see."""
+    return distributed()._get_default_store()
+
+
+class Channel:
+    """Where a Rendezvous meets the other ranks of a group, or one of them.
+
+    Owner: the Rendezvous.
+
+    Attributes:
+        first: the first meeting there.
+        group: the group.
+        members: who meets, by their numbers in the group their ranks in the world.
+        own: the number of this rank.
+        has_met: some meeting there is over.
+    """
+
+    def __init__(self, kind: str, first: Meeting, group: Group) -> None:
+        self.first, self.group = first, group
+        numbers: Iterable[int] = range(len(group.ranks))
+        if first.sender is not None and first.receiver is not None:
+            numbers = (first.sender, first.receiver)
+        self.members = {number: group.ranks[number] for number in numbers}
+        self.own = rank_in(group)
+        self.has_met = False
+        self._arrivals: list[Arrival] = []
+        self._prefix = f"offload/{kind}/{first.channel}"
+        self._group_prefix = f"offload/{kind}/{group.name}"
+        self._number: int | None = None
+        self._begin()
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether the whole group meets there."""
+        return self.first.sender is None
+
+    def add(self, arrival: Arrival) -> int:
+        """Count an arrival; gives its number."""
+        if self._number is None:
+            begun = f"{self._prefix}/{self._epoch}"
+            self._number = _counts[begun]
+            _counts[begun] += 1
+        self._arrivals.append(arrival)
+        return len(self._arrivals) - 1
+
+    def is_at(self, prefix: str, where: str) -> bool:
+        """Whether what meets here is what was refused there."""
+        return prefix == self._prefix and bool(where) and where == self._where
+
+    @property
+    def _where(self) -> str:
+        """Its epoch and its number in it; empty: it has not come yet."""
+        return "" if self._number is None else f"{self._epoch}.{self._number}"
+
+    def key(self, arrival: int, member: int) -> str:
+        """Under which a member leaves word that it is at an arrival of this number."""
+        return f"{self._prefix}/{self._epoch}/{self._number}/{arrival}/{member}"
+
+    def end(self, told: str) -> None:
+        """Leave word of a refusal, and begin the next epoch."""
+        ended = _store().add(f"{self._prefix}/epoch", 1) - 1  # others may have ended one as well
+        where = f"{self.group.rank}|{self._where}|{told}"
+        _store().set(f"{self._prefix}/{ended}/refused", where)
+
+    def refusals(self) -> Iterator[Refusal]:
+        """Those since it was begun."""
+        for prefix, epoch in self._epochs().items():
+            if _store().add(f"{prefix}/epoch", 0) != epoch:
+                yield Refusal.read(prefix, epoch)
+
+    def ended_before(self) -> Iterator[Refusal]:
+        """Those before it was begun, of which this process did not know."""
+        for prefix, epoch in self._epochs().items():
+            unknown = range(_unknown[prefix], epoch)
+            _unknown[prefix] = epoch
+            yield from (Refusal.read(prefix, one) for one in unknown)
+
+    def _epochs(self) -> dict[str, int]:
+        return {self._prefix: self._epoch, self._group_prefix: self._group_epoch}
+
+    def begin_again(self) -> None:
+        """Count anew, as what was refused was something else."""
+        self._begin()
+        self._number = None
+        arrivals, self._arrivals = self._arrivals, []
+        for arrival in arrivals:
+            arrival.come()
+
+    def _begin(self) -> None:
+        self._epoch = _store().add(f"{self._prefix}/epoch", 0)
+        self._group_epoch = _store().add(f"{self._group_prefix}/epoch", 0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """How an epoch of a channel has ended.
+
+    Attributes:
+        prefix: of the channel's keys.
+        rank: who refused.
+        where: which epoch of the channel was refused, and the how many-eth to come there; empty: it
+            had not come yet.
+        name, which: of what was refused, and the how many-eth of this name it was.
+        why: it was refused.
+    """
+
+    prefix: str
+    rank: str
+    where: str
+    name: str
+    which: str
+    why: str
+
+    @classmethod
+    def read(cls, prefix: str, epoch: int) -> Refusal:
+        """That which ended an epoch."""
+        told = _store().get(f"{prefix}/{epoch}/refused").decode()
+        return cls(prefix, *told.split("|", 4))
+
+    def is_of(self, channel: Channel, which: str) -> bool:
+        """Whether it is of what meets in a channel, and has this name and number."""
+        if channel.has_met or f"{self.name}|{self.which}" == which:
+            return True
+        return channel.is_at(self.prefix, self.where)
+
 
 class Arrival:
-    """This rank at one meeting. Owner: who came; Thread: as the Rendezvous."""
+    """This rank at one meeting. Owner: who came. Thread: as the Rendezvous.
 
-    def __init__(self, rendezvous: Rendezvous, meeting: Meeting, key: str) -> None:
+    Attributes:
+        channel: where.
+        what: it is here for.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, channel: Channel, what: str) -> None:
+        self.channel, self.what = channel, what
         self._rendezvous = rendezvous
-        self._meeting = meeting
-        self._key = key
-        group = rendezvous.group(meeting.group)
-        own = group.ranks.index(group.rank)
-        together: Iterable[int] = range(len(group.ranks))
-        if meeting.sender is not None and meeting.receiver is not None:
-            together = (meeting.sender, meeting.receiver)
-        self._members = {number: group.ranks[number] for number in together}
-        self._own, self._leader = own, min(self._members)
-        self._waited = False
+        self._leader = min(channel.members)
+        self._number = 0
+        self._is_told = False
+        if len(channel.members) > 1:
+            self.come()
 
-    def tell(self) -> None:
-        """Leave word that this rank is here, and what for."""
-        if len(self._members) > 1:
-            with self._rendezvous.store_watched():
-                self._rendezvous.store.set(f"{self._key}/{self._own}", self._meeting.what)
+    def come(self) -> None:
+        """Leave word that this rank is here, where others do not wait for it to agree."""
+        self._number = self.channel.add(self)
+        was_told, self._is_told = self._is_told, False
+        if was_told or self.channel.own == self._leader or not self.channel.is_of_all:
+            self._tell()
 
     def wait(self) -> None:
         """Return once all are here for the same.
 
         Raises:
-            CaptureError: the first rank is here for something else, or one refused.
+            CaptureError: a rank is here for something else, or one refused.
             ExecutionError: one is not here when the group's timeout is over.
         """
-        if self._waited or len(self._members) == 1:
-            return
-        self._waited = True
-        until = time.monotonic() + timeout_s(self._meeting.group)
-        leader = f"{self._key}/{self._leader}"
-        if self._own != self._leader:
-            self._await([leader], until)
-            with self._rendezvous.store_watched():
-                told = self._rendezvous.store.get(leader).decode()
-            if told != self._meeting.what:
-                self._refuse_other(told)
-        self._await([f"{self._key}/{one}" for one in self._members], until)
+        if len(self.channel.members) > 1:
+            self._rendezvous.wait(self)
 
-    def _await(self, keys: list[str], until: float) -> None:
-        sleep_s = _FIRST_SLEEP_S
-        while True:
-            with self._rendezvous.store_watched():
-                if self._rendezvous.store.check(keys):
-                    return
-            self._rendezvous.check_unrefused(self._meeting)
-            if time.monotonic() > until:
-                self._refuse_late()
-            time.sleep(sleep_s)
-            sleep_s = min(2 * sleep_s, _LAST_SLEEP_S)
+    def stages(self) -> Iterator[Sequence[int]]:
+        """Whom to wait for, one after the other: the first rank, with which each agrees, and all.
 
-    def _refuse_other(self, told: str) -> None:
-        why = (
-            f"ranks differ: rank {self._members[self._own]} is at {self._meeting.what!r} in group "
-            f"{self._meeting.group!r}, where rank {self._members[self._leader]} is at {told!r}; "
-            "all ranks of a group must make the same collectives in the same order"
-        )
-        self._rendezvous.refuse(why)
-        raise CaptureError(why)
+        A rank leaves word only once it agrees, so that none goes on where one does not.
+        """
+        if self.channel.own != self._leader:
+            yield (self._leader,)
+            self._tell()
+        yield tuple(self.channel.members)
 
-    def _refuse_late(self) -> None:
-        with self._rendezvous.store_watched():
-            late = [
-                rank
-                for number, rank in self._members.items()
-                if not self._rendezvous.store.check([f"{self._key}/{number}"])
-            ]
-        seconds = timeout_s(self._meeting.group)
-        why = (
-            f"no word for {seconds:g} s, the timeout of group {self._meeting.group!r}, from ranks "
-            f"{late}, which were to come to {self._meeting.what!r}: they ended, hang, or do "
-            "something else"
-        )
-        self._rendezvous.refuse(why)
-        raise ExecutionError(why)
+    def missing(self, members: Sequence[int]) -> Sequence[int]:
+        """Who of these has left no word."""
+        if _store().check([self._key(one) for one in members]):
+            return ()
+        return [one for one in members if not _store().check([self._key(one)])]
+
+    def who_differs(self, members: Sequence[int]) -> int | None:
+        """Who of these, of all the first or the other of two, is here for something else."""
+        asked = [one for one in members if one == self._leader or not self.channel.is_of_all]
+        return next((one for one in asked if self.word_of(one) != self.what), None)
+
+    def word_of(self, member: int) -> str:
+        """What a member that has come is here for."""
+        return str(_store().get(self._key(member)).decode())
+
+    def _tell(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            _store().set(self._key(self.channel.own), self.what)
+
+    def _key(self, member: int) -> str:
+        return self.channel.key(self._number, member)
