@@ -207,8 +207,12 @@ def is_plain_class(tensor: torch.Tensor) -> bool:
 
 @functools.cache
 def is_wrapper(kind: type) -> bool:
-    """Whether a class of tensors stands for plain ones and can be taken apart, as DTensor."""
-    return is_traceable_wrapper_subclass_type(kind)
+    """Whether a class of tensors stands for plain ones and can be taken apart, as DTensor.
+
+    Nested ones are not: their sizes are content.
+    """
+    is_nested = kind.__module__.startswith("torch.nested.")
+    return is_traceable_wrapper_subclass_type(kind) and not is_nested
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
