@@ -16,6 +16,7 @@ from ranks import main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -541,6 +542,41 @@ def gradients_through_collectives() -> Any:
     same.append(torch.equal(models[0].weight, models[1].weight))
     names = [launch.name.partition("::")[2] for launch in captured.program.launches]
     return {"same": all(same), "launches": names}
+
+
+# ---- pipelines -----------------------------------------------------------------------------------
+
+
+class CapturedStage(nn.Module):
+    """A stage of a pipeline whose calls are executions."""
+
+    def __init__(self, stage: nn.Module, example: torch.Tensor) -> None:
+        super().__init__()
+        self.run = offload.capture(stage, example).load()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(x)
+
+
+@case
+def captured_stages_of_a_pipeline() -> Any:
+    torch.manual_seed(0)
+    rank, cpu = dist.get_rank(), torch.device("cpu")
+    stages = [Feedforward().eval().requires_grad_(False) for _ in range(2)]
+    captured = CapturedStage(stages[rank], alike(2, 16))
+    same = []
+    for schedule in (ScheduleGPipe, Schedule1F1B):
+        for seed in range(3):
+            x = alike(8, 16, seed=seed)
+            stage = PipelineStage(captured, rank, 2, cpu)
+            whole = schedule(stage, 4, loss_fn=None)
+            if schedule is Schedule1F1B:
+                result = whole.eval(x) if rank == 0 else whole.eval()
+            else:
+                result = whole.step(x) if rank == 0 else whole.step()
+            parts = [stages[1](stages[0](part)) for part in x.chunk(4)]
+            same.append(rank == 0 or torch.equal(result, torch.cat(parts)))
+    return same
 
 
 # ---- files ---------------------------------------------------------------------------------------

@@ -61,3 +61,8 @@ def test_each_rank_saves_and_finds_a_file_of_its_own(found):
         assert rank["groups"] == [f"group '0' of ranks 0, 1 (this is rank {number})"]
         assert "none is called '7'" in rank["wrong"]["unknown"]
         assert "expected process groups, got a int" in rank["wrong"]["no group"]
+
+
+def test_pipelines_run_captured_stages(found):
+    for rank in found.of("captured_stages_of_a_pipeline"):
+        assert rank == [True] * 6

@@ -118,10 +118,8 @@ class Rendezvous:
         Raises:
             CaptureError: one has.
         """
-        refusals = list(channel.refusals())
-        self._heed(channel, refusals)
-        if refusals:
-            channel.begin_again()
+        self._heed(channel, channel.refusals())
+        channel.follow()
 
     def _heed(self, channel: Channel, refusals: Iterable[Refusal]) -> None:
         """Refuse as well, if one of these refusals is of this."""
@@ -219,7 +217,10 @@ class Channel:
         self._prefix = f"offload/{kind}/{first.channel}"
         self._group_prefix = f"offload/{kind}/{group.name}"
         self._number: int | None = None
-        self._begin()
+        prefixes = (self._prefix, self._group_prefix)
+        # The epochs of the channel and of its group, as far as their ends are known.
+        self._known = {one: _store().add(f"{one}/epoch", 0) for one in prefixes}
+        self._epoch = self._known[self._prefix]
 
     @property
     def is_of_all(self) -> bool:
@@ -255,32 +256,30 @@ class Channel:
         _store().set(f"{self._prefix}/{ended}/refused", where)
 
     def refusals(self) -> Iterator[Refusal]:
-        """Those since it was begun."""
-        for prefix, epoch in self._epochs().items():
-            if _store().add(f"{prefix}/epoch", 0) != epoch:
+        """Those since it was begun, each once."""
+        for prefix, known in list(self._known.items()):
+            self._known[prefix] = _store().add(f"{prefix}/epoch", 0)
+            for epoch in range(known, self._known[prefix]):
                 yield Refusal.read(prefix, epoch)
 
     def ended_before(self) -> Iterator[Refusal]:
         """Those before it was begun, of which this process did not know."""
-        for prefix, epoch in self._epochs().items():
-            unknown = range(_unknown[prefix], epoch)
-            _unknown[prefix] = epoch
+        for prefix, known in self._known.items():
+            unknown = range(_unknown[prefix], known)
+            _unknown[prefix] = known
             yield from (Refusal.read(prefix, one) for one in unknown)
 
-    def _epochs(self) -> dict[str, int]:
-        return {self._prefix: self._epoch, self._group_prefix: self._group_epoch}
+    def follow(self) -> None:
+        """Come to the present epoch, as what was refused was something else.
 
-    def begin_again(self) -> None:
-        """Count anew, as what was refused was something else."""
-        self._begin()
-        self._number = None
+        Not where the others were met: what one of them refuses then, it does after this.
+        """
+        if self.has_met or self._epoch == self._known[self._prefix]:
+            return
+        self._epoch, self._number = self._known[self._prefix], None
         arrivals, self._arrivals = self._arrivals, []
         for arrival in arrivals:
             arrival.come()
-
-    def _begin(self) -> None:
-        self._epoch = _store().add(f"{self._prefix}/epoch", 0)
-        self._group_epoch = _store().add(f"{self._group_prefix}/epoch", 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -311,9 +310,7 @@ class Refusal:
 
     def is_of(self, channel: Channel, which: str) -> bool:
         """Whether it is of what meets in a channel, and has this name and number."""
-        if channel.has_met or f"{self.name}|{self.which}" == which:
-            return True
-        return channel.is_at(self.prefix, self.where)
+        return f"{self.name}|{self.which}" == which or channel.is_at(self.prefix, self.where)
 
 
 class Arrival:
