@@ -67,5 +67,5 @@ def test_a_group_of_its_own_has_its_own_numbers(found):
 
 
 def test_many_executions_and_tickets(found):
-    assert found.of("many_executions") == [True, True]
+    assert found.of("many_executions") == [[True, 0], [True, 0]]
     assert found.of("tickets") == [True, True]

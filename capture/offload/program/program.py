@@ -146,6 +146,7 @@ class Program:
             for value in self.values
             if value.role not in PLACED_ROLES
         ]
+        lines += [f"  {one_line(str(group))}" for group in self.groups]
         lines += [f"  {launch}" for launch in self.launches]
         returned = ", ".join(str(result.view) for result in self.results)
         return "\n".join([*lines, f"  return {returned}"])

@@ -18,10 +18,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.distributed import Rendezvous
-from offload.distributed.groups import rank_in, send
+from offload.distributed.groups import group_here, rank_in, send
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Argument, Group, Launch
-from offload.program.collectives import SENDS, STARTS, WAIT, meeting_of
+from offload.program.collectives import SENDS, STARTS, WAIT, group_name, meeting_of
 from offload.record.in_place_collectives import in_place
 from offload.record.storages import StorageTable
 
@@ -188,13 +188,12 @@ class Collectives:
 
     def _meet(self, name: str, arguments: list[Argument]) -> None:
         """Come to where ranks meet; of messages between two the wait waits for the other."""
-        rendezvous = self._rendezvous or Rendezvous("capture", "")
-        group = rendezvous.group(next(one for one in reversed(arguments) if isinstance(one, str)))
+        group = group_here(group_name(arguments))
         self._groups[group.name] = group
         if self._rendezvous is None:
             return
         meeting = meeting_of(name, arguments, rank_in(group))
-        arrival = rendezvous.come(meeting)
+        arrival = self._rendezvous.come(meeting)
         if meeting.sender is None:
             arrival.wait()
         else:
