@@ -295,6 +295,28 @@ def many_executions() -> Any:
 
 
 @case
+def a_launch_that_fails_while_a_collective_is_under_way() -> Any:
+    """The execution waits for its collective, though nobody sees the sum, and the next is right."""
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        started = torch.ops._c10d_functional.all_reduce(x, "sum", WORLD)
+        if y.sum().item() > 0:
+            y = y + 1
+        return torch.ops._c10d_functional.wait_tensor(started) + y
+
+    x, y = own(64), torch.ones(64)
+    run = offload.capture(call, x, y, host_reads="guard").load()
+    expected = run(x, y)
+    failed = []
+    for _ in range(20):
+        try:
+            run(x, -y if dist.get_rank() == 0 else y)
+        except offload.BindingError as error:
+            failed.append("read" in str(error))
+    return [failed, torch.equal(run(x, y), expected)]
+
+
+@case
 def tickets() -> Any:
     run = offload.capture(
         lambda x: functional.all_reduce(x, "sum", dist.group.WORLD) + 1, own(16)

@@ -66,6 +66,11 @@ def test_a_group_of_its_own_has_its_own_numbers(found):
     assert (first["rank"], second["rank"]) == (1, 0)
 
 
+def test_an_execution_that_fails_leaves_the_ranks_in_step(found):
+    case = "a_launch_that_fails_while_a_collective_is_under_way"
+    assert found.of(case) == [[[True] * 20, True], [[], True]]
+
+
 def test_many_executions_and_tickets(found):
     assert found.of("many_executions") == [[True, 0], [True, 0]]
     assert found.of("tickets") == [True, True]
