@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cuda/graph_order.hpp"
-#include "cuda/launch_times.hpp"
 #include "offload/errors.hpp"
 
 namespace offload::cuda {
@@ -203,20 +202,6 @@ bool CudaResident::copy(std::uint64_t to, std::uint64_t from, std::size_t n_byte
   return true;
 }
 
-CopySamples CudaResident::sample_copy_costs() const {
-  refuse_closed();
-  const ContextScope scope(driver_, context_);
-  const RelaxedCapture relaxed(driver_);
-  for (const Word& word : words_) {
-    if (word.is_half) continue;
-    const ResidentNode& node = *nodes_[word.node].parameters;
-    const std::optional<std::size_t> offset_bytes = node.argument_offset(word.bytes);
-    if (!offset_bytes) continue;
-    return cuda::sample_copy_costs(driver_, context_.handle(), node.handle(), *offset_bytes);
-  }
-  throw ExecutionError("no kernel of the program holds an address: there is nothing to measure");
-}
-
 void CudaResident::group_by_launch(const CudaProgram& program) {
   if (program.launches.size() != nodes_.size()) {
     throw std::invalid_argument("each node needs its launch, or -1");
@@ -320,23 +305,6 @@ void CudaResident::set_template(std::uint32_t node) {
 
 void CudaResident::set_templates() {
   for (const std::uint32_t node : marked_) set_template(node);
-}
-
-std::vector<double> CudaResident::time_launches() {
-  const ContextScope scope(driver_, context_);
-  const RelaxedCapture relaxed(driver_);
-  prepare();
-  if (weights_) throw ExecutionError("launches are timed where no weight is streamed");
-  set_templates();
-  std::vector<std::vector<GraphNode>> launches;
-  for (const std::vector<std::uint32_t>& nodes : launch_nodes_) {
-    launches.emplace_back();
-    for (const std::uint32_t node : nodes) {
-      launches.back().push_back(nodes_[node].parameters->handle());
-    }
-  }
-  arena_->enter(stream());
-  return cuda::time_launches(driver_, clone_, launches);
 }
 
 // Of the template as it is now, uploaded.

@@ -1,4 +1,4 @@
-// Executions of a CudaResident that are timed, as timelines ask.
+// What of a CudaResident is timed: executions as timelines ask, launches, and copies of nodes.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "cuda/cuda_resident.hpp"
+#include "cuda/launch_times.hpp"
+#include "offload/errors.hpp"
 
 namespace offload::cuda {
 
@@ -77,6 +79,37 @@ PassReport CudaResident::take_pass() {
     throw;
   }
   return report;
+}
+
+std::vector<double> CudaResident::time_launches() {
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  prepare();
+  if (weights_) throw ExecutionError("launches are timed where no weight is streamed");
+  set_templates();
+  std::vector<std::vector<GraphNode>> launches;
+  for (const std::vector<std::uint32_t>& nodes : launch_nodes_) {
+    launches.emplace_back();
+    for (const std::uint32_t node : nodes) {
+      launches.back().push_back(nodes_[node].parameters->handle());
+    }
+  }
+  arena_->enter(stream());
+  return cuda::time_launches(driver_, clone_, launches);
+}
+
+CopySamples CudaResident::sample_copy_costs() const {
+  refuse_closed();
+  const ContextScope scope(driver_, context_);
+  const RelaxedCapture relaxed(driver_);
+  for (const Word& word : words_) {
+    if (word.is_half) continue;
+    const ResidentNode& node = *nodes_[word.node].parameters;
+    const std::optional<std::size_t> offset_bytes = node.argument_offset(word.bytes);
+    if (!offset_bytes) continue;
+    return cuda::sample_copy_costs(driver_, context_.handle(), node.handle(), *offset_bytes);
+  }
+  throw ExecutionError("no kernel of the program holds an address: there is nothing to measure");
 }
 
 }  // namespace offload::cuda

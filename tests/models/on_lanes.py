@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import offload
+from lane_models import Heads, Recommending
 from offload.backends import find_backend
 from offload.backends.cpu.lanes import native_lanes
 from offload.load.place import place
@@ -60,42 +61,6 @@ class Experts(nn.Module):
         return x
 
 
-class Heads(nn.Module):
-    """Attention, head by head."""
-
-    def __init__(self, width=32, n_heads=4):
-        super().__init__()
-        size = width // n_heads
-        self.heads = nn.ModuleList(nn.Linear(width, 3 * size) for _ in range(n_heads))
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x):
-        found = []
-        for head in self.heads:
-            q, k, v = head(x).chunk(3, -1)
-            weights = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
-            found.append(weights @ v)
-        return self.out(torch.cat(found, -1))
-
-
-class Tables(nn.Module):
-    """Rows of many tables, their products with one another, and layers above and below."""
-
-    def __init__(self, n_tables=6, n_rows=50, width=8):
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(n_rows, width) for _ in range(n_tables))
-        self.below = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, width), nn.ReLU())
-        n = n_tables + 1
-        self.above = nn.Sequential(nn.Linear(width + n * n, 32), nn.ReLU(), nn.Linear(32, 1))
-
-    def forward(self, dense, rows):
-        below = self.below(dense)
-        found = [table(rows[:, i]) for i, table in enumerate(self.tables)]
-        every = torch.stack([below, *found], 1)
-        products = torch.bmm(every, every.transpose(1, 2)).flatten(1)
-        return torch.sigmoid(self.above(torch.cat([below, products], 1)))
-
-
 class Sorted(nn.Module):
     """Operators that allocate their results, read on both lanes."""
 
@@ -113,8 +78,11 @@ def programs() -> dict[str, tuple[nn.Module, list[tuple[torch.Tensor, ...]]]]:
         "towers": (Towers(), lambda: (torch.randn(4, 16),)),
         "three towers": (Towers(24, 3, 3), lambda: (torch.randn(2, 24),)),
         "experts": (Experts(), lambda: (torch.randn(6, 16),)),
-        "heads": (Heads(), lambda: (torch.randn(2, 5, 32),)),
-        "tables": (Tables(), lambda: (torch.randn(3, 4), torch.randint(0, 50, (3, 6)))),
+        "heads": (Heads(32, 4), lambda: (torch.randn(2, 5, 32),)),
+        "tables": (
+            Recommending(6, 50, 8),
+            lambda: (torch.randn(3, 13), torch.randint(0, 50, (3, 6))),
+        ),
         "sorted": (Sorted(), lambda: (torch.randn(8, 16),)),
     }
     return {

@@ -6,10 +6,11 @@ import itertools
 
 import pytest
 import torch
-from on_lanes import Experts, Heads, Tables, Towers, on_lanes, programs
+from on_lanes import Experts, Towers, on_lanes, programs
 from ortools.sat.python import cp_model
 
 import offload
+from lane_models import Heads, Recommending
 from offload.plan import SlotKind
 
 _SECONDS = 4.0  # of the solver, of deterministic time
@@ -51,7 +52,10 @@ PROGRAMS = {
     "wide towers": (Towers(32, 6, 4), [(torch.randn(4, 32),)]),
     "six experts": (Experts(16, 6, 1), [(torch.randn(6, 16),)]),
     "six heads": (Heads(48, 6), [(torch.randn(2, 7, 48),)]),
-    "nine tables": (Tables(9), [(torch.randn(5, 4), torch.randint(0, 50, (5, 9)))]),
+    "nine tables": (
+        Recommending(9, 50, 8),
+        [(torch.randn(5, 13), torch.randint(0, 50, (5, 9)))],
+    ),
 }
 
 

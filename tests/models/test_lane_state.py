@@ -184,8 +184,7 @@ def test_a_child_has_helpers_of_its_own():
 )
 def test_a_process_ends_whatever_helpers_do(end):
     source = f"""
-import sys, threading, time
-sys.path.insert(0, {os.path.dirname(__file__)!r})
+import threading, time
 import torch, offload
 from on_lanes import Towers, on_lanes
 torch.set_grad_enabled(False)
@@ -201,7 +200,11 @@ print("executed", flush=True)
 {end}
 """
     done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", source],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
-    assert done.stdout == "executed\n"
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.stdout, done.returncode, done.stderr) == ("executed\n", 0, "")

@@ -10,10 +10,16 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+import training
 from torch import nn
-from training import Side, assert_alike, captured_step, simple_step, twins
-
-import offload
+from training import (
+    adamw,
+    adding_step,
+    assert_alike,
+    captured_step,
+    mse_step,
+    twins,
+)
 
 
 def net() -> nn.Module:
@@ -24,49 +30,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 8), torch.randn(4, 8)
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def mse_step(model, optimizer):
-    return simple_step(model, optimizer, F.mse_loss)
-
-
-def adding_step(model, optimizer):
-    def step(x, target):
-        loss = F.mse_loss(model(x), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-class Pair:
+class Pair(training.Pair):
     def __init__(self, make_step=mse_step, optimizer=adamw, model=None) -> None:
-        self.ours, self.eager = twins(model or net(), optimizer, make_step)
-        given = batch()
-        self.run = self.ours.call(captured_step, self.ours.step, *given).load()
-        self.eager.call(self.eager.step, *given)
-        self.steps()
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.ours, self.eager
-
-    def steps(self, n: int = 2) -> None:
-        for _ in range(n):
-            given = batch()
-            got = self.ours.call(self.run, *given)
-            assert torch.equal(got, self.eager.call(self.eager.step, *given))
-            assert_alike(self.ours, self.eager)
-
-    def refused(self, match: str) -> None:
-        before = copy.deepcopy(dict(self.ours.named()))
-        with pytest.raises(offload.BindingError, match=match):
-            self.run(*batch())
-        for name, one in self.ours.named():
-            assert not isinstance(one, torch.Tensor) or torch.equal(one, before[name]), name
+        super().__init__(model or net(), batch, make_step, optimizer)
 
 
 # ---- leaves and modules --------------------------------------------------------------------------

@@ -7,8 +7,15 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+import training
 from torch import nn
-from training import Side, assert_alike, captured_step, simple_step, twins
+from training import (
+    adamw,
+    adding_step,
+    assert_alike,
+    captured_step,
+    mse_step,
+)
 
 import offload
 
@@ -21,53 +28,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 8), torch.randn(4, 4)
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
-def mse_step(model, optimizer):
-    return simple_step(model, optimizer, F.mse_loss)
-
-
-def adding_step(model, optimizer):
-    """Gradients are not set to zero in it."""
-
-    def step(x, target):
-        loss = F.mse_loss(model(x), target)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-class Pair:
-    """A captured step and the same one in eager, which are to do the same."""
-
+class Pair(training.Pair):
     def __init__(self, make_step=mse_step, optimizer=adamw) -> None:
-        self.ours, self.eager = twins(net(), optimizer, make_step)
-        given = batch()
-        self.captured = captured_step(self.ours.step, *given)
-        self.eager.step(*given)
-        self.run = self.captured.load()
-        self.steps()
-
-    @property
-    def sides(self) -> tuple[Side, Side]:
-        return self.ours, self.eager
-
-    def steps(self, n: int = 2) -> None:
-        for _ in range(n):
-            given = batch()
-            assert torch.equal(self.run(*given), self.eager.step(*given))
-            assert_alike(self.ours, self.eager)
-
-    def refused(self, match: str) -> None:
-        n_executions = self.run.last_execution.n_executions
-        for call in (self.run, self.run.submit):
-            with pytest.raises(offload.BindingError, match=match):
-                call(*batch())
-        assert self.run.last_execution.n_executions == n_executions
+        super().__init__(net(), batch, make_step, optimizer)
 
 
 # ---- what is seen as it is -----------------------------------------------------------------------

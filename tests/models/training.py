@@ -6,8 +6,10 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import offload
 
@@ -39,6 +41,26 @@ def simple_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Ste
         return loss.detach()
 
     return step
+
+
+def adding_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """Gradients are not set to zero in it."""
+
+    def step(x, target):
+        loss = functional.mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def mse_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    return simple_step(model, optimizer, functional.mse_loss)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
 
 
 def captured_step(step: Step, *batch: torch.Tensor) -> offload.Captured:
@@ -142,3 +164,43 @@ def check(
 
 def _tensors(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+class Pair:
+    """A captured step and the same one in eager, which are to do the same."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Callable[[], Batch],
+        make_step: Callable[[nn.Module, torch.optim.Optimizer], Step] = mse_step,
+        optimizer: MakeOptimizer = adamw,
+    ) -> None:
+        self.ours, self.eager = twins(model, optimizer, make_step)
+        self.batch = batch
+        given = batch()
+        self.captured = self.ours.call(captured_step, self.ours.step, *given)
+        self.eager.call(self.eager.step, *given)
+        self.run = self.captured.load()
+        self.steps()
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.ours, self.eager
+
+    def steps(self, n: int = 2) -> None:
+        for _ in range(n):
+            given = self.batch()
+            got = self.ours.call(self.run, *given)
+            assert torch.equal(got, self.eager.call(self.eager.step, *given))
+            assert_alike(self.ours, self.eager)
+
+    def refused(self, match: str) -> None:
+        before = copy.deepcopy(dict(self.ours.named()))
+        n_executions = self.run.last_execution.n_executions
+        for call in (self.run, self.run.submit):
+            with pytest.raises(offload.BindingError, match=match):
+                call(*self.batch())
+        assert self.run.last_execution.n_executions == n_executions
+        for name, one in self.ours.named():
+            assert not isinstance(one, torch.Tensor) or torch.equal(one, before[name]), name

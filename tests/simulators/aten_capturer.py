@@ -12,6 +12,7 @@ import concurrent.futures
 import ctypes
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,6 +84,15 @@ def _is_of_nothing(launch: Launch) -> bool:
     return bool(made) and not is_in_place and all(0 in view.shape for view in made)
 
 
+_under_way = threading.local()
+"""`launches`: of each node of a thread's capture so far, the launch that made it."""
+
+
+def note_node(launch: Launch) -> None:
+    """A launch has made the next node of this thread's capture."""
+    _under_way.launches.append(launch.index)
+
+
 class AtenCapturer:
     """Implements the Capturer protocol on the simulated driver."""
 
@@ -115,7 +125,7 @@ class AtenCapturer:
         addresses = {one.value: one.address for one in allocations if one.value is not None}
         stream = _current_context_stream()
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
-        self._launches: list[int] = []  # of each node
+        _under_way.launches = []
         for launch in (one for one in program.launches if not _is_of_nothing(one)):
             kernel = self._kernel(bound, launch)
             self.launch(stream, launch, kernel.function, kernel.sizes, kernel.arguments(addresses))
@@ -126,7 +136,7 @@ class AtenCapturer:
             graph=int(graph),
             nodes=nodes,
             edges=edges,
-            launches=tuple(self._launches),
+            launches=tuple(_under_way.launches),
             allocations=tuple(allocations),
             owned=(),
             keep=CapturedGraph(graph),
@@ -137,7 +147,7 @@ class AtenCapturer:
     ) -> None:
         """Launch what a Program's launch is made of: one kernel."""
         launch_kernel(stream, function, sizes, block)
-        self._launches.append(launch.index)
+        note_node(launch)
 
     def _capture_opaque(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Capture what the callable launches, on memory of the pool; nothing executes."""

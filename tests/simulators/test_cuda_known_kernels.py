@@ -104,6 +104,17 @@ def test_many_sizes_take_one_capture_each_and_one_arena(device):
         run.close()
 
 
+def test_what_nobody_proves_is_found_by_comparing_captures(device):
+    """That all kernels are known is seen by a capture of its own."""
+    load(device, 8)[0].close()
+    made, steps = program(device, 9)
+    capturer = StepCapturer(steps)
+    with device.load(made, steps, capturer, verify=False) as run:
+        assert capturer.n_captures == 5
+        assert "one capture has told" not in run.explain()
+        check(run, 9)
+
+
 def test_many_sizes_take_the_memory_of_the_largest(device, simulator, small_granules):
     """All open at once: at most 1.1 times what the largest takes by itself."""
     options = {"activation_items": 4096}

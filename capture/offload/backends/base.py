@@ -79,6 +79,8 @@ class Prepared:
             one after the other.
         state: the backend's own, for `instantiate`.
         notes: what a user should know of how it was prepared, in sentences for people.
+        prepare_unproved: prepares it for a load that proves nothing, where this relies on the
+            proof; None: this serves as well.
     """
 
     bound: BoundProgram
@@ -86,6 +88,7 @@ class Prepared:
     graph: NodeGraph | None = None
     state: Any = None
     notes: tuple[str, ...] = ()
+    prepare_unproved: Callable[[], Prepared] | None = None
 
     @property
     def program(self) -> Program:

@@ -32,7 +32,7 @@ class Options:
         is_streamed: some weights may have to be brought from a store.
         verify: whether captured graphs are proved and launches are timed.
         share_store: whether executables share what lies in the host's memory.
-        lanes: how many threads may run launches at once; 1: one does, with those of torch.
+        lanes: at most so many run launches at once; `auto`: several where that is quicker.
         one_lane: why it is one whatever executions would show; empty: that is not known yet.
     """
 
@@ -111,7 +111,7 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
     if is_streamed:
         return "weights are brought as launches run, in the order in which one lane reads them"
     if bound.bindings.before_execution is not None:
-        return "the program is a step that trains, each of whose launches changes what others read"
+        return "steps that train do not run on several lanes yet"
     return ""
 
 

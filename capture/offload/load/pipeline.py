@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from offload.backends import Backend, on_device
+from offload.backends import Backend, Prepared, on_device
 from offload.compile import Choice, Fused, Fusion
 from offload.compile import fuse as fuse_regions
 from offload.console.progress import Progress, telling
@@ -97,11 +97,19 @@ def _fused(
     return found.bound, found.fusion
 
 
+def _prepared(bound: BoundProgram, backend: Backend, options: Options) -> Prepared:
+    """Prepared, and without what only a proof would bear out if there is to be none."""
+    prepared = backend.prepare(bound)
+    if options.verify or prepared.prepare_unproved is None:
+        return prepared
+    return prepared.prepare_unproved()
+
+
 def _resident(
     bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
 ) -> Executable:
     """With all weights in memory."""
-    prepared = backend.prepare(bound)
+    prepared = _prepared(bound, backend, options)
     plan = place(prepared, backend)
     if backend.lanes is not None and options.lanes != 1 and not options.one_lane:
         prepared, plan = placed_in_lanes(prepared, plan, backend, options)
@@ -115,7 +123,7 @@ def _streamed(
 ) -> Executable:
     """With weights from a store, which launches are timed for where a budget is short."""
     streamer = weight_streamer(bound, backend)
-    prepared = backend.prepare(bound)
+    prepared = _prepared(bound, backend, options)
     plan = place(prepared, backend)
     load = StreamedLoad(
         prepared,

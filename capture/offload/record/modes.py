@@ -69,8 +69,11 @@ def _is_composite(func: torch._ops.OpOverload[..., Any]) -> bool:
 def _has_kernel(func: torch._ops.OpOverload[..., Any], device_type: str) -> bool:
     """Whether a device has a kernel of its own for what could be decomposed, as of `silu_backward`.
 
-    Eager runs that one.
+    Eager runs that one. A batch norm is one kernel either way, and what it is decomposed into says
+    whether it trains, and what it writes.
     """
+    if func is torch.ops.aten.native_batch_norm.default:
+        return False
     key = torch._C._dispatch_key_for_device(device_type)
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 

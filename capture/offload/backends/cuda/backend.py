@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import os
 import threading
@@ -178,7 +179,17 @@ class CudaBackend:
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.alignment_bytes)
         known = _known_kernels(device_of(program)) if self._uses_known else None
-        return prepare_captured(bound, self._capturer or TorchCapturer(), known)
+        prepared = prepare_captured(bound, self._capturer or TorchCapturer(), known)
+        if not prepared.state.is_known:
+            return prepared
+        again = functools.partial(self._without_known().prepare, bound)
+        return dataclasses.replace(prepared, prepare_unproved=again)
+
+    def _without_known(self) -> CudaBackend:
+        """The same, by which all words are found by comparing captures."""
+        other = copy.copy(self)
+        other._uses_known = False
+        return other
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Instantiate the graph with one relocated word for each address found.
@@ -282,9 +293,7 @@ class CudaBackend:
         except CaptureError as error:
             if not captured.is_known:
                 raise
-            instead = copy.copy(self)
-            instead._uses_known = False
-            raise Unproved(str(error), instead) from error
+            raise Unproved(str(error), self._without_known()) from error
         told = captured.one_lane or captured
         if not (captured.is_known or captured.fixed.fixed):
             sizes_bytes = [value.size_bytes for value in prepared.program.values]
