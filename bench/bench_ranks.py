@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -167,9 +168,27 @@ def ended() -> dict[str, float]:
         return {"known_after_s": time.time() - float(store.get("ended_at"))}
 
 
+def hung() -> dict[str, float]:
+    """How long after its group's timeout rank 0 knows that rank 1 does not come."""
+    timeout_s = 2.0
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s))
+    x = torch.randn(4, 16)
+    run = offload.capture(lambda x: functional.all_reduce(x, "sum", group) + 1, x).load()
+    run(x)
+    if dist.get_rank() == 1:
+        time.sleep(2 * timeout_s + 1)
+        return {}
+    begin = time.perf_counter()
+    try:
+        run(x)
+    except offload.ExecutionError:
+        return {"known_after_s": time.perf_counter() - begin - timeout_s}
+    raise AssertionError("rank 1 has not come")
+
+
 RUNS = {
     one.__name__: one
-    for one in (alone, tensor_parallel, tensor_parallel_deep, pipeline, growth, ended)
+    for one in (alone, tensor_parallel, tensor_parallel_deep, pipeline, growth, ended, hung)
 }
 
 
@@ -218,6 +237,11 @@ def test_ranks(benchmark: Any, record: Callable[[Case], None], name: str) -> Non
     times = ranks(name, n_ranks)[-1]  # of a pipeline the last stage has the result
     ratios = {EAGER: ratio_of(times[EAGER], times[OURS], at_least=at_least)}
     figures = {one: figure_of(times[one], "ns") for one in times}
+    if FLOOR in times:
+        floor_ns = figures[FLOOR].value
+        for one in (OURS, EAGER):
+            beyond = [time_ns - floor_ns for time_ns in times[one]]
+            figures[f"{one}, beyond {FLOOR}"] = figure_of(beyond, "ns")
     record(Case(title, ratios=ratios, figures=figures))
     benchmark.pedantic(lambda: None, rounds=1)
 
@@ -239,6 +263,18 @@ def test_a_rank_that_ends(benchmark: Any, record: Callable[[Case], None]) -> Non
     record(
         Case(
             "2 ranks: from the end of one to the ExecutionError on the other",
+            figures={OURS: figure_of(times, "s")},
+        )
+    )
+    benchmark.pedantic(lambda: None, rounds=1)
+    assert max(times) < 1
+
+
+def test_a_rank_that_hangs(benchmark: Any, record: Callable[[Case], None]) -> None:
+    times = [ranks("hung", 2)[0]["known_after_s"] for _ in range(3)]
+    record(
+        Case(
+            "2 ranks: from the end of the group's timeout to the ExecutionError",
             figures={OURS: figure_of(times, "s")},
         )
     )

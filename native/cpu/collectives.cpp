@@ -2,6 +2,7 @@
 
 #include <ATen/ops/copy.h>
 #include <ATen/ops/view_as_real.h>
+#include <unistd.h>
 
 #include <array>
 #include <functional>
@@ -91,6 +92,7 @@ class GroupCollective final : public Collective {
       for (std::size_t at = 0; at < outputs_.size(); ++at) outputs_[at].copy_(inputs_[at]);
     }
     if (alone) return;
+    refuse_forked();
     work_ = begin_(*group, *this);
   }
 
@@ -122,6 +124,14 @@ class GroupCollective final : public Collective {
                          " was destroyed: load the program again with the groups there are now");
   }
 
+  // A process that is forked has the group, and none of the threads that work for it.
+  void refuse_forked() const {
+    if (getpid() == process_) return;
+    throw ExecutionError("the process group " + name_ +
+                         " is of the process that this one was forked from, where its threads "
+                         "are: make groups and load the program in the new process");
+  }
+
   std::string name_;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
   TensorVector inputs_;
@@ -129,7 +139,8 @@ class GroupCollective final : public Collective {
   bool in_place_;
   bool copies_;  // inputs are copied to the outputs first, which are then sent
   Begin begin_;
-  WorkPointer work_;  // null: nothing is under way
+  pid_t process_ = getpid();  // whose threads carry collectives out
+  WorkPointer work_;          // null: nothing is under way
 };
 
 using Begin = GroupCollective::Begin;

@@ -20,7 +20,8 @@ namespace offload {
 //
 // Owner: the launches that start it and wait for it. Thread: any, one at a time, without the GIL.
 // Errors: std::exception of the process group's (a peer that is gone or late), and ExecutionError
-// where the group was destroyed; what is under way then is given up by `drain`.
+// where the group was destroyed, or is another process's; what is under way then is given up by
+// `drain`.
 class Collective {
  public:
   virtual ~Collective() = default;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -176,6 +177,50 @@ def a_group_that_is_gone() -> Any:
     run(torch.ones(4))
     dist.destroy_process_group(group)
     return told(lambda: run(torch.ones(4)))
+
+
+def failing_alone(call: Callable[[torch.Tensor], torch.Tensor], bad: torch.Tensor) -> Any:
+    """Executions in a group of 3 s, of which rank 1 alone is given what is refused."""
+    run = offload.capture(call, torch.ones(4), host_reads="guard").load()
+    run(torch.ones(4))
+    return told(lambda: run(torch.ones(4) if is_first() else bad))
+
+
+def summed_in(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: functional.all_reduce(x, "sum", group)
+
+
+@case
+def another_shape_on_one_rank() -> Any:
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
+    return failing_alone(summed_in(group), torch.ones(5))
+
+
+@case
+def a_guard_that_fails_on_one_rank() -> Any:
+    reduced = summed_in(dist.new_group([0, 1], timeout=timedelta(seconds=3)))
+    return failing_alone(lambda x: reduced(x + 1 if x.sum().item() > 0 else x), -torch.ones(4))
+
+
+@case
+def killed_in_the_load() -> Any:
+    """Rank 1 ends while it waits for rank 0, which then comes to the load."""
+    captured = offload.capture(summed, torch.ones(4))
+    if not is_first():
+        threading.Timer(0.5, end_here).start()
+        captured.load()
+    time.sleep(1)
+    return told(captured.load)
+
+
+@case
+def store_ended_in_the_load() -> Any:
+    """Rank 0, which keeps the store, ends while rank 1 waits for it."""
+    captured = offload.capture(summed, torch.ones(4))
+    if is_first():
+        time.sleep(0.5)
+        end_here()
+    return told(captured.load)
 
 
 @case

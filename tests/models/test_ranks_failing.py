@@ -18,6 +18,8 @@ _WHOLE = (
     "another_program_at_the_load",
     "refused_at_the_load",
     "a_group_that_is_gone",
+    "another_shape_on_one_rank",
+    "a_guard_that_fails_on_one_rank",
 )
 
 
@@ -110,3 +112,32 @@ def test_executions_that_diverge_end_in_errors():
     found, codes = run_alone("failing_rank_cases", 2, "diverging_executions")
     assert codes == [0, 0]
     assert [one["kind"] for one in found.of("diverging_executions")] == ["ExecutionError"] * 2
+
+
+@pytest.mark.parametrize(
+    ("case", "why"),
+    [("another_shape_on_one_rank", "shape"), ("a_guard_that_fails_on_one_rank", "read")],
+)
+def test_what_one_rank_refuses_to_execute_the_others_wait_for(found, case, why):
+    first, second = found.of(case)
+    assert first["kind"] == "ExecutionError"
+    assert "Timed out waiting 3000ms" in first["message"]
+    assert second["kind"] == "BindingError"
+    assert why in second["message"]
+
+
+def test_a_rank_that_ends_in_a_load_is_named():
+    found, codes = run_alone("failing_rank_cases", 2, "killed_in_the_load")
+    assert codes[1] < 0
+    failed = found.of_rank(0, "killed_in_the_load")
+    assert failed["kind"] == "ExecutionError"
+    assert "no word for 6 s" in failed["message"]
+    assert "from ranks [1]" in failed["message"]
+
+
+def test_a_store_that_ends_in_a_load_is_an_error():
+    found, codes = run_alone("failing_rank_cases", 2, "store_ended_in_the_load")
+    assert codes[0] < 0
+    failed = found.of_rank(1, "store_ended_in_the_load")
+    assert failed["kind"] == "ExecutionError"
+    assert "lost the store of torch.distributed" in failed["message"]

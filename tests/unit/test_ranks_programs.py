@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -177,3 +179,48 @@ def test_rows_may_differ_where_each_rank_has_its_own():
     other = meeting_of("_c10d_functional::all_to_all_single", (view(5, 4), (2, 3), (1, 4), "0"), 1)
     assert one == other
     assert one.what == "all_to_all_single of float32[*, 4]"
+
+
+_ALONE = """
+import sys
+import torch
+
+def of_groups():
+    return {name for name in sys.modules if name.startswith("torch.distributed")}
+
+before = of_groups()
+import offload
+from torch import nn
+
+CALLED = ("/offload/distributed/", "/record/collectives.py", "/record/in_place_collectives.py")
+
+def n_calls(n_layers):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(n_layers))).requires_grad_(False)
+    called = []
+
+    def count(frame, event, _):
+        if event == "call" and any(one in frame.f_code.co_filename for one in CALLED):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(count)
+    captured = offload.capture(model, torch.ones(2, 4))
+    sys.setprofile(None)
+    assert len(captured.program.launches) >= n_layers
+    assert torch.equal(captured.load()(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    return len(called)
+
+n_calls(1)  # imports
+print(n_calls(2), n_calls(40), sorted(of_groups() - before))
+"""
+
+
+def test_a_process_alone_imports_no_groups_and_calls_nothing_for_them():
+    """However many launches are recorded: what recording one costs is what it cost."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    few, many, imported = done.stdout.strip().split(" ", 2)
+    assert imported == "[]"
+    assert few == many
+    assert int(few) < 20

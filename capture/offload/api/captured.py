@@ -264,7 +264,8 @@ class Captured:
             BindingError: a process group is not here, or has other members than the recorded one;
                 there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
-                step that trains); `sizes` is no Sizes, or given where none vary, or beside a budget
+                step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
+                collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
                 or lanes; `promoted` is given without `fuse`, or where the program leaves more than
                 results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
                 than when it was recorded.

@@ -106,6 +106,16 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
             "the program is one opaque launch, which has no second one to run beside it: "
             f"{bound.program.opaque.reason}"
         )
+    return _one_order(bound, how, is_streamed=is_streamed)
+
+
+def _one_order(bound: BoundProgram, how: Scheduling, *, is_streamed: bool) -> str:
+    """Why launches that could run at once keep their order; empty if they need not."""
+    if bound.program.groups:
+        return (
+            "the program exchanges tensors with other ranks, which start collectives in one order, "
+            "and lanes would be tried by executions of this rank alone"
+        )
     if how is Scheduling.HOST:
         return "the host delivers launches one by one"
     if is_streamed:

@@ -62,13 +62,13 @@ def refuse_with_ranks(program: Program, **options: object) -> None:
 
     Args:
         program: what is loaded.
-        **options: those of the load, by name; a false one is not asked for.
+        **options: those of the load, by name; None and False: it is not asked for.
 
     Raises:
         BindingError: the Program has collectives, and one of the options is asked for.
     """
     for option, value in options.items():
-        if program.groups and value:
+        if program.groups and value is not None and value is not False:
             raise BindingError(
                 f"{option}={value!r}: the program exchanges tensors with other ranks, and each "
                 "would time executions or bring weights by itself, while the others wait: load "
