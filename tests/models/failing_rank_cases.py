@@ -183,7 +183,12 @@ def failing_alone(call: Callable[[torch.Tensor], torch.Tensor], bad: torch.Tenso
     """Executions in a group of 3 s, of which rank 1 alone is given what is refused."""
     run = offload.capture(call, torch.ones(4), host_reads="guard").load()
     run(torch.ones(4))
-    return told(lambda: run(torch.ones(4) if is_first() else bad))
+    found = told(lambda: run(torch.ones(4) if is_first() else bad))
+    store, name = dist.distributed_c10d._get_default_store(), run.program.groups[0].name
+    if is_first():
+        store.set(f"failed/{name}", "")
+    store.wait([f"failed/{name}"], timedelta(seconds=60))
+    return found
 
 
 def summed_in(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -282,9 +282,9 @@ def _rows_in_place(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-def _columns_in_place(x: torch.Tensor) -> torch.Tensor:
+def _transposed_in_place(x: torch.Tensor) -> torch.Tensor:
     y = x * 2
-    dist.all_reduce(y[:, 1])
+    dist.all_reduce(y.t())
     return y
 
 
@@ -308,12 +308,39 @@ def layouts() -> Any:
         "gathered columns": as_eager(
             lambda x: functional.all_gather_single(x[:, 1], 0, WORLD), own(4, 5)
         ),
+        "scattered columns": as_eager(
+            lambda x: functional.reduce_scatter_single(x[:, 1:4], "sum", 0, WORLD), own(4, 5)
+        ),
+        "exchanged columns": as_eager(
+            lambda x: functional.all_to_all_single(x.t(), None, None, WORLD), own(5, 4)
+        ),
         "expanded": as_eager(lambda x: summed(x.expand(4, 5)), own(1, 5)),
         "channels last": as_eager(summed, image),
         "rows in place": as_eager(_rows_in_place, own(4, 5)),
-        "columns in place": as_eager(_columns_in_place, own(4, 5)),
+        "transposed in place": as_eager(_transposed_in_place, own(4, 5)),
         "sent while written": as_eager(_sent_while_written, own(4, 5)),
     }
+
+
+@case
+def columns_in_place() -> Any:
+    """Where gloo by itself writes what lies beside them."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y[:, 1])
+        dist.broadcast(y[:, 3], 1)
+        return y
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        first, second = functional.all_gather_single((x * 2)[None], 0, WORLD)
+        y = x * 2
+        y[:, 1] = first[:, 1] + second[:, 1]
+        y[:, 3] = second[:, 3]
+        return y
+
+    run = offload.capture(call, own(4, 5)).load()
+    return torch.equal(run(own(4, 5, seed=1)), expected(own(4, 5, seed=1)))
 
 
 if __name__ == "__main__":

@@ -88,3 +88,7 @@ def test_what_eager_exchanges_executions_do(found, case):
         for what, (raises, refused, same) in rank.items():
             expected = (True, "ExecutionError", []) if raises else (False, "", [True])
             assert (raises, refused, same) == expected, what
+
+
+def test_columns_are_written_and_nothing_beside_them(found):
+    assert found.of("columns_in_place") == [True, True]

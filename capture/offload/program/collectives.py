@@ -22,6 +22,15 @@ STARTS = frozenset(
     )
 )  # fmt: skip
 
+# These send from the tensors that they are given, where others send from their results.
+SENT_AS_GIVEN = frozenset(
+    f"{NAMESPACE}{name}"
+    for name in (
+        "all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_to_all_single",
+        "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+    )
+)  # fmt: skip
+
 # Of these each rank may give and get another number of rows.
 _ROWS_VARY = frozenset({f"{NAMESPACE}all_to_all_single"})
 

@@ -21,7 +21,7 @@ from offload.distributed import Rendezvous
 from offload.distributed.groups import group_here, rank_in, send
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Argument, Group, Launch
-from offload.program.collectives import SENDS, STARTS, WAIT, group_name, meeting_of
+from offload.program.collectives import SENDS, SENT_AS_GIVEN, STARTS, WAIT, group_name, meeting_of
 from offload.record.in_place_collectives import in_place
 from offload.record.storages import StorageTable
 
@@ -142,6 +142,8 @@ class Collectives:
         args = tuple(_by_name(one) for one in args)
         kwargs = {key: _by_name(one) for key, one in kwargs.items()}
         self._settle((*args, *kwargs.values()))
+        if func._schema.name in SENT_AS_GIVEN:
+            args = (self._without_gaps(args[0]), *args[1:])
         self._met, self._sending = _nobody, None
         outcome = self._log.launch(func, args, kwargs)
         launch = self._log.launches[-1]
@@ -157,6 +159,15 @@ class Collectives:
                 self._settle(one)
             elif isinstance(one, torch.Tensor) and self._is_under_way(one):
                 self._wait(one)
+
+    def _without_gaps(self, given: Any) -> Any:
+        """Tensors as process groups send them; the operators copy what has gaps themselves."""
+        if isinstance(given, (list, tuple)):
+            return [self._without_gaps(one) for one in given]
+        if given.is_contiguous():
+            return given
+        layout = {"memory_format": torch.contiguous_format}
+        return self._log.dispatch(torch.ops.aten.clone.default, (given,), layout)
 
     def _is_under_way(self, tensor: torch.Tensor) -> bool:
         tracked = self._log.table.find(tensor)

@@ -107,37 +107,48 @@ def _reduction(boxed: Any) -> str:
         raise CaptureError(f"{user_location()}: a reduction cannot be recorded: {error}") from None
 
 
-def _plain(dispatch: Dispatch, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy without gaps."""
-    if tensor.is_contiguous():
-        return tensor
+def _without_gaps(
+    dispatch: Dispatch, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], list[Copy]]:
+    """The tensors, or copies of those with gaps, of which gloo writes other elements.
+
+    It takes as many as there are from the first one on (ProcessGroupGloo.cpp), whatever lies there.
+    """
     layout = {"memory_format": torch.contiguous_format}
-    return dispatch(torch.ops.aten.clone.default, (tensor,), layout)  # type: ignore[no-any-return]
+    plain = [
+        one if one.is_contiguous() else dispatch(torch.ops.aten.clone.default, (one,), layout)
+        for one in tensors
+    ]
+    pairs = zip(plain, tensors, strict=True)
+    return plain, [(given, place) for given, place in pairs if given is not place]
 
 
 def _all_reduce(
     dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, operation: Any, *_: Any
 ) -> Started:
     name, reduction = _group(group)[0], _reduction(operation)
-    for tensor in tensors:
+    started, copies = _without_gaps(dispatch, tensors)
+    for tensor in started:
         _call(dispatch, "all_reduce_", tensor, reduction, name)
-    return tensors, ()
+    return started, copies
 
 
 def _all_reduce_coalesced(
     dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, operation: Any, *_: Any
 ) -> Started:
     name, reduction = _group(group)[0], _reduction(operation)
-    _call(dispatch, "all_reduce_coalesced_", list(tensors), reduction, name)
-    return tensors, ()
+    started, copies = _without_gaps(dispatch, tensors)
+    _call(dispatch, "all_reduce_coalesced_", started, reduction, name)
+    return started, copies
 
 
 def _broadcast(
     dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, root: int, *_: Any
 ) -> Started:
-    for tensor in tensors:
+    started, copies = _without_gaps(dispatch, tensors)
+    for tensor in started:
         _call(dispatch, "broadcast_", tensor, root, _group(group)[0])
-    return tensors, ()
+    return started, copies
 
 
 def _all_gather_base(
@@ -158,7 +169,7 @@ def _all_gather(
     name, size = _group(group)
     started, copies = [], list[Copy]()
     for places, tensor in zip(outputs, tensors, strict=True):
-        given = _call(dispatch, "all_gather_into_tensor", _plain(dispatch, tensor), size, name)
+        given = _call(dispatch, "all_gather_into_tensor", tensor, size, name)
         started.append(given)
         parts = given.view(size, *tensor.shape).unbind(0)
         copies += zip(parts, places, strict=True)
@@ -211,7 +222,7 @@ def _all_to_all_base(
         list(given) or [whole.size(0) // size] * size
         for given, whole in zip(split[:2], (output, tensor), strict=True)
     )
-    given = _call(dispatch, "all_to_all_single", _plain(dispatch, tensor), received, sent, name)
+    given = _call(dispatch, "all_to_all_single", tensor, received, sent, name)
     return [given], [(given.view(output.shape), output)]
 
 
