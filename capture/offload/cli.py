@@ -16,6 +16,7 @@ from offload.errors import OffloadError
 from offload.plan.memory import THOROUGH_SEARCH_STEPS
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_FILE_OR_RANKS = click.Path(dir_okay=False, path_type=Path)  # there may be one for each rank
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
@@ -73,8 +74,10 @@ def inspect(file: Path, device: str | None) -> None:
 
 
 @main.command()
-@click.argument("file", type=_FILE)
-@click.option("--input", "input_file", type=_FILE, help="safetensors file with the inputs.")
+@click.argument("file", type=_FILE_OR_RANKS)
+@click.option(
+    "--input", "input_file", type=_FILE_OR_RANKS, help="safetensors file with the inputs."
+)
 @click.option("--output", "output_file", type=_NEW_FILE, help="safetensors file to write.")
 @click.option(
     "--device", help="Device to run on; by default the recorded one, npu for an offline model."
@@ -100,6 +103,10 @@ def run(
     `offload inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on in their
     order. Writes the results to --output as result0, result1 and so on. Without
     --input the program must take no tensors. With --fuse or --auto it says what was fused.
+
+    A program that several ranks saved is run by as many: torchrun --nproc-per-node 2 -m offload
+    run FILE. Each reads FILE.rank0of2, and so on, the same of --input if there is such, and writes
+    such a file of --output.
     """
     from offload.commands import run as command
 

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_native, module) {
   offload::register_residents(module);
   offload::register_lanes(module);
   offload::register_dispatch(module);
+  offload::register_collectives(module);
   offload::register_instances(module);
   offload::register_promotions(module);
   offload::register_execution(module);

@@ -103,6 +103,10 @@ const char* mode_name(CpuMode mode) {
       return "kernel";
     case CpuMode::kReplaced:
       return "replaced";
+    case CpuMode::kStart:
+      return "start";
+    case CpuMode::kWait:
+      return "wait";
   }
   return "";
 }
@@ -119,7 +123,9 @@ py::list launch_modes(const CpuResident& resident) {
 
 void register_residents(py::module_& module) {
   py::class_<Resident, std::shared_ptr<Resident>>(module, "Resident");  // NOLINT
-  py::class_<TensorIndex>(module, "TensorIndex").def(py::init<std::size_t>(), py::arg("index"));
+  py::class_<TensorIndex>(module, "TensorIndex")
+      .def(py::init<std::size_t>(), py::arg("index"))
+      .def_readonly("index", &TensorIndex::index);
   py::enum_<CpuMemory>(module, "CpuMemory")
       .value("PATCHED", CpuMemory::kPatched)
       .value("OPERATOR", CpuMemory::kOperator)

@@ -17,6 +17,7 @@ void register_promotions(pybind11::module_& module);
 void register_residents(pybind11::module_& module);
 void register_lanes(pybind11::module_& module);
 void register_dispatch(pybind11::module_& module);
+void register_collectives(pybind11::module_& module);
 void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
 void register_cuda_weights(pybind11::module_& module);

@@ -181,6 +181,9 @@ void CpuResident::fail(const CpuLaunch& launch) {
 }
 
 void CpuResident::give_up() noexcept {
+  for (const CpuLaunch& one : launches_) {
+    if (one.collective) one.collective->drain();
+  }
   release_all();
   proof_ = {};
 }
@@ -212,6 +215,12 @@ void CpuResident::run(CpuLaunch& launch, std::vector<c10::IValue>& stack,
       break;
     case CpuMode::kGathered:
       gather(launch);
+      break;
+    case CpuMode::kStart:
+      launch.collective->start();
+      break;
+    case CpuMode::kWait:
+      launch.collective->wait();
       break;
   }
   for (const std::size_t slot : releases) release(slot);

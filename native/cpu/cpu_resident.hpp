@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/collectives.hpp"
 #include "cpu/thunks.hpp"
 #include "offload/resident.hpp"
 #include "run/call.hpp"
@@ -58,6 +59,8 @@ enum class CpuMode : std::uint8_t {
   kGathered,  // rows of a table that is not in memory are read into the result
   kKernel,    // compiled code over addresses, proved
   kReplaced,  // compiled code failed its proof: the launches that it stands for run instead
+  kStart,     // begins a collective
+  kWait,      // returns once a collective has ended
 };
 
 class CpuLanes;
@@ -125,11 +128,12 @@ struct CpuLaunch {
   std::string out_overload;  // empty: none
   bool has_out = false;      // an out-variant or a thunk is to be proved and used
   std::vector<c10::IValue> arguments;
-  std::vector<at::Tensor> outputs;    // with has_out: where the results go
-  std::vector<CpuMade> made;          // without: what it allocates
-  std::optional<CpuKernel> kernel;    // in the place of an operator
-  std::optional<RowTable> table;      // of an embedding whose table is gathered
-  std::vector<std::size_t> releases;  // operator slots that nobody reads after it
+  std::vector<at::Tensor> outputs;         // with has_out: where the results go
+  std::vector<CpuMade> made;               // without: what it allocates
+  std::optional<CpuKernel> kernel;         // in the place of an operator
+  std::optional<RowTable> table;           // of an embedding whose table is gathered
+  std::shared_ptr<Collective> collective;  // that it starts or waits for
+  std::vector<std::size_t> releases;       // operator slots that nobody reads after it
   std::optional<c10::IValue> guard;
   bool guards_shape = false;
 

@@ -345,7 +345,7 @@ def test_a_launch_knows_what_it_touches_besides_bytes():
         Effect(EffectKind.GROUP, "world")
     }
     wait = Operator("_c10d_functional::wait_tensor")
-    assert effects(callee=wait, arguments=(view(1),)) == {Effect(EffectKind.UNSEEN)}
+    assert effects(callee=wait, arguments=(view(1),)) == {Effect(EffectKind.GROUP)}
 
 
 def test_generators_are_told_apart():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import kernel_sources
@@ -27,6 +29,7 @@ TESTED = {
     "own_kernels.md": "tests/simulators/test_ascend_binary_kernels.py",
     "pipelines.md": "test_pipelines",
     "placement.md": "test_placement",
+    "ranks.md": "test_ranks",
     "saving.md": "test_saving",
     "servers.md": "test_servers",
     "streaming.md": "test_streaming",
@@ -194,6 +197,41 @@ def test_saving(run_page, tmp_path, capsys):
         _ = names["opened"].recorded_result
     with pytest.raises(offload.CopyError):
         names["captured"].__reduce_ex__(2)
+
+
+def test_ranks(tmp_path):
+    """By two processes, as the page says, and then by its commands."""
+    (script,) = blocks_of(DOCS / "ranks.md")
+    (tmp_path / "model.py").write_text(script)
+    commands = re.findall(r"^torchrun (.*)$", (DOCS / "ranks.md").read_text(), re.MULTILINE)
+    torch.manual_seed(1)
+    x = torch.randn(8, 64)
+    safetensors.torch.save_file({"args[0]": x}, tmp_path / "x.safetensors")
+
+    def torchrun(arguments: str) -> str:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*launcher, *arguments.split()],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return done.stdout
+
+    assert "_c10d_functional::all_reduce" in torchrun("--nproc-per-node 2 model.py")
+    run, doctor = map(torchrun, commands)
+    assert run.count("result0: float32[8, 64]") == 2
+    results = [
+        safetensors.torch.load_file(tmp_path / f"y.safetensors.rank{rank}of2")["result0"]
+        for rank in range(2)
+    ]
+    assert torch.equal(*results)
+    assert "rank 0 of 2" in doctor
+    assert "rank 1 of 2" in doctor
 
 
 def test_every_example_runs_in_a_test():

@@ -14,6 +14,7 @@ from offload.api.recorded_program import recorded_program, runs_opaque
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
 from offload.console.user_code import callable_name, user_location
+from offload.distributed import Rendezvous, is_one_of_several
 from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
 from offload.program import BoundProgram, StoredTensor
@@ -131,6 +132,7 @@ class BlockRecording:
         self._fakes_given = contextlib.ExitStack()
         self._progress = contextlib.ExitStack()
         self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+        self._rendezvous: Rendezvous | None = None
 
     def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make and record a call through the handle.
@@ -217,6 +219,8 @@ class BlockRecording:
                     "leave the block after the first, and call the captured model instead"
                 )
             self._called = (args, kwargs)
+            if is_one_of_several():
+                self._rendezvous = Rendezvous("capture", callable_name(self._function))
             if self._dynamic_shapes is not None:
                 self._varying = varying_sizes(self._function, self._dynamic_shapes, args, kwargs)
             self._progress.enter_context(telling())
@@ -226,9 +230,20 @@ class BlockRecording:
             fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
             self._fakes_given.enter_context(fakes.given(self._function))
             return self._recorder(fakes=fakes, read_untold=self._read_on_trial(fakes))
-        except BaseException:
+        except BaseException as error:
+            self._refuse(error)
             self._leave()
             raise
+
+    def _refuse(self, error: BaseException) -> None:
+        """Let other ranks know that this one records no further."""
+        if self._rendezvous is not None:
+            self._rendezvous.refuse(f"{type(error).__qualname__}: {error}")
+
+    def _agree(self, what: str) -> None:
+        """Wait for the ranks that this call has met to come as far."""
+        if self._rendezvous is not None:
+            self._rendezvous.agree(what)
 
     def _read_on_trial(self, fakes: FakeWeights) -> str:
         """What the call would read on the host, and may not if it is told to avoid it.
@@ -261,6 +276,7 @@ class BlockRecording:
             read_untold=read_untold,
             keeps_seen=self._varying is not None,
             trains=self._training,
+            rendezvous=self._rendezvous,
         )
 
     def _leave(self) -> None:
@@ -275,6 +291,7 @@ class BlockRecording:
         """Give up: the call raised an error. Gives what to raise: what was refused, if it was."""
         try:
             refusal = recorder.abandon()
+            self._refuse(refusal or error)
         finally:
             self._leave()
         if refusal is None or refusal is error or not isinstance(error, Exception):
@@ -296,31 +313,42 @@ class BlockRecording:
             ExecutionError: the device failed while that was checked.
         """
         try:
-            if recorder.has_deferred and self._training:
-                handed_out = recorder.finish_unrecorded(result)
-                del recorder, result
-                self._settle(*NextStep(self._recorder, self._called).told())
-            elif recorder.has_deferred:
-                handed_out, plain = recorder.finish_plain(result)
-                del recorder, result
-                self._settle(*self._told(plain), plain.read)
-            elif made := recorder.end_step():
-                handed_out = recorder.finish_unrecorded(result)
-                del recorder, result
-                self._settle(*NextStep(self._recorder, self._called).recorded(made), "")
-            else:
-                handed_out, recording = recorder.finish(result)
-                self._fakes_given.close()
-                bound = guarded(recorder, recorded_program(recorder, recording))
-                try:
-                    self._settle(bound, recording.seen, "")
-                except CaptureError as error:
-                    self._settle_told(recorder, error)
+            handed_out = self._finish(recorder, result)
+            self._agree("the recorded program is checked")
+        except BaseException as error:
+            self._refuse(error)
+            raise
         finally:
             self._leave()
         if self._level:
             what = f"recorded {self.captured.name}"
             say(f"{program_line(self.captured.program, what)}, at {user_location()}")
+        return handed_out
+
+    def _finish(self, recorder: Recorder, result: Any) -> Any:
+        if recorder.has_deferred and self._training:
+            self._agree("the step reads a tensor on the host, and is recorded again")
+            handed_out = recorder.finish_unrecorded(result)
+            del recorder, result
+            self._settle(*NextStep(self._recorder, self._called).told())
+        elif recorder.has_deferred:
+            self._agree("the call reads a tensor on the host, and is recorded again")
+            handed_out, plain = recorder.finish_plain(result)
+            del recorder, result
+            self._settle(*self._told(plain), plain.read)
+        elif made := recorder.end_step():
+            self._agree("the first step is made, and the next one is recorded")
+            handed_out = recorder.finish_unrecorded(result)
+            del recorder, result
+            self._settle(*NextStep(self._recorder, self._called).recorded(made), "")
+        else:
+            handed_out, recording = recorder.finish(result)
+            self._fakes_given.close()
+            bound = guarded(recorder, recorded_program(recorder, recording))
+            try:
+                self._settle(bound, recording.seen, "")
+            except CaptureError as error:
+                self._settle_told(recorder, error)
         return handed_out
 
     def _settle(self, bound: BoundProgram, seen: WholeProgram | None, read_untold: str) -> None:
@@ -342,6 +370,11 @@ class BlockRecording:
                 raise CaptureError(
                     "sizes cannot vary where the call is one opaque launch, as nobody sees what "
                     "depends on them: leave out dynamic_shapes"
+                )
+            if bound.program.groups:
+                raise CaptureError(
+                    "sizes cannot vary where ranks exchange tensors, whose sizes all must know: "
+                    "leave out dynamic_shapes"
                 )
             recordings = SecondRecordings(self._function, self._called, self._varying, read_untold)
             self.captured._bound_family = recordings.family(seen)

@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn, overload
 
@@ -165,6 +165,7 @@ class Captured:
         lanes: int | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: None = ...,
+        groups: Mapping[str, Any] | None = ...,
     ) -> Executable: ...
 
     @overload
@@ -191,6 +192,7 @@ class Captured:
         lanes: int | Literal["auto"] = 1,
         progress: Progress = None,
         sizes: Sizes | None = None,
+        groups: Mapping[str, Any] | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize:
         """Make the Program resident on a device.
 
@@ -250,14 +252,20 @@ class Captured:
                 loaded there as a task of its own when it is first met. With `pad` buckets are. With
                 `promoted` those that repeat get kernels (`fuse`) in a thread that no call waits
                 for. None: one for the recorded sizes alone.
+            groups: of a Program whose ranks exchange tensors, process groups to use in the place of
+                recorded ones, by the names of these (`captured.program.groups`). The others are
+                found by their names. All ranks of a group load at once.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
-            CaptureError: the device cannot capture the Program, or the proof failed.
-            BindingError: there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
+            CaptureError: the device cannot capture the Program, or the proof failed; or another
+                rank refuses, or its Program has other collectives.
+            BindingError: a process group is not here, or has other members than the recorded one;
+                there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
-                step that trains); `sizes` is no Sizes, or given where none vary, or beside a budget
+                step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
+                collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
                 or lanes; `promoted` is given without `fuse`, or where the program leaves more than
                 results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
                 than when it was recorded.
@@ -266,7 +274,8 @@ class Captured:
             FileError: a weight's file is gone, or shorter than it was; or the folder of
                 OFFLOAD_DUMP cannot be written to.
             OutOfMemory: the device has no memory for what is loaded.
-            ExecutionError: the device failed.
+            ExecutionError: the device failed, or another rank does not load within its group's
+                timeout.
         """
 
         def load(
@@ -283,6 +292,7 @@ class Captured:
                 lanes=lanes,
                 progress=progress,
                 name=self.name,
+                groups=groups,
             )
             self._loads.add(run)
             return run
@@ -330,6 +340,10 @@ class Captured:
         Weights are written with the content that the model's tensors have now, which is what
         `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
         new one.
+
+        A Program whose ranks exchange tensors is written by each rank to a file of its own:
+        `path` with `.rank0of2` behind it for the first of two. `offload.open(path)` reads that of
+        the rank that opens it.
 
         After a capture with dynamic_shapes= the file has the Family, and its Program with the
         launches that make constants.

@@ -34,10 +34,11 @@ def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:
     if not recording.computed:
         bound = without_dead_launches(recording.bound)
         return _unchecked(bound, "nothing was computed when it was recorded")
+    recorder.agree("the call is recorded")
     recording, unchecked = _with_unseen_work(recording)
     bound = without_dead_launches(recording.bound)
     try:
-        verify(recording, bound)
+        verify(recording, bound, recorder.rendezvous)
     except OutcomeDiffers as error:
         is_last_form = recording.opaque is None or unchecked or bound.program.opaque is not None
         if is_last_form or bound.program.is_random:  # which as one launch could not be compared

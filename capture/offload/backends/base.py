@@ -33,6 +33,7 @@ class Capabilities:
         schedules_launches: the host can deliver a program launch by launch, for comparison.
         runs_kernels: launches may be compiled code over addresses (`Kernel`).
         runs_lanes: launches may run on several lanes of one thread each (`Plan.launch_lanes`).
+        runs_collectives: launches may exchange tensors with other ranks.
     """
 
     computes: bool = True
@@ -42,6 +43,7 @@ class Capabilities:
     schedules_launches: bool = True
     runs_kernels: bool = False
     runs_lanes: bool = False
+    runs_collectives: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -14,6 +14,9 @@ its schema says all that it touches. These rules follow from that:
 5. It makes or writes tensors, reads one on the host for a guard, or is one of torch's assertions.
    What remains acts on the process: gradients, plan caches, the terminal.
 6. It is not one of the few whose schema hides what they do (`_REFUSED`).
+7. Besides these, collectives (`_c10d_functional`): they send tensors to the process groups that
+   this process has made itself, which are found by name at the load. What they make is compared
+   with the shapes of a Program before they are executed (native/cpu/collectives.cpp).
 
 torch checks the arguments of its kernels, not always all of them. The rules keep a file from
 reaching files, sockets, processes and addresses; they do not make torch's kernels flawless.
@@ -30,6 +33,7 @@ import torch
 
 from offload.errors import FileError, ProgramError
 from offload.program import Argument, Launch, Symbol, TensorView
+from offload.program.collectives import NAMESPACE, STARTS, WAIT
 
 _NAME = re.compile(r"(aten|prims)::([A-Za-z_]\w*)(?:\.(\w+))?", re.ASCII)
 
@@ -76,6 +80,10 @@ def check_operator(launch: Launch, where: str) -> None:
             f"{len(launch.arguments)} are given"
         )
     for declared, argument in zip(schema.arguments, launch.arguments, strict=True):
+        if launch.is_collective and declared.name == "group_name":
+            if not isinstance(argument, str):
+                raise ProgramError(f"{where}: {launch.name} names no group, but {argument}")
+            continue
         if not _fits(declared.real_type, argument):
             raise ProgramError(
                 f"{where}: {launch.name} takes a {declared.real_type} as {declared.name}, "
@@ -125,6 +133,8 @@ def find_safe_operator(name: str) -> Any:
     Raises:
         FileError: this torch does not have it, or it is not safe; the message says which rule.
     """
+    if name in STARTS or name == WAIT:
+        return _find_collective(name)
     match = _NAME.fullmatch(name)
     if match is None:
         raise FileError(
@@ -143,6 +153,16 @@ def find_safe_operator(name: str) -> Any:
     if reason:
         raise FileError(f"operator {name} is refused: {reason}")
     return found
+
+
+def _find_collective(name: str) -> Any:
+    packet = getattr(torch.ops._c10d_functional, name.removeprefix(NAMESPACE), None)
+    if packet is None:
+        raise FileError(
+            f"operator {name} does not exist in torch {torch.__version__}: open the file with the "
+            "version of torch that recorded it"
+        )
+    return packet.default
 
 
 def _exists(name: str) -> bool:

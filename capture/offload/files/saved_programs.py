@@ -16,6 +16,7 @@ from offload.console.user_code import level_of_user
 from offload.errors import BindingError, FileError, ProgramError
 from offload.files.archive import open_archive, write_archive
 from offload.files.check import check_file_program
+from offload.files.rank_paths import own_path, path_of_rank
 from offload.files.result_types import check_types, types_not_found, with_types
 from offload.interpreter.device_formats import own_format
 from offload.interpreter.eager_run import bytes_of, host_storage
@@ -46,7 +47,8 @@ def save_program(
 ) -> None:
     """Write a Program and the present content of its weights to one file.
 
-    `family`: whose Program it is, where sizes may vary.
+    `family`: whose Program it is, where sizes may vary. One of several ranks has a file of its own
+    (`rank_paths`).
 
     The file replaces another at `path` only once it is whole. Classes of containers are written
     by name only. Where those of the result are not found again by name (see `result_types`), a
@@ -59,8 +61,8 @@ def save_program(
             tensors were laid out anew or its memory freed or shrunk since the capture, a host
             constant was given another value, or the path cannot be written to.
     """
-    path = Path(path)
     program = bound.program
+    path = path_of_rank(Path(path), program)
     for index, stored in bound.bindings.stored.items():
         raise FileError(
             f"{path}: {program.values[index].name} is in {stored.path} and not in memory: instead "
@@ -145,7 +147,7 @@ def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Save
             one of `types` matches no container of the result, or does not fit it.
         BindingError: one of `types` is no class.
     """
-    path = Path(path)
+    path = own_path(Path(path))
     types = check_types(types)
     try:
         with open_archive(path) as archive:

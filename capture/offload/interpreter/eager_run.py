@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -89,7 +88,7 @@ class EagerRun:
         arguments = [self._argument(one) for one in launch.arguments]
         return positional_and_named(find_overload(launch.name), arguments)
 
-    def call(self, launch: Launch) -> Callable[[], Any]:
+    def call(self, launch: Launch) -> functools.partial[Any]:
         """The launch as a function of no arguments; it may be called more than once.
 
         That of an opaque launch gives the tensors of its results, and writes weights in place.

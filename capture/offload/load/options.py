@@ -10,6 +10,7 @@ import torch
 from offload.backends import Backend, WeightStreamer, backend_and_index, find_backend
 from offload.console.amounts import parse_bytes
 from offload.errors import BackendUnavailable, BindingError
+from offload.load.ranks import refuse_with_ranks
 from offload.program import BoundProgram, Program
 from offload.timeline import Scheduling
 
@@ -61,6 +62,9 @@ def checked(
         BindingError: one of them is none, or they exclude one another.
     """
     _refuse_foreign(bound.program, backend)
+    refuse_with_ranks(
+        bound.program, weights_budget=weights_budget, fuse=fuse if fuse == AUTO else False
+    )
     how = named_scheduling(scheduling)
     if backend.dispatch is backend:
         how = Scheduling.HOST
@@ -101,6 +105,16 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
         return (
             "the program is one opaque launch, which has no second one to run beside it: "
             f"{bound.program.opaque.reason}"
+        )
+    return _one_order(bound, how, is_streamed=is_streamed)
+
+
+def _one_order(bound: BoundProgram, how: Scheduling, *, is_streamed: bool) -> str:
+    """Why launches that could run at once keep their order; empty if they need not."""
+    if bound.program.groups:
+        return (
+            "the program exchanges tensors with other ranks, which start collectives in one order, "
+            "and lanes would be tried by executions of this rank alone"
         )
     if how is Scheduling.HOST:
         return "the host delivers launches one by one"
@@ -184,6 +198,11 @@ def _refuse_foreign(program: Program, backend: Backend) -> None:
         raise BackendUnavailable(
             f"the program was recorded on {program.device}, and device {backend.name!r} runs "
             f"programs recorded on {backend.records()}: capture the model there"
+        )
+    if program.groups and not backend.capabilities.runs_collectives:
+        raise BackendUnavailable(
+            f"the program exchanges tensors with other ranks, which device {backend.name!r} does "
+            "not run: load it on the CPU, whose process groups are gloo's"
         )
     if program.opaque is not None and backend.opaque is None:
         raise BackendUnavailable(

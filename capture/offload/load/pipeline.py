@@ -7,8 +7,8 @@ plans weights that are streamed, `lanes` threads that run launches at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import torch
 
@@ -23,6 +23,7 @@ from offload.load.graph_lanes import placed_in_lanes
 from offload.load.lanes import load_on_lanes
 from offload.load.options import AUTO, Options, checked, delivering, named_backend, weight_streamer
 from offload.load.place import place
+from offload.load.ranks import loaded_together
 from offload.load.switched import switched
 from offload.program import BoundProgram
 from offload.run import Executable
@@ -43,6 +44,7 @@ def load_program(
     lanes: int | Literal["auto"] = 1,
     progress: Progress,
     name: str,
+    groups: Mapping[str, Any] | None = None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`, `name` is for people.
 
@@ -50,24 +52,28 @@ def load_program(
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
             `Captured.load`.
     """
-    with telling(progress), switched(name) as asked:
-        backend, index = named_backend(bound.program.device if device is None else device)
+    with (
+        telling(progress),
+        switched(name) as asked,
+        loaded_together(bound, groups, name) as found,
+    ):
+        backend, index = named_backend(found.program.device if device is None else device)
         backend = delivering(backend, scheduling)
-        options = checked(bound, backend, scheduling, weights_budget, fuse, lanes=lanes)
+        options = checked(found, backend, scheduling, weights_budget, fuse, lanes=lanes)
         options = dataclasses.replace(options, verify=verify, share_store=share_store)
-        recorded = bound = dataclasses.replace(bound, program=on_device(bound.program, index))
+        recorded = dataclasses.replace(found, program=on_device(found.program, index))
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             one_way = _streamed if options.is_streamed else _resident
             return load_proved(backend, lambda one: one_way(bound, one, options, fusion))
 
-        bound, fusion = _fused(bound, options, load)
+        fused, fusion = _fused(recorded, options, load)
         if options.lanes == 1 or options.one_lane or backend.lanes is not None:
-            run = load(bound, fusion)
+            run = load(fused, fusion)
             if options.one_lane:
                 run.lane_choice = LaneChoice(AUTO, refusal=options.one_lane)
         else:
-            run = load_on_lanes(backend.prepare(bound), backend, options, fusion)
+            run = load_on_lanes(backend.prepare(fused), backend, options, fusion)
         return asked.done(recorded, run, verify=verify)
 
 

@@ -9,6 +9,7 @@ from offload.program.bindings import (
     Watched,
 )
 from offload.program.check import check_program
+from offload.program.collectives import Group
 from offload.program.decode import decode_program
 from offload.program.encode import encode_program
 from offload.program.launch import (
@@ -48,6 +49,7 @@ __all__ = [
     "Caller",
     "Effect",
     "EffectKind",
+    "Group",
     "Kernel",
     "KernelFunction",
     "Launch",

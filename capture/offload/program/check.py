@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from offload.errors import ProgramError
+from offload.program.collectives import check_groups, group_name
 from offload.program.launch import Kernel, Launch, Opaque, Operator
 from offload.program.program import Program
 from offload.program.structure import Structure
@@ -33,6 +34,7 @@ def check_program(program: Program) -> None:
     _check_weights(program)
     _check_overlaps(program)
     _check_launches(program)
+    _check_collectives(program)
 
 
 def _check_value(position: int, value: Value) -> None:
@@ -261,6 +263,26 @@ def _check_derived(program: Program, launch: Launch, where: str) -> None:
     written = {index for one in program.launches for index in one.writes}
     if changed := written.intersection(launch.reads):
         raise ProgramError(f"{where} derives from %{min(changed)}, which a launch writes")
+
+
+def _check_collectives(program: Program) -> None:
+    """Each collective is waited for, behind its start, by a launch that holds what it touches."""
+    under_way: dict[int, set[int]] = {}  # by a Value that it makes or writes, what it touches
+    names = []
+    for launch in program.launches:
+        where = f"launches[{launch.index}]"
+        if launch.waits:
+            (view,) = launch.views()
+            touched = under_way.pop(view.value, None)
+            if touched is None or not touched <= set(launch.reads):
+                raise ProgramError(f"{where} waits for no collective that %{view.value} is of")
+        elif launch.is_collective:
+            names.append(group_name(launch.arguments))
+            touched = {*launch.reads, *launch.writes}
+            under_way.update(dict.fromkeys(launch.writes, touched))
+    if under_way:
+        raise ProgramError(f"nothing waits for the collective that %{min(under_way)} is of")
+    check_groups(program.groups, names)
 
 
 def _check_order(program: Program, made_at: Mapping[int, int]) -> None:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from offload.errors import FileError, ProgramError
-from offload.program.encode import FAMILY, FORMAT_NAME, FORMAT_VERSION, MAXIMUM_DEPTH
+from offload.program.collectives import Group
+from offload.program.encode import (
+    FAMILY,
+    FORMAT_NAME,
+    FORMAT_VERSION,
+    GROUPS,
+    MAXIMUM_DEPTH,
+)
 from offload.program.launch import Argument, Launch, Operator
 from offload.program.program import Overlap, Program, Result
 from offload.program.reader import MAXIMUM_INTEGER, Node
@@ -37,7 +44,8 @@ def decode_program(root: Node) -> Program:
         ProgramError: the data is not a program.
         FileError: it is a program of a format that this version cannot read.
     """
-    names = (*_PARTS, *[FAMILY] * has_family(root))
+    has_groups = GROUPS in set(root.keys())
+    names = (*_PARTS, *[FAMILY] * has_family(root), *[GROUPS] * has_groups)
     parts = dict(zip(names, root.fields("format", "version", *names)[2:], strict=True))
     return Program(
         device=parts["device"].text(),
@@ -55,7 +63,13 @@ def decode_program(root: Node) -> Program:
         keyword_only_names=parts["keyword_only_names"].texts(),
         host_reads=parts["host_reads"].texts(),
         versions={name: node.text() for name, node in parts["versions"].mapping().items()},
+        groups=parts[GROUPS].each(_group) if has_groups else (),
     )
+
+
+def _group(node: Node) -> Group:
+    name, ranks, rank, world_size = node.fields("name", "ranks", "rank", "world_size")
+    return Group(name.text(), ranks.integers(), rank.integer(), world_size.integer())
 
 
 def _weight_views(node: Node) -> dict[int, tuple[TensorView, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ FORMAT_NAME = "offload program"
 # Of a program of one size, which older versions read, and of one with a Family.
 PLAIN_VERSION, FORMAT_VERSION = 1, 2
 FAMILY = "family"
+GROUPS = "groups"
 
 # Arguments and results nested deeper than this are neither written nor read.
 MAXIMUM_DEPTH = 64
@@ -57,6 +59,7 @@ def encode_program(program: Program) -> dict[str, Any]:
         "parameter_names": list(program.parameter_names),
         "keyword_only_names": list(program.keyword_only_names),
         "host_reads": list(program.host_reads),
+        **({GROUPS: [dataclasses.asdict(one) for one in program.groups]} if program.groups else {}),
     }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from offload.console.text import one_line
+from offload.program.collectives import NAMESPACE, WAIT, group_name
 from offload.program.values import Symbol, TensorView
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ class Effect:
     """Something that launches touch besides bytes: those that touch the same keep their order.
 
     `name` tells effects of one kind apart: the generator's number in `Bindings.generators`, the
-    group's name.
+    group's name. Launches that wait for collectives touch the group without a name: they keep their
+    order, and what they wait for they write.
     """
 
     kind: EffectKind
@@ -164,6 +166,16 @@ class Launch:
         return self.callee.name
 
     @property
+    def is_collective(self) -> bool:
+        """Whether it starts a collective, or waits for one."""
+        return isinstance(self.callee, Operator) and self.callee.name.startswith(NAMESPACE)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for a collective that an earlier launch started."""
+        return self.callee.name == WAIT
+
+    @property
     def effects(self) -> frozenset[Effect]:
         """What it touches besides the bytes of `reads` and `writes`."""
         found = set()
@@ -175,8 +187,8 @@ class Launch:
         if isinstance(self.callee, Opaque):
             found.add(Effect(EffectKind.UNSEEN))
         elif isinstance(self.callee, Operator):
-            if group := _group_name(self.callee, self.arguments):
-                found.add(Effect(EffectKind.GROUP, group))
+            if self.is_collective:
+                found.add(Effect(EffectKind.GROUP, group_name(self.arguments)))
             elif not self.callee.is_aten:
                 found.add(Effect(EffectKind.UNSEEN))
         return frozenset(found)
@@ -204,16 +216,6 @@ class Launch:
         arguments = ", ".join(_argument_text(argument) for argument in self.arguments)
         guard = f"  guard {self.guard!r}" if self.guard is not None else ""
         return f"{self.index:>4}: {left} = {self.name}({arguments}){guard}  # {self.place}"
-
-
-def _group_name(callee: Operator, arguments: tuple[Argument, ...]) -> str:
-    """The group of a functional collective; empty for other operators.
-
-    It is the last argument that is a string (torch/csrc/distributed/c10d/Functional.cpp).
-    """
-    if not callee.name.startswith("_c10d_functional::"):
-        return ""
-    return next((one for one in reversed(arguments) if isinstance(one, str)), "")
 
 
 def _symbols(arguments: tuple[Argument, ...]) -> Iterator[Symbol]:

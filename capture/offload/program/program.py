@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from offload.console.amounts import show_count
 from offload.console.text import one_line
+from offload.program.collectives import Group
 from offload.program.launch import Kernel, Launch, Opaque
 from offload.program.structure import Structure
 from offload.program.values import PLACED_ROLES, Role, TensorView, Value
@@ -73,6 +74,7 @@ class Program:
             the callable's own **kwargs.
         host_reads: where the model would have read a tensor on the host: notes for people.
         versions: of the libraries that recorded it.
+        groups: the process groups of its collectives, by name.
         unchecked: why it is not known whether the launches do all that the callable does; empty if
             it was checked. For people.
         caller: how it was called; None in a program from a file, which computes what was recorded
@@ -93,6 +95,7 @@ class Program:
     host_reads: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     device_index: int | None = None
+    groups: tuple[Group, ...] = ()
     unchecked: str = ""
     caller: Caller | None = dataclasses.field(default=None, compare=False, repr=False)
 
@@ -152,6 +155,7 @@ class Program:
             for value in self.values
             if value.role not in PLACED_ROLES
         ]
+        lines += [f"  {one_line(str(group))}" for group in self.groups]
         lines += [f"  {launch}" for launch in self.launches]
         returned = ", ".join(str(result.view) for result in self.results)
         return "\n".join([*lines, f"  return {returned}"])

@@ -228,13 +228,14 @@ class LaunchLog:
         elif self._ranges:
             self._ranges.pop()
 
-    def _argument(self, argument: Any) -> Argument:
+    def described(self, argument: Any) -> Argument:
+        """An argument whose tensors are known, as a Program holds it."""
         if isinstance(argument, torch.Tensor):
             tracked = self.table.find(argument)
             assert tracked is not None
             return self.table.view(argument, tracked)
         if isinstance(argument, (list, tuple)):
-            return tuple(self._argument(item) for item in argument)
+            return tuple(self.described(item) for item in argument)
         if type(argument) is torch.Generator:
             return Symbol("generator", str(self.generators.note(argument)))
         return argument_data(argument)

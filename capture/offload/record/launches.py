@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.progress import advance
 from offload.console.user_code import user_location
+from offload.distributed import Rendezvous
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import flat
 from offload.program import Argument, Role, TensorView
+from offload.record.collectives import NAMESPACES, Collectives
 from offload.record.device_formats import refuse_write_in_own_format
+from offload.record.drawn_before import DrawnBefore
+from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
 from offload.record.guards import refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
@@ -32,7 +36,7 @@ from offload.record.operators import (
     written_arguments,
 )
 from offload.record.random_outcomes import RandomOutcome
-from offload.record.storages import TrackedStorage
+from offload.record.storages import StorageTable, TrackedStorage
 
 # A tensor that an operator is given, its storage, and whether the operator declares to write it.
 Touched = tuple[torch.Tensor, TrackedStorage, bool]
@@ -42,26 +46,49 @@ class LaunchRecorder(LaunchLog):
     """Turns dispatched operators into Launches.
 
     Owner: one Recorder, on whose thread it is called.
+
+    Attributes:
+        collectives: those that were started, and what other ranks are told of them.
     """
+
+    def __init__(
+        self,
+        table: StorageTable,
+        *,
+        guards_reads: bool,
+        may_defer: Callable[[], bool] = lambda: False,
+        fakes: FakeWeights | None = None,
+        drawn: DrawnBefore | None = None,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
+        super().__init__(
+            table, guards_reads=guards_reads, may_defer=may_defer, fakes=fakes, drawn=drawn
+        )
+        self.collectives = Collectives(self, rendezvous)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operator below the modes and record it."""
         with seeding_unnoticed():
-            return self._dispatch(func, args, kwargs)
+            if func.namespace in NAMESPACES:
+                return self.collectives.dispatch(func, args, kwargs)
+            return self.launch(func, args, kwargs)
 
-    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def launch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, where the operator is what is to be recorded."""
         operator = operator_of(func)
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         call = func
         if self._fakes is not None:
             args, kwargs, context = self._fakes.launch(operator, args, kwargs)
             call = self._fakes.rule(func)
+        if func.namespace in NAMESPACES:
+            call = self.collectives.calling(operator.name, call)
         arguments = operator.in_order(args, kwargs)
         touched: list[Touched] = []
         with self._let_pass_once_deferred(), self._deciding():
             touched = self._before_launch(operator, arguments)
         if self._drawn is not None and self._drawn.is_next(operator, arguments):
-            outcome = self._drawn.give(func, [self._argument(one) for one in arguments], touched)
+            outcome = self._drawn.give(func, [self.described(one) for one in arguments], touched)
             self._after_launch(operator, arguments, touched, outcome, drew=True)
             return outcome
         may_draw = self._fakes is None and (operator.random or not operator.is_aten)
@@ -206,7 +233,7 @@ class LaunchRecorder(LaunchLog):
             name, arguments, kept = self.numbers.instead(name, arguments)
         self._append(
             name,
-            tuple(self._argument(argument) for argument in arguments),
+            tuple(self.described(argument) for argument in arguments),
             results=tuple(results),
             reads=indices_of([*given, *map(self.table.of, kept)]),
             writes=indices_of((*writes, *made)),

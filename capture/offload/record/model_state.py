@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 
 import torch
 
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import bytes_of
-from offload.record.operators import has_plain_memory
+from offload.record.operators import has_plain_memory, is_wrapper
 from offload.record.python_state import PythonState
 from offload.record.trained_state import TrainedState
 
@@ -123,7 +123,8 @@ class ModelState:
         self._watches: dict[int, StorageWatch] = {}
         self._unwatched: dict[int, str] = {}  # by id; python_state keeps the tensors
         of_steps = () if self.trained is None else self.trained.named_tensors()
-        for path, tensor in (*self.python_state.tensors, *of_steps):
+        self._wrapped: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        for path, tensor in self._taken_apart((*self.python_state.tensors, *of_steps)):
             if not has_plain_memory(tensor):
                 self._unwatched.setdefault(id(tensor), path.removeprefix("self."))
                 continue
@@ -137,6 +138,20 @@ class ModelState:
             others = self._holders.get(held.identity, ())
             if not any(tensor is other for other in others):
                 self._holders[held.identity] = (*others, tensor)
+
+    def _taken_apart(
+        self, named: Iterable[tuple[str, torch.Tensor]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, in the place of wrappers as DTensor those that they hold."""
+        for path, tensor in named:
+            if not is_wrapper(type(tensor)):
+                yield path, tensor
+                continue
+            attributes, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+            held = [(f"{path}.{name}", getattr(tensor, name)) for name in attributes]
+            parts = [(name, one) for name, one in held if isinstance(one, torch.Tensor)]
+            self._wrapped += [(name, tensor, part) for name, part in parts]
+            yield from self._taken_apart(parts)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every tensor that the callable can reach and whose memory can be watched."""
@@ -188,6 +203,12 @@ class ModelState:
                 place.
         """
         self.python_state.check()
+        for path, wrapper, part in self._wrapped:
+            if getattr(wrapper, path.rpartition(".")[2]) is not part:
+                raise CaptureError(
+                    f"the call gave {path!r} another tensor, which a replay would not do again: "
+                    "write it in place"
+                )
         for name, held in self._held:
             if not held.same():
                 raise CaptureError(

@@ -19,6 +19,7 @@ from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
 from offload.native import _native
 from offload.record import host_reads
+from offload.record.operators import is_wrapper
 from offload.record.step_numbers import StepNumbers
 from offload.record.used_generators import UsedGenerators
 
@@ -100,6 +101,8 @@ class DispatchMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if any(map(is_wrapper, types)):  # it takes itself apart, and what it calls comes here
+            return NotImplemented
         with torch._C.DisableTorchFunction(), _refusals_kept(self._watcher):
             if not isinstance(func, torch._ops.OpOverload):
                 raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")

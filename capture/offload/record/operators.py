@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import flat
 from offload.interpreter.torch_names import dtype_name
 from offload.program import Argument, Symbol
+from offload.program.collectives import RECEIVES, WAIT
 
 # Operators that only reserve memory: their Value starts without content and no launch is kept.
 _RESERVE_OPERATORS = frozenset(
@@ -62,6 +64,15 @@ _UNTAGGED_SHAPES = frozenset(_SHAPE_SOURCES) - {"aten::masked_select"}
 _BATCH_NORMS = frozenset(
     {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 )
+
+
+# Other operators that write arguments at these positions, which their schemas do not declare:
+# peers write what is received into, and nobody sees it before it was waited for.
+_UNDECLARED_WRITES = {
+    "aten::batch_norm_update_stats": frozenset({1, 2}),
+    RECEIVES: frozenset({0}),
+    WAIT: frozenset({0}),
+}
 
 
 def is_tensor(thing: Any) -> bool:
@@ -164,9 +175,7 @@ def _default(argument: Any) -> Any:
 def written_arguments(operator: Overload, arguments: list[Any]) -> tuple[bool, ...]:
     """For each argument whether it is written: as declared, or as is known beyond that."""
     trains = operator.name in _BATCH_NORMS and bool(arguments[5])
-    writes = (
-        {3, 4} if trains else {1, 2} if operator.name == "aten::batch_norm_update_stats" else ()
-    )
+    writes = {3, 4} if trains else _UNDECLARED_WRITES.get(operator.name, frozenset())
     return tuple(
         is_declared or position in writes
         for position, is_declared in enumerate(operator.declares_write)
@@ -194,6 +203,16 @@ def _tagged_dynamic(func: Any) -> bool:
 def is_plain_class(tensor: torch.Tensor) -> bool:
     """Whether it is torch's own Tensor or Parameter: by class, as any tensor may be a Parameter."""
     return type(tensor) is torch.Tensor or issubclass(type(tensor), torch.nn.Parameter)
+
+
+@functools.cache
+def is_wrapper(kind: type) -> bool:
+    """Whether a class of tensors stands for plain ones and can be taken apart, as DTensor.
+
+    Nested ones are not: their sizes are content.
+    """
+    is_nested = kind.__module__.startswith("torch.nested.")
+    return is_traceable_wrapper_subclass_type(kind) and not is_nested
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
@@ -268,6 +287,8 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
     advice = ""
     if tensor.layout is not torch.strided:
         advice = "; use its .to_dense()"
+    elif hasattr(tensor, "to_local"):
+        advice = "; use its .to_local(), which is this rank's part"
     elif not has_plain_memory(tensor):
         advice = "; use the plain tensors that it holds or stands for"
     elif not is_plain_class(tensor):

@@ -50,12 +50,23 @@ class Recorder(WatchedCall):
         if self._trained is None:
             return ""
         try:
+            self._log.collectives.finish()
             self._context.close()
             self._log.raise_refusal()
             return self._trained.end(self._log)
         except BaseException:
             self.abandon()
             raise
+
+    def agree(self, what: str) -> None:
+        """Wait for the ranks that the call has met to come as far.
+
+        Raises:
+            CaptureError: a rank has done something else, or refused.
+            ExecutionError: one does not come in time.
+        """
+        if self.rendezvous is not None:
+            self.rendezvous.agree(what)
 
     def guard(self) -> Callable[[], Watched] | None:
         """What each execution has to compare beforehand; None where the call does not train."""

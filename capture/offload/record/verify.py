@@ -9,12 +9,14 @@ from contextlib import contextmanager
 import torch
 
 from offload.console.progress import advance, stage
+from offload.distributed import Rendezvous
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
 from offload.interpreter.eager_run import EagerRun, bytes_of
 from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.torch_names import find_dtype
 from offload.program import BoundProgram, Launch, Role, Value
 from offload.program.constants import same_constant
+from offload.record.launch_meetings import LaunchMeetings
 from offload.record.modes import seeding_noticed
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.recording import Recording
@@ -29,7 +31,7 @@ class OutcomeDiffers(CaptureError):
     """The recorded launches do not give what the call gave."""
 
 
-def verify(recording: Recording, bound: BoundProgram) -> None:
+def verify(recording: Recording, bound: BoundProgram, rendezvous: Rendezvous | None = None) -> None:
     """Run a Program on the recorded call's inputs and compare with what the model returned.
 
     Inputs and weights are left as they are: what the program writes is a copy, and the weights
@@ -37,13 +39,20 @@ def verify(recording: Recording, bound: BoundProgram) -> None:
     what they gave in the call, or draw from generators of the check's own. An opaque program that
     draws is not run: it would draw from those that other threads use.
 
+    Where ranks exchange tensors all of them run their programs at once, and equally often.
+
+    Args:
+        recording: what was recorded.
+        bound: the Program that is checked.
+        rendezvous: where the ranks meet; None: there are no others.
+
     Raises:
         OutcomeDiffers: a result or a changed input, buffer or parameter differs from the recorded
             call.
         CaptureError: one depends on memory that no launch wrote; an opaque call seeds a generator;
             or a launch failed.
         OutOfMemory: the device has no memory to run it once more.
-        ExecutionError: the device failed.
+        ExecutionError: the device failed, or another rank is gone or late.
     """
     program = bound.program
     opaque = program.opaque is not None
@@ -57,29 +66,34 @@ def verify(recording: Recording, bound: BoundProgram) -> None:
         seeding_noticed(refused.append) if opaque else torch._C._DisableAutocast(),
     ):
         outcomes = {} if opaque else by_launch(program.launches, recording.outcomes)
-        first = _Run(recording, bound, _FILLS[0], outcomes).outcome()
+        first = _Run(recording, bound, _FILLS[0], outcomes, rendezvous).outcome()
         if refused:
             raise refused[0]
         _compare_with_model(recording, first)
-        if recording.has_unwritten:
-            _compare_fills(*_filled(recording, bound, outcomes, first))
+        if recording.has_unwritten or program.groups:
+            _compare_fills(*_filled(recording, bound, outcomes, first, rendezvous))
 
 
 def _filled(
-    recording: Recording, bound: BoundProgram, outcomes: dict[int, RandomOutcome], first: _Outcome
+    recording: Recording,
+    bound: BoundProgram,
+    outcomes: dict[int, RandomOutcome],
+    first: _Outcome,
+    rendezvous: Rendezvous | None,
 ) -> tuple[_Outcome, _Outcome]:
     """What runs over two fills give, in which random launches read what they read at executions.
 
     The first run is one of them if it has drawn nothing; otherwise two more, in which each launch
-    that takes a generator draws, from the numbers of the recorded call.
+    that takes a generator draws, from the numbers of the recorded call. Where there are other
+    ranks, of which some may have drawn, there are always two more.
     """
-    if not outcomes:
-        return first, _Run(recording, bound, _FILLS[1], outcomes).outcome()
+    if not outcomes and not bound.program.groups:
+        return first, _Run(recording, bound, _FILLS[1], outcomes, rendezvous).outcome()
     runs = []
     for fill in _FILLS:
         alone = drawing_alone(bound, recording.generator_states)
         given = {launch.index: outcomes[launch.index] for launch in alone.others}
-        runs.append(_Run(recording, alone.bound, fill, given).outcome())
+        runs.append(_Run(recording, alone.bound, fill, given, rendezvous).outcome())
     return runs[0], runs[1]
 
 
@@ -100,7 +114,9 @@ class _Run:
         bound: BoundProgram,
         fill: int,
         outcomes: Mapping[int, RandomOutcome],
+        rendezvous: Rendezvous | None,
     ) -> None:
+        self._meetings = LaunchMeetings(rendezvous)
         self._program = bound.program
         self._bindings = bound.bindings
         self._outcomes = outcomes
@@ -225,7 +241,7 @@ class _Run:
         if known is not None:
             known.put(launch, self._eager, self._sizes_bytes)
             return
-        outcome = self._eager.call(launch)()
+        outcome = self._meetings.called(launch, self._eager.call(launch))
         if launch.guard is None:
             self._eager.keep(launch, outcome)
         elif not same_constant(launch.guard, outcome):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from offload.distributed import Rendezvous
 from offload.errors import CaptureError, OffloadError
 from offload.interpreter.own_generators import default_generator
 from offload.program.structure import (
@@ -37,6 +38,7 @@ from offload.record.modes import (
     seeding_noticed,
     seeding_refused,
 )
+from offload.record.parallel_wrappers import refuse_parallel_wrappers
 from offload.record.plain_call import PlainCall
 from offload.record.python_random import PythonRandom
 from offload.record.recording_device import Allocations, recording_device, refuse_capturing
@@ -58,6 +60,9 @@ class WatchedCall:
 
     Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
     and what depends on it is refused, or on a device that runs opaque launches makes the call one.
+
+    Attributes:
+        rendezvous: where the ranks that record the call as well meet; None: there are none.
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class WatchedCall:
         read_untold: str = "",
         keeps_seen: bool = False,
         trains: bool = False,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         """Look at what is going to be called.
 
@@ -86,7 +92,9 @@ class WatchedCall:
             read_untold: the same under fake tensors, where nothing can be read or compared.
             keeps_seen: the Recording keeps all that was seen.
             trains: the call may record gradients and step optimizers.
+            rendezvous: where the ranks that record the call as well meet; None: there are none.
         """
+        self.rendezvous = rendezvous
         self._keeps_seen = keeps_seen
         self._returned: tuple[list[torch.Tensor], Structure] | None = None
         with torch.no_grad():
@@ -103,6 +111,7 @@ class WatchedCall:
             may_defer=self._answers.may_matter if may_defer else lambda: False,
             fakes=fakes,
             drawn=None if plain is None else plain.drawn,
+            rendezvous=rendezvous,
         )
         self._function = function
         self._parameters = parameters
@@ -128,6 +137,7 @@ class WatchedCall:
         Raises:
             CaptureError: an argument cannot be recorded, or the caller is capturing a graph.
         """
+        refuse_parallel_wrappers(self.table.state.python_state.modules)
         self._arguments = CallArguments(args, kwargs)
         self._choose_device()
         refuse_gradients(self._arguments.tensors, self._arguments.names)
@@ -287,6 +297,7 @@ class WatchedCall:
     @contextlib.contextmanager
     def _watched_no_more(self) -> Iterator[None]:
         try:
+            self._log.collectives.finish()
             self._context.close()
             self._log.raise_refusal()  # if the forward swallowed it and took another path
             if not self._compiled:  # whose compiler sets generators

@@ -178,6 +178,7 @@ class ObservedCall:
             versions={"torch": torch.__version__},
             device_index=self.table.device.index,
             caller=self.caller,
+            groups=self.log.collectives.groups,
         )
 
     def _tracked(self) -> list[TrackedStorage]:

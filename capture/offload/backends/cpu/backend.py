@@ -36,7 +36,9 @@ class CpuBackend:
     """The embedded default: every machine that runs torch has it."""
 
     name = "cpu"
-    capabilities = Capabilities(runs_kernels=True, runs_lanes=_native.runs_on_one_thread())
+    capabilities = Capabilities(
+        runs_kernels=True, runs_lanes=_native.runs_on_one_thread(), runs_collectives=True
+    )
     opaque = None  # to run a callable as one launch would be to call it
     timing = dispatch = offline = lanes = None
     weights = CpuWeights(ALIGNMENT_BYTES)
@@ -70,7 +72,9 @@ class CpuBackend:
             frozenset(
                 view.value
                 for launch in program.launches
-                if not isinstance(launch.callee, Kernel) and out_variant(launch) is None
+                if not isinstance(launch.callee, Kernel)
+                and not launch.is_collective
+                and out_variant(launch) is None
                 for view in launch.made()
             ),
         )

@@ -108,6 +108,7 @@ class Builder:
         self._index: dict[Hashable, int] = {}
         self._views: list[TensorView] = []  # of the tensors
         self._tensors: list[_native.CpuTensor] = []
+        self._under_way: dict[int, _native.Collective] = {}  # by the Value that is waited for
         self._numbers: Mapping[int, int] = {}  # in the stream, by Value
         self._tables = gathered_tables(bound, plan.streaming) if plan.streaming is not None else {}
 
@@ -132,10 +133,7 @@ class Builder:
         self,
     ) -> tuple[_native.CpuResident, Mapping[int, torch.Tensor], _native.WeightStream | None]:
         """The launches on their storages; weights that a stream brings, and the stream."""
-        launches = [
-            None if isinstance(launch.callee, Kernel) else self._describe(launch)
-            for launch in self._program.launches
-        ]
+        launches = [self._described(launch) for launch in self._program.launches]
         slots = self._slots()
         stream: _native.WeightStream | None = None
         weights: Mapping[int, torch.Tensor] = {}
@@ -146,6 +144,9 @@ class Builder:
         for launch, description in zip(self._program.launches, launches, strict=True):
             if description is None:
                 self._add_kernel(resident, launch)
+                continue
+            if launch.is_collective:
+                self._add_collective(resident, launch, description)
                 continue
             add_described(resident.add, launch, description)
         if stream is not None:
@@ -190,6 +191,20 @@ class Builder:
             sources=self._sources(launch) if launch.callee.derives else (),
         )
 
+    def _add_collective(
+        self, resident: _native.CpuResident, launch: Launch, description: dict[str, Any]
+    ) -> None:
+        """Add a launch that starts a collective, or one that waits for one."""
+        if launch.waits:
+            (view,) = launch.views()
+            _native.add_wait(resident, collective=self._under_way.pop(view.value), **description)
+            return
+        try:
+            started = _native.add_start(resident, **description)
+        except (TypeError, ValueError) as error:
+            raise CaptureError(f"{launch.source}: {launch.name}: {error}") from error
+        self._under_way |= dict.fromkeys(launch.writes, started)
+
     def _sources(self, launch: Launch) -> list[tuple[torch.Tensor, ...] | int]:
         holders = self._bound.bindings.weights
         values = [view.value for view in launch.views()]
@@ -218,6 +233,21 @@ class Builder:
             if is_derived and value not in seen and all(_needs_no(one, value) for one in others):
                 packed.append((self._numbers[value], [one.index for one in others]))
         return packed
+
+    def _described(self, launch: Launch) -> dict[str, Any] | None:
+        """What the resident is told of a launch; None of a kernel, which is told otherwise."""
+        if isinstance(launch.callee, Kernel):
+            return None
+        if not launch.is_collective:
+            return self._describe(launch)
+        described: dict[str, Any] = {"releases": self._releases(launch), "source": launch.source}
+        if launch.waits:
+            return described
+        return described | {
+            "operator_name": launch.name,
+            "arguments": tuple(self._argument(argument) for argument in launch.arguments),
+            "outputs": [self._tensor(view) for view in launch.made()],
+        }
 
     def _describe(self, launch: Launch) -> dict[str, Any]:
         name, overload = split_operator(launch.name)

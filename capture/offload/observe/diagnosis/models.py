@@ -40,7 +40,7 @@ from offload.observe.diagnosis.stopwatch import (
     time_enqueue,
     time_in_turns,
 )
-from offload.observe.diagnosis.subjects import check_launches, check_subject
+from offload.observe.diagnosis.subjects import check_program, check_subject, refuse_ranks
 from offload.program.structure import OpaqueStructure, flatten
 from offload.run import Executable
 
@@ -102,7 +102,8 @@ def diagnose(
     Raises:
         BindingError: `progress` is none of these.
         DiagnosisError: it is no model, a class, or a function that makes a model; it does not take
-            these arguments; its call launches nothing; or it and they lie on several devices.
+            these arguments; its call launches nothing, or exchanges tensors with other ranks; or it
+            and they lie on several devices.
     """
     return diagnose_call(model, inputs, kwargs, progress=progress)
 
@@ -150,7 +151,7 @@ def _diagnose_call(
         with stage("capturing the model", 1):
             captured = _capture(model, args, kwargs)
         if isinstance(captured, Captured):
-            check_launches(captured.name, len(captured.program.launches))
+            check_program(captured.name, captured.program)
         generator = torch.get_rng_state()
         with contextlib.ExitStack() as stack:
             run = _load(captured, stack) if isinstance(captured, Captured) else captured
@@ -196,6 +197,7 @@ def diagnose_saved(
     Raises:
         BindingError: the arguments do not fit the recorded call, or `progress`, which is that of
             `diagnose`, is none.
+        DiagnosisError: the Program exchanges tensors with other ranks.
         BackendUnavailable, PlanError: the Program cannot be loaded here.
     """
     with telling(progress, after_s=0), measuring():
@@ -218,6 +220,7 @@ def _diagnose_saved(
     clock: Clock,
     effort: Effort,
 ) -> Diagnosis:
+    refuse_ranks(subject, captured.program)
     reason = "the file holds the recorded program, and not the model to call eagerly"
     with _drawing_alone(captured).load() as run:
         tensors = _tensors_of(args, kwargs)

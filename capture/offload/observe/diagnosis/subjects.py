@@ -11,6 +11,7 @@ import torch
 from offload.api.captured import Captured
 from offload.console.user_code import callable_name
 from offload.errors import DiagnosisError
+from offload.program import Program
 from offload.run import Executable
 
 _EXPECTED = "expected a module or a function on tensors, and its inputs: offload.diagnose(model, x)"
@@ -46,15 +47,30 @@ def check_subject(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any
             )
 
 
-def check_launches(name: str, n_launches: int) -> None:
-    """Refuse a model whose call launches nothing.
+def check_program(name: str, program: Program) -> None:
+    """Refuse a model whose call launches nothing, or exchanges tensors with other ranks.
 
     Raises:
         DiagnosisError: it does.
     """
-    if not n_launches:
+    if not program.launches:
         raise DiagnosisError(
             f"{_EXPECTED}; a call of {name} as it is given launches nothing that depends on tensors"
+        )
+    refuse_ranks(name, program)
+
+
+def refuse_ranks(name: str, program: Program) -> None:
+    """Refuse what exchanges tensors with other ranks.
+
+    Raises:
+        DiagnosisError: it does.
+    """
+    if program.groups:
+        raise DiagnosisError(
+            f"{name} exchanges tensors with other ranks, and each rank would time as many calls as "
+            "its own times ask for, while the others wait: time as many calls on all ranks "
+            "(executable.timeline())"
         )
 
 

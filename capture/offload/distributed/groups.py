@@ -1,0 +1,160 @@
+"""The process groups of torch.distributed by name, and those of a Program among them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from offload.errors import BindingError
+from offload.program import Group
+
+
+def distributed() -> Any:
+    """Torch's module of process groups, if it is there already; None: nobody can have made one."""
+    return sys.modules.get("torch.distributed.distributed_c10d")
+
+
+def is_one_of_several() -> bool:
+    """Whether this process is a rank of a world of more than one."""
+    c10d = distributed()
+    return c10d is not None and c10d.is_initialized() and c10d.get_world_size() > 1
+
+
+def world() -> tuple[int, int]:
+    """The rank of this process and the number of ranks; 0 and 1 where no group was made."""
+    c10d = distributed()
+    if c10d is None or not c10d.is_initialized():
+        return 0, 1
+    return c10d.get_rank(), c10d.get_world_size()
+
+
+def group_here(name: str) -> Group:
+    """The group of this name, as this process knows it.
+
+    Raises:
+        BindingError: there is none.
+    """
+    c10d = distributed()
+    found = None if c10d is None or not c10d.is_initialized() else _registered(c10d, name)
+    if found is None:
+        raise BindingError(f"there is no process group {name!r} here{_there_are(c10d)}")
+    ranks = tuple(c10d.get_process_group_ranks(found))
+    return Group(name, ranks, c10d.get_rank(), c10d.get_world_size())
+
+
+def active_groups() -> tuple[Group, ...]:
+    """All groups that this process is a member of."""
+    c10d = distributed()
+    if c10d is None or not c10d.is_initialized():
+        return ()
+    names = {str(one) for one in c10d._world.pg_names.values()}
+    return tuple(group_here(name) for name in sorted(names) if _registered(c10d, name) is not None)
+
+
+def rank_in(group: Group) -> int:
+    """The number of this process in a group."""
+    return group.ranks.index(group.rank)
+
+
+def timeout_s(name: str) -> float:
+    """After how many seconds the group gives up waiting for a member.
+
+    That of the group's own backend (torch.distributed.Backend.Options).
+    """
+    found = distributed()._resolve_process_group(name)
+    import torch  # noqa: PLC0415  (the module of groups is there, so that torch is)
+
+    timeout = found._get_backend(torch.device("cpu")).options._timeout
+    return float(timeout.total_seconds())
+
+
+def send(tensor: Any, peer: int, tag: int, name: str) -> tuple[Any, Any]:
+    """Begin to send a message, as the operator isend does.
+
+    Not by that operator: torch keeps its Work by two tensors (torch/csrc/distributed/c10d/
+    Functional.cpp), and gloo's can be waited for only once.
+
+    Args:
+        tensor: what is sent.
+        peer: the rank in the group that it goes to.
+        tag: of the message.
+        name: of the group.
+
+    Returns:
+        What the operator returns, and the Work to wait for.
+    """
+    work = distributed()._resolve_process_group(name).send([tensor], peer, tag)
+    return tensor.new_empty(0), work
+
+
+def find_groups(
+    recorded: Sequence[Group], given: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """The groups here that are those of a Program.
+
+    Args:
+        recorded: the Program's.
+        given: by their recorded names process groups that are to be used instead.
+
+    Returns:
+        By the recorded names those of here.
+
+    Raises:
+        BindingError: there is no such group, it has another number of members, this process is
+            another of them, or the world has another size.
+    """
+    given = dict(given or {})
+    if unknown := sorted(given.keys() - {one.name for one in recorded}):
+        raise BindingError(
+            f"groups: the program uses {[one.name for one in recorded]}, and none is called "
+            f"{unknown[0]!r}"
+        )
+    found = {}
+    for one in recorded:
+        group = given.get(one.name)
+        name = one.name if group is None else getattr(group, "group_name", None)
+        if not isinstance(name, str):
+            raise BindingError(
+                f"groups: expected process groups, got a {type(group).__qualname__} for "
+                f"{one.name!r}"
+            )
+        _check_same(one, name)
+        found[one.name] = name
+    return found
+
+
+def _check_same(recorded: Group, name: str) -> None:
+    told = f"the program was recorded with {recorded} of {recorded.world_size} in all"
+    try:
+        here = group_here(name)
+    except BindingError as error:
+        raise BindingError(
+            f"{told}, and {error}: make the groups in the order of the recording "
+            "(torch.distributed.init_process_group, new_group) before the program is loaded, or "
+            f"give the one to use (load(groups={{{recorded.name!r}: group}}))"
+        ) from None
+    if here.world_size != recorded.world_size:
+        raise BindingError(
+            f"{told}, and this world has {here.world_size}: collectives of another number of ranks "
+            "compute something else; start as many, or capture again"
+        )
+    if len(here.ranks) != len(recorded.ranks) or rank_in(here) != rank_in(recorded):
+        raise BindingError(
+            f"{told}, and {here} is another: give the one to use "
+            f"(load(groups={{{recorded.name!r}: group}})), or capture again"
+        )
+
+
+def _registered(c10d: Any, name: str) -> Any:
+    try:
+        return c10d._resolve_process_group(name)
+    except RuntimeError:  # torch knows none of this name
+        return None
+
+
+def _there_are(c10d: Any) -> str:
+    if c10d is None or not c10d.is_initialized():
+        return ": torch.distributed is not initialised"
+    names = sorted({str(one) for one in c10d._world.pg_names.values()})
+    return f" (there are {', '.join(map(repr, names))})"

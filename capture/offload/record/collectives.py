@@ -1,0 +1,252 @@
+"""Collectives of a recorded call: each a launch that starts it, and one that waits for it.
+
+They are recorded as operators of torch's namespace `_c10d_functional`, in which a group goes by its
+name. Functional collectives and DTensor's arrive there; those that write their arguments, as
+`torch.distributed.all_reduce` does, are operators of `c10d` over process groups and are done by the
+former (`in_place_collectives`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from offload.console.user_code import user_location
+from offload.distributed import Rendezvous
+from offload.distributed.groups import group_here, rank_in, send
+from offload.errors import CaptureError, ExecutionError
+from offload.program import Argument, Group, Launch
+from offload.program.collectives import SENDS, SENT_AS_GIVEN, STARTS, WAIT, group_name, meeting_of
+from offload.record.in_place_collectives import in_place
+from offload.record.storages import StorageTable
+
+NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
+
+
+class Log(Protocol):
+    """Who records launches.
+
+    Attributes:
+        table: the storages met so far.
+        launches: the launches so far.
+    """
+
+    table: StorageTable
+    launches: list[Launch]
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator and record it."""
+
+    def launch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, where the operator is what is to be recorded."""
+
+    def described(self, argument: Any) -> Argument:
+        """An argument whose tensors are known, as a Program holds it."""
+
+
+@dataclasses.dataclass(slots=True)
+class _UnderWay:
+    """A collective that was started.
+
+    Attributes:
+        touched: the Values that belong to it until it has ended.
+        met: waits until those have come whom it is exchanged with.
+        sending: the Work of a message that is sent; None of others, which torch finds.
+    """
+
+    touched: frozenset[int]
+    met: Callable[[], None]
+    sending: Any
+
+
+class Collectives:
+    """Those of one recorded call.
+
+    Owner: one LaunchRecorder, on whose thread it is called.
+    """
+
+    def __init__(self, log: Log, rendezvous: Rendezvous | None) -> None:
+        self._log = log
+        self._rendezvous = rendezvous
+        self._under_way: dict[int, _UnderWay] = {}  # by the Value that is waited for
+        self._works: list[Any] = []  # torch asks for them again by their address
+        self._groups: dict[str, Group] = {}
+        self._met: Callable[[], None] = _nobody
+        self._sending: Any = None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """Of the collectives so far, by name."""
+        return tuple(self._groups[name] for name in sorted(self._groups))
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator of process groups and record what it does.
+
+        Raises:
+            CaptureError: it is none that can be recorded, or ranks differ.
+            ExecutionError: a rank is gone or late.
+        """
+        name = func._schema.name
+        namespace, _, base = name.partition("::")
+        if namespace == "c10d":
+            outcome, work = in_place(self._log.dispatch, base, args)
+            self._works.append(work)
+            return outcome
+        if namespace == "_c10d_functional_autograd":
+            same = getattr(torch.ops._c10d_functional, base).default
+            return self._log.dispatch(same, args, kwargs)
+        if base == "_wrap_tensor_autograd":  # what torch waits for when it is first used
+            self._wait(args[0])
+            return torch.ops.aten.alias.default(args[0])
+        if name == WAIT:
+            self._wait(args[0])
+            return args[0]
+        if base == "batch_p2p_ops":
+            return self._batch(*args)
+        if name not in STARTS:
+            raise CaptureError(f"{user_location()}: {name} is no collective that can be recorded")
+        return self._start(func, args, kwargs)
+
+    def calling(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What calls a collective's operator: once the others have come for the same."""
+        if name == WAIT:
+            return self._call_wait(call)
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            given = [*args, *kwargs.values()]
+            self._meet(name, [self._log.described(one) for one in given])
+            with _failures_told(name):
+                if name != SENDS or any(map(_is_fake, args)):
+                    return call(*args, **kwargs)
+                placeholder, self._sending = send(*args, **kwargs)
+                return placeholder
+
+        return called
+
+    def finish(self) -> None:
+        """Wait for what the call has not waited for. While the modes that watch it are active."""
+        for work in self._works:
+            work.wait()
+        with _disable_current_modes():
+            for value in list(self._under_way):
+                tracked = next(one for one in self._log.table if one.value.index == value)
+                content = torch.empty(0, dtype=torch.uint8, device=tracked.storage.device)
+                self._wait(content.set_(tracked.storage))
+
+    def _start(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        args = tuple(_by_name(one) for one in args)
+        kwargs = {key: _by_name(one) for key, one in kwargs.items()}
+        self._settle((*args, *kwargs.values()))
+        if func._schema.name in SENT_AS_GIVEN:
+            args = (self._without_gaps(args[0]), *args[1:])
+        self._met, self._sending = _nobody, None
+        outcome = self._log.launch(func, args, kwargs)
+        launch = self._log.launches[-1]
+        touched = frozenset((*launch.reads, *launch.writes))
+        started = _UnderWay(touched, self._met, self._sending)
+        self._under_way |= dict.fromkeys(launch.writes, started)
+        return outcome
+
+    def _settle(self, given: Sequence[Any]) -> None:
+        """Wait for what a collective is given that another one has not left yet."""
+        for one in given:
+            if isinstance(one, (list, tuple)):
+                self._settle(one)
+            elif isinstance(one, torch.Tensor) and self._is_under_way(one):
+                self._wait(one)
+
+    def _without_gaps(self, given: Any) -> Any:
+        """Tensors as process groups send them; the operators copy what has gaps themselves."""
+        if isinstance(given, (list, tuple)):
+            return [self._without_gaps(one) for one in given]
+        if given.is_contiguous():
+            return given
+        layout = {"memory_format": torch.contiguous_format}
+        return self._log.dispatch(torch.ops.aten.clone.default, (given,), layout)
+
+    def _is_under_way(self, tensor: torch.Tensor) -> bool:
+        tracked = self._log.table.find(tensor)
+        return tracked is not None and tracked.value.index in self._under_way
+
+    def _wait(self, tensor: torch.Tensor) -> None:
+        """Wait for the collective that a tensor is of, if it is of one."""
+        if not self._is_under_way(tensor):
+            return
+        started = self._under_way.pop(self._log.table.of(tensor).value.index)
+        self._met, self._sending = started.met, started.sending
+        self._log.launch(torch.ops._c10d_functional.wait_tensor.default, (tensor,), {})
+        launch = self._log.launches[-1]
+        reads = tuple(sorted(started.touched.union(launch.reads)))
+        self._log.launches[-1] = dataclasses.replace(launch, reads=reads)
+
+    def _call_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def waited(tensor: torch.Tensor) -> torch.Tensor:
+            self._met()
+            if tensor.device.type != "meta" and not _is_fake(tensor):
+                with _failures_told(WAIT):
+                    if self._sending is None:
+                        call(tensor)
+                    else:
+                        self._sending.wait()
+            return tensor
+
+        return waited
+
+    def _meet(self, name: str, arguments: list[Argument]) -> None:
+        """Come to where ranks meet; of messages between two the wait waits for the other."""
+        group = group_here(group_name(arguments))
+        self._groups[group.name] = group
+        if self._rendezvous is None:
+            return
+        meeting = meeting_of(name, arguments, rank_in(group))
+        arrival = self._rendezvous.come(meeting)
+        if meeting.sender is None:
+            arrival.wait()
+        else:
+            self._met = arrival.wait
+
+    def _batch(
+        self,
+        kinds: Sequence[str],
+        peers: Sequence[int],
+        tags: Sequence[int],
+        tensors: Sequence[torch.Tensor],
+        group: Any,
+    ) -> list[torch.Tensor]:
+        operators = torch.ops._c10d_functional
+        return [
+            self._start(getattr(operators, kind).default, (tensor, peer, tag, group), {})
+            for kind, peer, tag, tensor in zip(kinds, peers, tags, tensors, strict=True)
+        ]
+
+
+def _nobody() -> None:
+    """Nobody is waited for."""
+
+
+def _by_name(argument: Any) -> Any:
+    """A group by its name, where torch gives the group itself."""
+    if isinstance(argument, torch.ScriptObject):
+        return torch.distributed.ProcessGroup.unbox(argument).group_name
+    return argument
+
+
+def _is_fake(tensor: Any) -> bool:
+    return isinstance(tensor, torch._subclasses.fake_tensor.FakeTensor)
+
+
+@contextlib.contextmanager
+def _failures_told(name: str) -> Iterator[None]:
+    """Say at which line a process group failed: a rank that is gone, or that is late."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise ExecutionError(
+            f"{user_location()}: {name}: the process group failed while the call was recorded, "
+            f"as it does where a rank ends or comes too late: {error}"
+        ) from error

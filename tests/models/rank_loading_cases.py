@@ -1,0 +1,347 @@
+"""How programs with collectives are loaded and executed; each case runs on two ranks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from rank_cases import WORLD, alike, begin, own
+from ranks import main
+from torch import nn
+
+import offload
+from offload.program import Kernel
+
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Have the ranks run it, in the order of this file."""
+    CASES[function.__name__] = function
+    return function
+
+
+def told(call: Callable[[], object]) -> list[str]:
+    """How a call failed: its kind and message."""
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """What all ranks do alike."""
+    return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+
+def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Loops before, between and behind the start and the wait, and one that is written in place."""
+    started = torch.ops._c10d_functional.all_reduce((x * 2 + 1).relu(), "sum", WORLD)
+    other = (y * y + 3).relu() * y
+    z = torch.ops._c10d_functional.wait_tensor(started) * other + x
+    z.mul_(0.5).add_(1)
+    work = dist.all_reduce(z, async_op=True)
+    between = (other - 1).abs() * 0.25
+    work.wait()
+    return z.neg().relu() + between * z
+
+
+# ---- ways to load --------------------------------------------------------------------------------
+
+
+@case
+def fused() -> Any:
+    """Kernels between collectives, which are no part of them; numbers that no rounding changes."""
+    captured = offload.capture(mixed, own(16, 32), own(16, 32))
+    run, twin = captured.load(fuse=True), captured.load()
+    found = []
+    for seed in range(1, 6):
+        x, y = (own(16, 32, seed=one).round().clamp(-2, 2) for one in (seed, seed + 50))
+        found.append([run(x, y), twin(x, y), mixed(x.clone(), y.clone())])
+    launches = run.program.launches
+    return {
+        "same": [torch.equal(one, eager) for one, _, eager in found],
+        "same unfused": [torch.equal(one, eager) for _, one, eager in found],
+        "names": [
+            "kernel" if isinstance(one.callee, Kernel) else one.name.partition("::")[2]
+            for one in launches
+        ],
+        "failed": run.proof.n_failed,
+    }
+
+
+@case
+def by_the_host() -> Any:
+    captured = offload.capture(mixed, own(4, 8), own(4, 8))
+    run = captured.load(scheduling="host")
+    given = [(own(4, 8, seed=seed), own(4, 8, seed=seed + 9)) for seed in range(4)]
+    return [torch.equal(run(*one), mixed(*(each.clone() for each in one))) for one in given]
+
+
+@case
+def on_lanes() -> Any:
+    """Several are refused; where offload chooses it takes one, and says why."""
+    captured = offload.capture(mixed, own(4, 8), own(4, 8))
+    run = captured.load(lanes="auto")
+    x, y = own(4, 8, seed=1), own(4, 8, seed=2)
+    return {
+        "several": told(lambda: captured.load(lanes=2)),
+        "refusal": run.lane_choice.refusal,
+        "explained": run.lane_choice.refusal in run.explain(),
+        "same": torch.equal(run(x, y), mixed(x.clone(), y)),
+    }
+
+
+@case
+def refused() -> Any:
+    captured = offload.capture(summed, own(8))
+    asked = [{"weights_budget": one} for one in (0, "1MiB", "auto")]
+    found = [told(lambda one=one: captured.load(**one)) for one in [*asked, {"fuse": "auto"}]]
+    found.append(told(lambda: captured.load(sizes=offload.Sizes())))
+    sizes = {"x": {0: torch.export.Dim("n", min=2, max=64)}}
+    found.append(told(lambda: offload.capture(summed, own(8), dynamic_shapes=sizes)))
+    found.append(told(lambda: offload.diagnose(summed, own(8))))
+    return [found, torch.equal(captured.load()(own(8, seed=1)), summed(own(8, seed=1)))]
+
+
+@case
+def weights_in_files() -> Any:
+    """Weights that are read from a file at the load, all of them."""
+    path = Path(os.environ["RANKS_FOLDER"]) / f"of{dist.get_rank()}.safetensors"
+    torch.manual_seed(dist.get_rank())
+    model = nn.Linear(16, 16).requires_grad_(False)
+    safetensors.torch.save_file(model.state_dict(), path)
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.bias = model.weight, model.bias
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = nn.functional.linear(x, self.weight, self.bias)
+            return functional.all_reduce(y, "sum", WORLD) * 2
+
+    run = offload.capture(Summed(), alike(2, 16), weights=path).load()
+    x = alike(2, 16, seed=1)
+    return torch.equal(run(x), functional.all_reduce(model(x), "sum", WORLD) * 2)
+
+
+# ---- executions ----------------------------------------------------------------------------------
+
+
+@case
+def nothing_grows() -> Any:
+    """What is alive, what torch thinks is under way, and resident bytes, after executions."""
+    shape = (128, 128)
+    run = offload.capture(mixed, own(*shape), own(*shape)).load()
+    x, y = own(*shape, seed=1), own(*shape, seed=2)
+
+    def alive() -> int:
+        gc.collect()
+        return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+    def resident_bytes() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    for _ in range(200):
+        run(x, y)
+    before = alive(), resident_bytes()
+    for _ in range(400):  # each of which gives 64 KiB
+        run(x, y)
+    grown_bytes = resident_bytes() - before[1]
+    works = torch._C._distributed_c10d._get_work_registry_size()
+    return {"tensors": alive() - before[0], "bytes": grown_bytes, "works": works}
+
+
+@case
+def results_are_kept() -> Any:
+    """No later execution writes what an earlier one has given."""
+    run = offload.capture(
+        lambda x: (functional.all_gather_single(x, 0, WORLD), summed(x)), own(6)
+    ).load()
+    given = [own(6, seed=seed) for seed in range(6)]
+    results = [run(x) for x in given]
+    expected = [(functional.all_gather_single(x, 0, WORLD), summed(x)) for x in given]
+    return [
+        torch.equal(got, eager)
+        for pair in zip(results, expected, strict=True)
+        for got, eager in zip(*pair, strict=True)
+    ]
+
+
+@case
+def closed_while_one_is_queued() -> Any:
+    """Closing waits for an execution whose other rank comes later."""
+    run = offload.capture(summed, own(5)).load()
+    x = own(5, seed=1)
+    if dist.get_rank() == 0:
+        ticket = run.submit(x)
+        run.close()
+        found = ticket.result()
+    else:
+        time.sleep(0.3)
+        found = run(x)
+        run.close()
+    return torch.equal(found, summed(x))
+
+
+@case
+def two_groups_on_two_threads() -> Any:
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+
+    def call_of(group: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: functional.all_reduce(x + 1, "sum", group) * 2
+
+    runs = [offload.capture(call_of(group), own(32)).load() for group in groups]
+    x = own(32, seed=1)
+    expected = call_of(groups[0])(x)
+    same: list[bool] = []
+    threads = [
+        threading.Thread(
+            target=lambda run=run: same.extend(torch.equal(run(x), expected) for _ in range(100))
+        )
+        for run in runs
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    return [len(same), all(same)]
+
+
+@case
+def forked() -> Any:
+    """A child has the group and none of its threads; the parent goes on."""
+    run = offload.capture(summed, own(5)).load()
+    expected = run(own(5))
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writes, "|".join(told(lambda: run(own(5)))).encode())
+        os._exit(0)
+    os.close(writes)
+    said = os.read(reads, 4096).decode()
+    os.waitpid(child, 0)
+    return [said, torch.equal(run(own(5)), expected)]
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+_DTYPES = ("bfloat16", "float16", "float64", "int8", "uint8", "int32", "int64", "bool")
+_OF_A_DTYPE = {
+    "all_reduce": lambda x: functional.all_reduce(x, "max", WORLD),
+    "all_gather": lambda x: functional.all_gather_single(x, 0, WORLD),
+    "broadcast": lambda x: functional.broadcast(x, 1, WORLD),
+}
+
+
+def as_eager(function: Callable[..., Any], *given: torch.Tensor) -> list[Any]:
+    """What eager raises, if it does; and whether an execution gives the same, or what it raises."""
+    expected, result = [], []
+
+    def eager() -> None:
+        expected.append(function(*(one.clone() for one in given)).clone())
+
+    def recorded() -> None:
+        captured = offload.capture(function, *(one.clone() for one in given))
+        result.append(captured.load()(*(one.clone() for one in given)))
+
+    raised, refused = told(eager), told(recorded)
+    same = [torch.equal(*pair) for pair in zip(result, expected, strict=False)]
+    return [bool(raised[0]), refused[0], same]
+
+
+@case
+def dtypes() -> Any:
+    return {
+        f"{name} of {dtype}": as_eager(function, own(4, 3).mul(9).to(getattr(torch, dtype)))
+        for dtype in _DTYPES
+        for name, function in _OF_A_DTYPE.items()
+    }
+
+
+def _in_place(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x)
+    return x
+
+
+def _rows_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    dist.all_reduce(y[1:3])
+    return y
+
+
+def _transposed_in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    dist.all_reduce(y.t())
+    return y
+
+
+def _sent_while_written(x: torch.Tensor) -> torch.Tensor:
+    """A functional collective has copied what it sends."""
+    y = x + 1
+    started = torch.ops._c10d_functional.all_reduce(y, "sum", WORLD)
+    y.zero_()
+    return torch.ops._c10d_functional.wait_tensor(started) + y
+
+
+@case
+def layouts() -> Any:
+    image = own(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    return {
+        "empty": as_eager(summed, own(0, 3)),
+        "empty, in place": as_eager(_in_place, own(0)),
+        "a number": as_eager(summed, own(1)[0]),
+        "columns": as_eager(lambda x: summed(x[:, 1:3]), own(4, 5)),
+        "transposed": as_eager(lambda x: functional.broadcast(x.t(), 0, WORLD) * 2, own(4, 5)),
+        "gathered columns": as_eager(
+            lambda x: functional.all_gather_single(x[:, 1], 0, WORLD), own(4, 5)
+        ),
+        "scattered columns": as_eager(
+            lambda x: functional.reduce_scatter_single(x[:, 1:4], "sum", 0, WORLD), own(4, 5)
+        ),
+        "exchanged columns": as_eager(
+            lambda x: functional.all_to_all_single(x.t(), None, None, WORLD), own(5, 4)
+        ),
+        "expanded": as_eager(lambda x: summed(x.expand(4, 5)), own(1, 5)),
+        "channels last": as_eager(summed, image),
+        "rows in place": as_eager(_rows_in_place, own(4, 5)),
+        "transposed in place": as_eager(_transposed_in_place, own(4, 5)),
+        "sent while written": as_eager(_sent_while_written, own(4, 5)),
+    }
+
+
+@case
+def columns_in_place() -> Any:
+    """Where gloo by itself writes what lies beside them."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y[:, 1])
+        dist.broadcast(y[:, 3], 1)
+        return y
+
+    def expected(x: torch.Tensor) -> torch.Tensor:
+        first, second = functional.all_gather_single((x * 2)[None], 0, WORLD)
+        y = x * 2
+        y[:, 1] = first[:, 1] + second[:, 1]
+        y[:, 3] = second[:, 3]
+        return y
+
+    run = offload.capture(call, own(4, 5)).load()
+    return torch.equal(run(own(4, 5, seed=1)), expected(own(4, 5, seed=1)))
+
+
+if __name__ == "__main__":
+    main(CASES, begin, dist.destroy_process_group)

@@ -1,0 +1,130 @@
+"""Cases that several processes run together, each a rank: what each of them found."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+_TIMEOUT_S = 240
+
+Case = Callable[[], Any]
+
+
+class Found:
+    """What the ranks found in each case, by its name."""
+
+    def __init__(self, folder: Path, n_ranks: int, log: str) -> None:
+        self._lines = [_read(folder / f"{rank}.jsonl") for rank in range(n_ranks)]
+        self._log = log
+
+    def of(self, case: str) -> list[Any]:
+        """What each rank returned.
+
+        Raises:
+            AssertionError: one has not run it, or raised.
+        """
+        return [self.of_rank(rank, case) for rank in range(len(self._lines))]
+
+    def of_rank(self, rank: int, case: str) -> Any:
+        """What one rank returned, where others may have ended.
+
+        Raises:
+            AssertionError: as `of`.
+        """
+        lines = self._lines[rank]
+        assert case in lines, f"rank {rank} did not come to {case}:\n{self._log[-6000:]}"
+        assert "raised" not in lines[case], f"rank {rank} in {case}:\n{lines[case]['raised']}"
+        return lines[case]["returned"]
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    text = path.read_text() if path.exists() else ""
+    return {line["case"]: line for line in map(json.loads, text.splitlines())}
+
+
+@functools.cache
+def run_by_torchrun(module: str, n_ranks: int) -> Found:
+    """Run all cases of a module as `torchrun` starts processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(n_ranks), str(_FOLDER / f"{module}.py"), folder),
+        ]
+        done = subprocess.run(
+            command,
+            env=_environment({}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        return Found(Path(folder), n_ranks, done.stdout)
+
+
+def run_alone(module: str, n_ranks: int, *cases: str) -> tuple[Found, list[int]]:
+    """Run cases in processes that nobody looks after; what they found, and how they ended."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        server.close()
+        processes = [
+            subprocess.Popen(
+                [sys.executable, str(_FOLDER / f"{module}.py"), folder, *cases],
+                env=_environment(
+                    {
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(n_ranks),
+                        "MASTER_ADDR": "localhost",
+                        "MASTER_PORT": str(port),
+                    }
+                ),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(n_ranks)
+        ]
+        try:
+            logs = [one.communicate(timeout=_TIMEOUT_S)[0] for one in processes]
+        finally:
+            for one in processes:
+                one.kill()
+                one.wait()
+        return Found(Path(folder), n_ranks, "\n".join(logs)), [one.returncode for one in processes]
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_FOLDER), **more}
+
+
+def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[], None]) -> None:
+    """Run cases as one rank: all of them, or the one that is named."""
+    folder, *named = sys.argv[1:]
+    os.environ["RANKS_FOLDER"] = folder
+    begin()
+    with (Path(folder) / f"{os.environ['RANK']}.jsonl").open("w") as lines:
+        for name in named or list(cases):
+            line: dict[str, Any] = {"case": name}
+            try:
+                line["returned"] = cases[name]()
+            except Exception:
+                line["raised"] = traceback.format_exc()
+            lines.write(json.dumps(line) + "\n")
+            lines.flush()
+    end()
+
+
+def end_here() -> None:
+    """End this process as one that crashes does."""
+    os.kill(os.getpid(), signal.SIGKILL)
