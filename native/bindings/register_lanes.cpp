@@ -6,7 +6,7 @@
 
 #include "cpu/lanes.hpp"
 #include "registers.hpp"
-#include "run/one_thread.hpp"
+#include "run/operator_threads.hpp"
 
 namespace py = pybind11;
 
@@ -59,11 +59,13 @@ void register_lanes(py::module_& module) {
       },
       py::arg("resident"), py::arg("always"),
       "Lets helpers take part in each execution, whether or not that pays.");
+  module.def("set_share", &CpuResident::set_share, py::arg("resident"), py::arg("n_threads"),
+             py::arg("duty"), "How much of the processor executions take: see CpuResident.");
   module.def(
       "n_helpers", [] { return Helpers::instance().n_started(); },
       "How many helpers this process has started.");
-  module.def("runs_on_one_thread", &OneThread::is_supported,
-             "Whether operators on one thread can be told to share work with no other.");
+  module.def("sets_operator_threads", &OperatorThreads::is_supported,
+             "Whether operators on a thread can be told among how many to share their work.");
 }
 
 }  // namespace offload

@@ -3,13 +3,16 @@
 #include <ATen/ops/copy.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "cpu/allocations.hpp"
 #include "cpu/kept_memory.hpp"
 #include "cpu/lanes.hpp"
 #include "offload/errors.hpp"
+#include "run/operator_threads.hpp"
 #include "run/thread_count.hpp"
 
 namespace offload {
@@ -83,9 +86,25 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
+void CpuResident::set_share(int n_threads, double duty) {
+  if (n_threads < 0 || !(duty > 0 && duty <= 1)) {
+    throw std::invalid_argument("a share of the processor that cannot be");
+  }
+  n_threads_ = n_threads;
+  duty_ = duty;
+}
+
 void CpuResident::execute(Submission& submission, LaunchTimes* times) {
   if (lanes_) return lanes_->execute(submission, times);
+  const OperatorThreads threads(n_threads_);
   execute_in_order(submission, times);
+  if (duty_ < 1) rest(submission.end_ns);
+}
+
+void CpuResident::rest(std::uint64_t begin_ns) const {
+  const double took_ns = static_cast<double>(now_ns() - begin_ns);
+  std::this_thread::sleep_for(
+      std::chrono::nanoseconds(static_cast<std::int64_t>(took_ns * (1 / duty_ - 1))));
 }
 
 void CpuResident::execute_in_order(Submission& submission, LaunchTimes* times) {
@@ -121,6 +140,7 @@ void CpuResident::run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTi
 }
 
 void CpuResident::issue(std::size_t launch) {
+  const OperatorThreads threads(n_threads_);
   take_threads();
   if (stream_ && launch == 0) stream_->begin_pass(launches_.size(), traces_weights_);
   try {

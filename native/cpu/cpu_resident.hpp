@@ -237,6 +237,11 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   void set_lanes(std::unique_ptr<CpuLanes> lanes);
   CpuLanes* lanes() const { return lanes_.get(); }
 
+  // Has launches share their work among so many threads, 0: as torch is set where an execution is
+  // asked for; and has each execution rest, so that it computes for `duty` of its time. Throws
+  // std::invalid_argument for a duty that is not above 0 and at most 1, and a negative number.
+  void set_share(int n_threads, double duty);
+
   const std::vector<CpuLaunch>& launches() const { return launches_; }
 
   // Has the next execution derive everything again. Any thread.
@@ -260,6 +265,7 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
  private:
   friend class CpuLanes;
 
+  void rest(std::uint64_t begin_ns) const;
   void execute_in_order(Submission& submission, LaunchTimes* times);
   template <bool streamed>
   void run_all(std::size_t& current, std::uint64_t begin_ns, LaunchTimes* times);
@@ -302,6 +308,8 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   bool traces_weights_ = false;
   std::optional<CpuSizes> sizes_;
   std::unique_ptr<CpuLanes> lanes_;  // null: one, with as many threads as torch has
+  int n_threads_ = 0;
+  double duty_ = 1;
   // What was proved by places, which may have gone.
   struct ProvedModes {
     std::weak_ptr<const SizedPlaces> places;

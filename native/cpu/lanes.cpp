@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "run/one_thread.hpp"
+#include "run/operator_threads.hpp"
 
 namespace offload {
 namespace {
@@ -60,7 +60,7 @@ CpuLaneCounts CpuLanes::counts() const {
 }
 
 void CpuLanes::execute(Submission& submission, LaunchTimes* times) {
-  const OneThread one_thread;
+  const OperatorThreads one_thread(1);
   if (!claimed_ || !resident_.proved_) {
     ++n_alone_;
     resident_.execute_in_order(submission, times);
@@ -143,7 +143,7 @@ void CpuLanes::take_part(const std::function<void()>& drive) {
   std::fegetenv(&before);
   std::fesetenv(&floating_point_);
   {
-    const OneThread one_thread;
+    const OperatorThreads one_thread(1);
     drive();
   }
   std::fesetenv(&before);

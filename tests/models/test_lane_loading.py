@@ -357,4 +357,4 @@ def test_programs_with_kernels_on_lanes(name):
 
 
 def test_the_switch_of_threads_is_there():
-    assert _native.runs_on_one_thread()
+    assert _native.sets_operator_threads()

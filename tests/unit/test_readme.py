@@ -99,6 +99,7 @@ def test_placement(run_page, capsys):
     names = run_page(DOCS / "placement.md")
     printed = capsys.readouterr().out
     assert "embed" in printed
+    assert "segment 0 on cpu#" in printed
     assert "lanes=2: " in printed
     assert names["run"].lane_choice.asked == 2
     # The towers are independent of each other, and the sum waits for the other lane's.

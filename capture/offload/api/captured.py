@@ -29,11 +29,13 @@ from offload.host import (
     refuse_for_families,
 )
 from offload.interpreter.settled_family import SettledFamily, settle_family
+from offload.load.devices import load_on_devices, one_device, several_devices
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable
 from offload.run.debug_lines import program_line
+from offload.run.placed_executable import PlacedExecutable
 from offload.timeline import Scheduling
 
 
@@ -180,9 +182,23 @@ class Captured:
         sizes: Sizes,
     ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize: ...
 
+    @overload
     def load(
         self,
-        device: str | torch.device | Backend | None = None,
+        device: list[str | torch.device | Backend],
+        *,
+        objective: str = ...,
+        placement: str = ...,
+        scheduling: str | None = ...,
+        verify: bool = ...,
+        fuse: bool | Literal["auto"] = ...,
+        lanes: int | Literal["auto"] = ...,
+        progress: Progress = ...,
+    ) -> PlacedExecutable: ...
+
+    def load(
+        self,
+        device: str | torch.device | Backend | list[str | torch.device | Backend] | None = None,
         *,
         scheduling: str | None = None,
         verify: bool = True,
@@ -193,13 +209,18 @@ class Captured:
         progress: Progress = None,
         sizes: Sizes | None = None,
         groups: Mapping[str, Any] | None = None,
-    ) -> Executable | PaddedExecutable | ExecutableForEachSize:
+        objective: str | None = None,
+        placement: str | None = None,
+    ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable:
         """Make the Program resident on a device.
 
         Args:
             device: device type, which may have an index (`cuda:1`); by default what the Program
                 was recorded on, or to which its file was read. Or a backend with options of its
-                own, such as `AscendBackend(capturer, refresh="gather")`.
+                own, such as `AscendBackend(capturer, refresh="gather")`. Or a list of devices that
+                share the memory which the Program's tensors are in, the first of them the one
+                where what callers see is written: each launch is placed on one of them, by what
+                launches take there, and calls are executed on several where that is quicker.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with (on device `npu` by torch's own operators, which
                 takes what no model can be captured of). None: as one task; with `sizes` on devices
@@ -255,6 +276,12 @@ class Captured:
             groups: of a Program whose ranks exchange tensors, process groups to use in the place of
                 recorded ones, by the names of these (`captured.program.groups`). The others are
                 found by their names. All ranks of a group load at once.
+            objective: of a placement on several devices: `latency`, the time of a call, or
+                `throughput`, the time between results where several are submitted. None: `latency`.
+            placement: on several devices. `static` keeps each launch where it was placed; `hybrid`
+                moves segments to other devices, where they are loaded as well, once executions take
+                longer than expected; `dynamic` chooses at each execution whichever device has a
+                segment done first. None: `static`.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -277,9 +304,13 @@ class Captured:
             ExecutionError: the device failed, or another rank does not load within its group's
                 timeout.
         """
+        one = one_device(device)
 
         def load(
-            bound: BoundProgram, fuse: bool | Literal["auto"] = False, progress: Progress = progress
+            bound: BoundProgram,
+            fuse: bool | Literal["auto"] = False,
+            progress: Progress = progress,
+            device: str | torch.device | Backend | None = one,
         ) -> Executable:
             run = load_program(
                 bound,
@@ -297,6 +328,21 @@ class Captured:
             self._loads.add(run)
             return run
 
+        if isinstance(device, list) or objective is not None or placement is not None:
+            asked = several_devices(
+                device,
+                objective,
+                placement,
+                weights_budget=weights_budget,
+                sizes=sizes,
+                groups=groups,
+            )
+            return load_on_devices(
+                self.bound,
+                asked,
+                lambda bound, backend: load(bound, fuse, device=backend),
+                progress,
+            )
         if sizes is None:
             return load(self.bound, fuse)
         family = self._bound_family
@@ -315,7 +361,7 @@ class Captured:
         found = load_family(
             family,
             lambda: self._settled,
-            device,
+            one,
             sizes,
             load,
             fused=fused,

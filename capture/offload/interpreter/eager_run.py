@@ -51,6 +51,16 @@ def host_storage(content: bytes) -> torch.UntypedStorage:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).clone().untyped_storage()
 
 
+def tensor_at(storage: torch.UntypedStorage, base_bytes: int, view: TensorView) -> torch.Tensor:
+    """A view of a Value that begins `base_bytes` into a storage, as a tensor on that storage."""
+    tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=storage.device)
+    offset = (base_bytes + view.offset_bytes) // tensor.element_size()
+    tensor.set_(storage, offset, view.shape, view.strides)
+    if view.conjugate:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if view.negative else tensor
+
+
 def flat(outcome: Any) -> list[Any]:
     """What an operator takes or returns, lists opened."""
     if isinstance(outcome, (list, tuple)):
@@ -173,13 +183,7 @@ class EagerRun:
             if self._fill is not None:
                 bytes_of(storage).fill_(self._fill)
             self.bases[view.value] = (storage, 0)
-        storage, base_bytes = self.bases[view.value]
-        tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=storage.device)
-        offset = (base_bytes + view.offset_bytes) // tensor.element_size()
-        tensor.set_(storage, offset, view.shape, view.strides)
-        if view.conjugate:
-            tensor = torch._conj(tensor)
-        return torch._neg_view(tensor) if view.negative else tensor
+        return tensor_at(*self.bases[view.value], view)
 
     def _argument(self, argument: Argument) -> Any:
         if isinstance(argument, TensorView):

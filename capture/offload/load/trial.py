@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -20,6 +21,7 @@ from offload.plan import row_reads
 from offload.program import BoundProgram, Program
 from offload.program.structure import unflatten
 from offload.run import Executable
+from offload.run.ticket import Ticket
 from offload.timeline import SpanKind, Timeline
 
 # Of launches that nobody has timed, besides what they read and write.
@@ -33,6 +35,20 @@ _LEAST_TURNS, _MOST_TURNS = 5, 40
 _WARM_UP = 2
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
 _ROUNDS_NS = 5e8  # of executions, where these are more than the least
+
+
+class Called(Protocol):
+    """What is called as its program is."""
+
+    @property
+    def bound(self) -> BoundProgram:
+        """The program with the live objects that it stands for."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute."""
+
+    def submit(self, *args: Any, **kwargs: Any) -> Ticket:
+        """Queue an execution."""
 
 
 def execute_made_up(run: Executable, n_executions: int) -> None:
@@ -49,17 +65,33 @@ def execute_made_up(run: Executable, n_executions: int) -> None:
             advance()
 
 
-def _gradients_as_needed(*runs: Executable) -> contextlib.AbstractContextManager[None]:
+def _gradients_as_needed(*runs: Called) -> contextlib.AbstractContextManager[None]:
     """Gradients are off for a trial, of which nobody is warned, but for steps that train."""
     trains = any(run.bound.bindings.before_execution is not None for run in runs)
     return contextlib.nullcontext() if trains else torch.no_grad()
 
 
-def made_up_call(run: Executable) -> Callable[[], object]:
+def made_up_call(run: Called) -> Callable[[], object]:
     """A call of an executable with made-up inputs, which are the same each time."""
+    args, kwargs = _made_up_arguments(run)
+    return lambda: run(*args, **kwargs)
+
+
+def _made_up_arguments(run: Called) -> tuple[tuple[Any, ...], dict[str, Any]]:
     tensors = input_tensors(run.bound, made_up_inputs(run.bound, 0))
     args, kwargs = unflatten(run.bound.arguments_structure, tensors)
-    return lambda: run(*args, **kwargs)
+    return args, kwargs
+
+
+def made_up_stream(run: Called, n_executions: int) -> Callable[[], object]:
+    """So many submissions with made-up inputs, and the wait for all of them."""
+    args, kwargs = _made_up_arguments(run)
+
+    def stream() -> None:
+        for ticket in [run.submit(*args, **kwargs) for _ in range(n_executions)]:
+            ticket.wait()
+
+    return stream
 
 
 def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
@@ -119,27 +151,46 @@ def estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, .
     )
 
 
-def calls_in_turns_ns(runs: Sequence[Executable], what: str) -> list[float]:
+def calls_in_turns_ns(
+    runs: Sequence[Called],
+    what: str,
+    made_up: Callable[[Called], Callable[[], object]] = made_up_call,
+) -> list[float]:
     """What a call takes in the median where calls follow one another, in nanoseconds.
 
     Executables have their turns one after the other, so that what disturbs the machine meets all of
-    them; a turn begins with calls that are not timed. `what` is said while it lasts.
+    them; a turn begins with calls that are not timed. `what` is said while it lasts; `made_up`
+    makes what is called.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
     """
     with _gradients_as_needed(*runs):
-        return _calls_in_turns_ns(runs, what)
+        return _calls_in_turns_ns([made_up(run) for run in runs], what)
 
 
-def _calls_in_turns_ns(runs: Sequence[Executable], what: str) -> list[float]:
-    calls = [made_up_call(run) for run in runs]
+def call_and_submission_ns(run: Executable, n_calls: int) -> tuple[float, float]:
+    """What a call takes in the median, and what a submission and the wait for it do.
+
+    Raises:
+        BindingError, ExecutionError: as `execute_made_up`.
+    """
+    args, kwargs = _made_up_arguments(run)
+    with _gradients_as_needed(run):
+        calls_ns = [_time_ns(lambda: run(*args, **kwargs)) for _ in range(n_calls)]
+        submitted_ns = [
+            _time_ns(lambda: run.submit(*args, **kwargs).result()) for _ in range(n_calls)
+        ]
+    return statistics.median(calls_ns), statistics.median(submitted_ns)
+
+
+def _calls_in_turns_ns(calls: Sequence[Callable[[], object]], what: str) -> list[float]:
     quickest_ns = [min(_time_ns(call) for _ in range(3)) for call in calls]
     n_calls = [max(1, round(_TURN_NS / ns)) for ns in quickest_ns]
     n_before = [max(1, round(_BEFORE_NS / ns)) for ns in quickest_ns]
     round_ns = sum(map(_turn_ns, quickest_ns, n_calls, n_before))
     n_turns = min(max(int(_TURNS_NS / round_ns), _LEAST_TURNS), _MOST_TURNS)
-    times_ns: list[list[float]] = [[] for _ in runs]
+    times_ns: list[list[float]] = [[] for _ in calls]
     with stage(what, n_turns, expected_s=n_turns * round_ns / 1e9) as told:
         for _ in range(n_turns):
             for turn in zip(calls, n_calls, n_before, times_ns, strict=True):

@@ -6,13 +6,14 @@ import contextlib
 import functools
 import os
 import platform
+from typing import cast
 
 from offload.backends.base import Capabilities, Loaded, Prepared
 from offload.backends.cpu.builder import Builder
 from offload.backends.cpu.out_variants import out_variant
 from offload.backends.cpu.resizing import CpuSizes
 from offload.backends.cpu.streaming import CpuWeights
-from offload.errors import CaptureError
+from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine
@@ -20,6 +21,9 @@ from offload.program import BoundProgram, Kernel
 
 # torch's CPU allocator aligns to this, and so do vector instructions at their best.
 ALIGNMENT_BYTES = 64
+
+_SETS_THREADS = _native.sets_operator_threads()
+_MOST_THREADS = 1024
 
 
 @functools.cache
@@ -33,16 +37,39 @@ def _processor_name() -> str:
 
 
 class CpuBackend:
-    """The embedded default: every machine that runs torch has it."""
+    """The embedded default: every machine that runs torch has it.
+
+    Attributes:
+        threads: how many share the work of a launch; None: as many as torch is set to where an
+            execution is asked for.
+        duty: for what part of its time an execution computes; it rests after each, as a device that
+            is shared or throttled seems to.
+    """
 
     name = "cpu"
-    capabilities = Capabilities(
-        runs_kernels=True, runs_lanes=_native.runs_on_one_thread(), runs_collectives=True
-    )
+    capabilities = Capabilities(runs_kernels=True, runs_lanes=_SETS_THREADS, runs_collectives=True)
     opaque = None  # to run a callable as one launch would be to call it
     timing = dispatch = offline = lanes = None
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
+
+    def __init__(self, threads: int | None = None, duty: float = 1.0) -> None:
+        """Take as much of the processor as torch does, or less.
+
+        Raises:
+            BackendUnavailable: there are no such threads or duty, or this torch has no OpenMP to
+                be told of threads.
+        """
+        if threads is not None and not (
+            isinstance(threads, int) and 1 <= threads <= _MOST_THREADS and _SETS_THREADS
+        ):
+            raise BackendUnavailable(
+                f"threads: expected a number from 1 to {_MOST_THREADS}, and a torch that shares "
+                f"work by OpenMP, got {threads!r}"
+            )
+        if not 0 < duty <= 1:
+            raise BackendUnavailable(f"duty: expected more than 0 and at most 1, got {duty!r}")
+        self.threads, self.duty = threads, duty
 
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
@@ -87,7 +114,11 @@ class CpuBackend:
             CaptureError: an operator does not exist in this torch, or takes other arguments.
         """
         check_plan(prepared.program, plan)
-        return Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
+        loaded = Builder(prepared.bound, plan, prepared.operator_allocated).loaded()
+        if self.threads is not None or self.duty < 1:
+            resident = cast(_native.CpuResident, loaded.resident)
+            _native.set_share(resident, self.threads or 0, self.duty)
+        return loaded
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Nothing: out-variants are proved when they are first executed.

@@ -1,4 +1,4 @@
-#include "run/one_thread.hpp"
+#include "run/operator_threads.hpp"
 
 #include <ATen/Parallel.h>
 
@@ -13,7 +13,7 @@ int MKL_Set_Num_Threads_Local(int n_threads) __attribute__((weak));
 
 namespace offload {
 
-bool OneThread::is_supported() {
+bool OperatorThreads::is_supported() {
   return omp_set_num_threads != nullptr &&
          at::get_parallel_info().find("ATen parallel backend: OpenMP") != std::string::npos;
 }
@@ -21,14 +21,19 @@ bool OneThread::is_supported() {
 // Torch tells a thread what it was set to when it is first asked there, and not later
 // (ATen/ParallelOpenMP.cpp, lazy_init_num_threads). MKL is told separately, and 0 stands for what
 // OpenMP says.
-OneThread::OneThread() : n_threads_(at::get_num_threads()) {
-  if (n_threads_ != 1 && omp_set_num_threads != nullptr) omp_set_num_threads(1);
-  if (MKL_Set_Num_Threads_Local != nullptr) n_library_threads_ = MKL_Set_Num_Threads_Local(1);
+OperatorThreads::OperatorThreads(int n_threads)
+    : n_threads_(n_threads), n_before_(n_threads == 0 ? 0 : at::get_num_threads()) {
+  if (n_threads_ == 0) return;
+  if (n_before_ != n_threads_ && omp_set_num_threads != nullptr) omp_set_num_threads(n_threads_);
+  if (MKL_Set_Num_Threads_Local != nullptr) {
+    n_library_before_ = MKL_Set_Num_Threads_Local(n_threads_);
+  }
 }
 
-OneThread::~OneThread() {
-  if (n_threads_ != 1 && omp_set_num_threads != nullptr) omp_set_num_threads(n_threads_);
-  if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(n_library_threads_);
+OperatorThreads::~OperatorThreads() {
+  if (n_threads_ == 0) return;
+  if (n_before_ != n_threads_ && omp_set_num_threads != nullptr) omp_set_num_threads(n_before_);
+  if (MKL_Set_Num_Threads_Local != nullptr) MKL_Set_Num_Threads_Local(n_library_before_);
 }
 
 }  // namespace offload

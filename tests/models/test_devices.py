@@ -1,0 +1,304 @@
+"""`load(device=[...])`: launches on several devices give what one gives, and errors once."""
+
+import threading
+
+import pytest
+import torch
+from checks import normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from on_lanes import Towers
+from placed import placed_at_random
+from random_programs import RETURNED, STEP_LISTS, RandomProgram
+from torch import nn
+
+import offload
+from offload.api.captured import Captured
+from offload.backends import CpuBackend, find_backend
+from offload.load import devices as device_loading
+from offload.native import _native
+from offload.program.slice import Slice, slice_program
+from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts
+from offload.run.placed_executable import PlacedExecutable, PlacedSegment
+
+TWO = [CpuBackend(threads=1), CpuBackend(threads=1)]
+
+
+def at_random(bound, seed, n_processors=2, placement=Placement.STATIC):
+    """A PlacedExecutable for costs that are drawn; all segments on all devices, but statically."""
+    found, tasks = placed_at_random(bound.program, seed, n_processors)
+    groups = [one.tasks for one in found.segments()]
+    group_of = {task: at for at, group in enumerate(groups) for task in group}
+    segments = []
+    for at, group in enumerate(groups):
+        launches = sorted(launch for task in group for launch in tasks.launches[task])
+        part = slice_program(bound, launches) if len(groups) > 1 else Slice(bound, (), ())
+        before = {
+            group_of[edge.producer] for edge in tasks.graph.edges if group_of[edge.consumer] == at
+        }
+        planned = found.processors[group[0]]
+        costs = [
+            None if None in row else float(sum(row))
+            for row in zip(*(tasks.graph.tasks[task].costs_ns for task in group), strict=True)
+        ]
+        if placement is Placement.STATIC:
+            costs = [cost if one == planned else None for one, cost in enumerate(costs)]
+        runs = tuple(
+            None if cost is None else Captured(part.bound).load(CpuBackend(threads=1))
+            for cost in costs
+        )
+        after = tuple(sorted(before - {at}))
+        segments.append(PlacedSegment(part, runs, SegmentCosts(tuple(costs), after, planned)))
+    choice = DeviceChoice([one.costs for one in segments], placement, 1.0)
+    return PlacedExecutable(bound, found, segments, choice)
+
+
+def let_launches_take(monkeypatch, costs_ns):
+    """What launches take on each device, by its place; and no calls are timed."""
+
+    def launch_ns(self, at, name):
+        n_launches = len(self._bound.program.launches)
+        return [costs_ns[at](index) for index in range(n_launches)]
+
+    monkeypatch.setattr(device_loading._DevicesLoad, "_launch_ns", launch_ns)
+    monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
+
+
+def alternating(period, other):
+    """Ten launches are dear here, and ten there, so that all devices get some."""
+    return [
+        lambda index: 1e6 if index // period % 2 else 1e3,
+        lambda index: 1e3 if index // period % 2 else other,
+    ]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    steps=STEP_LISTS,
+    returned=RETURNED,
+    seed=st.integers(0, 10**6),
+    n_processors=st.integers(1, 3),
+    is_local=st.booleans(),
+    placement=st.sampled_from(Placement),
+)
+@torch.no_grad()
+def test_random_programs_on_devices(steps, returned, seed, n_processors, is_local, placement):
+    """Calls and submissions: results, inputs, weights and the generator, as eager has them."""
+    torch.manual_seed(len(steps))
+    model = RandomProgram(steps, returned, is_local)
+    x, y = normal(4, 4), normal(4, 4)
+    captured = offload.capture(model, x.clone(), y.clone())
+    run = at_random(captured.bound, seed, n_processors, placement)
+    kept = [model.state.clone(), model.weight.clone()]
+    generator = torch.get_rng_state()
+    outcomes = []
+    for call in (model, run, lambda *args: run.submit(*args).result()):
+        model.state.copy_(kept[0])
+        model.weight.copy_(kept[1])
+        torch.set_rng_state(generator)
+        rounds = []
+        for _ in range(2):
+            args = x.clone(), y.clone()
+            rounds += [*call(*args), *args, model.state.clone(), model.weight.clone()]
+        outcomes.append([*rounds, torch.get_rng_state()])
+    for one in outcomes[1:]:
+        assert all(map(torch.equal, outcomes[0], one))
+    run.close()
+
+
+@torch.no_grad()
+def test_results_share_memory_as_those_of_the_model():
+    def views(x):
+        y = x * 2
+        return y, y[1], x, y.t()
+
+    captured = offload.capture(views, torch.randn(4, 4))
+    run, x = at_random(captured.bound, 3), torch.randn(4, 4)
+    whole, row, given, turned = run(x)
+    assert given is x
+    assert row.data_ptr() == whole.data_ptr() + 16
+    assert turned.stride() == (1, 4)
+    whole.zero_()
+    assert not row.any()
+    assert not turned.any()
+    again = run(x)[0]
+    assert again.data_ptr() != whole.data_ptr()
+
+
+@torch.no_grad()
+def test_executions_in_flight_are_told_apart(monkeypatch):
+    let_launches_take(monkeypatch, alternating(4, 1e6))
+    model, x = Towers(32, 4), torch.randn(8, 32)
+    run = offload.capture(model, x).load(TWO)
+    assert {one.costs.planned for one in run.segments} == {0, 1}
+    inputs = [torch.randn(8, 32) for _ in range(20)]
+    tickets = [run.submit(one) for one in inputs]
+    for one, ticket in zip(inputs, tickets, strict=True):
+        assert torch.equal(ticket.result(), model(one))
+    assert all(map(torch.equal, run.map(inputs), map(model, inputs)))
+
+
+@torch.no_grad()
+def test_many_threads(monkeypatch):
+    let_launches_take(monkeypatch, alternating(4, 1e6))
+    model, x = Towers(32, 4), torch.randn(8, 32)
+    run = offload.capture(model, x).load(TWO)
+    wrong = []
+
+    def call():
+        with torch.no_grad():
+            for _ in range(50):
+                x = torch.randn(8, 32)
+                if not torch.equal(run(x), model(x)):
+                    wrong.append(x)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not wrong
+
+
+@torch.no_grad()
+def test_a_written_buffer_is_written_in_order(monkeypatch):
+    let_launches_take(monkeypatch, alternating(2, 1e6))
+
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(4))
+
+        def forward(self, x):
+            y = (x.sin() + 1).cos()
+            self.n.add_(y.sum())
+            return self.n * y
+
+    model, twin, x = Counts(), Counts(), torch.randn(4)
+    run = offload.capture(model, x).load(TWO)
+    model.n.zero_()
+    inputs = [torch.randn(4) for _ in range(10)]
+    tickets = [run.submit(one) for one in inputs]
+    for one, ticket in zip(inputs, tickets, strict=True):
+        assert torch.equal(ticket.result(), twin(one))
+    assert torch.equal(model.n, twin.n)
+
+
+@torch.no_grad()
+def test_an_error_is_told_once_and_with_its_origin(monkeypatch):
+    let_launches_take(monkeypatch, alternating(1, 1e6))
+
+    def pick(x, at):
+        y = torch.index_select(x.sin(), 0, at)
+        return y.cos().exp().tan()
+
+    x, at = torch.randn(4, 4), torch.tensor([1])
+    run = offload.capture(pick, x, at).load(TWO)
+    assert len(run.segments) > 1
+    for call in (run, lambda *args: run.submit(*args).result()):
+        with pytest.raises(offload.ExecutionError, match="index_select"):
+            call(x, torch.tensor([7]))
+        assert torch.equal(call(x, at), pick(x, at))
+
+
+@torch.no_grad()
+def test_inputs_are_refused_before_anything_runs(monkeypatch):
+    let_launches_take(monkeypatch, alternating(1, 1e6))
+
+    def write(x, y):
+        x.add_(1)
+        return x.sin() + y.cos()
+
+    run = offload.capture(write, torch.zeros(4), torch.zeros(4)).load(TWO)
+    x = torch.zeros(4)
+    for other in (torch.zeros(5), torch.zeros(4, dtype=torch.int64), torch.zeros(8)[::2]):
+        with pytest.raises(offload.BindingError, match=r"args\[1\].*expected float32\[4\]"):
+            run(x, other)
+    assert not x.any()
+    with pytest.raises(offload.BindingError):
+        run(x)
+    run.close()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(x, x)
+    with pytest.raises(offload.CopyError):
+        run.__reduce_ex__(2)
+
+
+@torch.no_grad()
+def test_launches_are_timed_and_the_quicker_way_is_kept():
+    model, x = Towers(64, 4), torch.randn(8, 64)
+    run = offload.capture(model, x).load([CpuBackend(threads=1), CpuBackend(threads=1, duty=0.1)])
+    assert {one.costs.planned for one in run.segments} == {0}
+    assert torch.equal(run(x), model(x))
+    costs = [task.costs_ns for task in run.placement.graph.tasks]
+    assert sum(slow for _, slow in costs if slow) > 4 * sum(quick for quick, _ in costs)
+    assert "cpu#0" in run.explain()
+
+
+@pytest.mark.parametrize("placement", ["hybrid", "dynamic"])
+@torch.no_grad()
+def test_segments_leave_a_device_that_is_slowed_down(placement, monkeypatch):
+    let_launches_take(monkeypatch, [lambda _: 20e3, lambda _: 25e3])
+    monkeypatch.setattr(device_loading, "_HAND_OVER_NS", 100.0)
+    model, x = Towers(64, 4), torch.randn(8, 64)
+    run = offload.capture(model, x).load(TWO, placement=placement)
+    assert len(run.segments) > 2
+    assert all(None not in one.runs for one in run.segments)
+    for _ in range(5):
+        assert torch.equal(run(x), model(x))
+    for one in run.segments:
+        _native.set_share(one.runs[0]._loaded.resident, 1, 0.005)
+        _native.set_share(one.runs[1]._loaded.resident, 1, 1.0)
+    for _ in range(15):
+        assert torch.equal(run(x), model(x))
+    assert set(run.choice.choose()) == {1}
+    assert run.choice.n_moved >= 1
+    assert "segments were moved" in run.explain()
+    assert torch.equal(run.submit(x).result(), model(x))
+
+
+@torch.no_grad()
+def test_fused_segments(monkeypatch):
+    let_launches_take(monkeypatch, alternating(4, 1e6))
+    model, x = Towers(32, 4), torch.randn(8, 32)
+    run = offload.capture(model, x).load(TWO, fuse=True)
+    assert any(one.run(one.costs.planned).fusion.regions for one in run.segments)
+    torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_what_is_refused(tmp_path):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    captured = offload.capture(model, x)
+    for options, message in (
+        ({"device": []}, "expected a list of at least one"),
+        ({"device": "cpu", "objective": "latency"}, "expected a list of at least one"),
+        ({"device": TWO, "objective": "energy"}, "expected latency or throughput"),
+        ({"device": TWO, "placement": "late"}, "expected one of static, hybrid, dynamic"),
+        ({"device": "cpu", "placement": "static"}, "expected a list of at least one"),
+        ({"device": TWO, "weights_budget": "1MiB"}, "weights_budget"),
+        ({"device": TWO, "sizes": offload.Sizes()}, "sizes"),
+    ):
+        with pytest.raises(offload.BindingError, match=message):
+            captured.load(**options)
+    with pytest.raises(offload.BackendUnavailable, match="memory of its own"):
+        captured.load(["cpu", "null"] if find_backend("null").records() != "cpu" else ["cpu:0"])
+    for made in (lambda: CpuBackend(threads=0), lambda: CpuBackend(duty=0)):
+        with pytest.raises(offload.BackendUnavailable, match="expected"):
+            made()
+
+
+@torch.no_grad()
+def test_threads_of_a_backend_are_those_of_its_launches():
+    library = torch.library.Library("device_threads", "DEF")
+    library.define("count(Tensor x) -> Tensor")
+    library.impl(
+        "count", lambda x: torch.full_like(x, torch.get_num_threads()), "CompositeExplicitAutograd"
+    )
+    captured = offload.capture(torch.ops.device_threads.count, torch.zeros(1))
+    for threads in (1, 2, 3):
+        run = captured.load(CpuBackend(threads=threads))
+        for _ in range(3):
+            assert run(torch.zeros(1)).item() == threads
+        assert run.submit(torch.zeros(1)).result().item() == threads
+    assert torch.get_num_threads() == 1
