@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -67,11 +68,12 @@ class _UnderWay:
 class Collectives:
     """Those of one recorded call.
 
-    Owner: one LaunchRecorder, on whose thread it is called.
+    Owner: one LaunchRecorder, on whose thread it is called. It does not keep its owner, which is
+    dropped as soon as a recording is refused, and the device's memory with it.
     """
 
     def __init__(self, log: Log, rendezvous: Rendezvous | None) -> None:
-        self._log = log
+        self._log: Log = weakref.proxy(log)
         self._rendezvous = rendezvous
         self._under_way: dict[int, _UnderWay] = {}  # by the Value that is waited for
         self._works: list[Any] = []  # torch asks for them again by their address

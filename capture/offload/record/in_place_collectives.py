@@ -112,7 +112,8 @@ def _without_gaps(
 ) -> tuple[list[torch.Tensor], list[Copy]]:
     """The tensors, or copies of those with gaps, of which gloo writes other elements.
 
-    It takes as many as there are from the first one on (ProcessGroupGloo.cpp), whatever lies there.
+    It is given the address of the first and their number (`setOutputs` of c10d::ProcessGroupGloo),
+    so that it takes what lies there in a row.
     """
     layout = {"memory_format": torch.contiguous_format}
     plain = [
