@@ -435,7 +435,7 @@ def test_closing_waits_for_submissions_whose_arguments_are_under_way(monkeypatch
     x, go_on = torch.randn(4), threading.Event()
     run = offload.capture(chain, x).load(TWO)
     with offload.tasks() as tasks:
-        given = tasks.submit(lambda: (go_on.wait(), x)[1])
+        given = tasks.submit(lambda: (go_on.wait(20), x)[1])
         ticket = run.submit(given)
         closing = threading.Thread(target=run.close)
         closing.start()
@@ -465,7 +465,7 @@ def test_done_callbacks_do_not_close(monkeypatch):
     x = torch.randn(4)
     run = offload.capture(chain, x).load(TWO)
     with offload.tasks() as tasks:
-        tickets = [run.submit(tasks.submit(lambda: (go_on.wait(), x)[1])) for _ in range(5)]
+        tickets = [run.submit(tasks.submit(lambda: (go_on.wait(20), x)[1])) for _ in range(5)]
         tickets[0].add_done_callback(close)
         go_on.set()
         for one in tickets:
