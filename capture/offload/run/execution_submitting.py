@@ -22,6 +22,8 @@ from offload.run.submitting import (
 )
 from offload.run.ticket import Ticket
 
+Surroundings = _native.Surroundings
+
 
 class ExecutionSubmitting(_native.CallableReplay, Submitting):
     """What of an Executable takes submissions, and gives them to its native replay."""
@@ -60,16 +62,28 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         kwargs = {**kwargs, "out": out, "feature_map": feature_map}
         return self._submitted_later(ticket, args, kwargs, ())
 
-    def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
+    def _submitted(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        after: Sequence[Ticket],
+        surroundings: Surroundings | None = None,
+    ) -> Ticket:
+        """Queue an execution; as if here and now, or in surroundings of before."""
         ticket = self._new_ticket()
-        if not self._deferred and self._submit(ticket, None, tuple(after), *args, **kwargs):
+        if not self._deferred and self._submit(ticket, surroundings, tuple(after), *args, **kwargs):
             return ticket
-        return self._submitted_later(ticket, args, kwargs, after)
+        return self._submitted_later(ticket, args, kwargs, after, surroundings)
 
     def _submitted_later(
-        self, ticket: Ticket, args: Args, kwargs: Kwargs, after: Sequence[Ticket]
+        self,
+        ticket: Ticket,
+        args: Args,
+        kwargs: Kwargs,
+        after: Sequence[Ticket],
+        surroundings: Surroundings | None = None,
     ) -> Ticket:
-        surroundings = self._surroundings()
+        surroundings = surroundings or self._surroundings()
 
         def place() -> None:
             self._submit(ticket, surroundings, (), *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -11,22 +12,21 @@ from typing import Any, NoReturn
 import torch
 
 from offload.console.amounts import show_count
-from offload.errors import BindingError, CopyError, DependencyError, ExecutionError
+from offload.errors import CopyError, DependencyError, ExecutionError
 from offload.interpreter.eager_run import tensor_at
-from offload.interpreter.torch_names import dtype_name, find_dtype
+from offload.interpreter.torch_names import find_dtype
+from offload.native import _native
 from offload.plan.task_placement import TaskPlacement
-from offload.program import BoundProgram, Program, TensorView, same_strides
+from offload.program import BoundProgram, TensorView
 from offload.program.slice import Slice
 from offload.program.structure import unflatten
 from offload.run.arguments import tensors_of_call
-from offload.run.deferred import when_ended
+from offload.run.deferred import in_callable, when_ended
 from offload.run.device_choice import DeviceChoice, SegmentCosts
 from offload.run.executable import Executable
+from offload.run.placed_inputs import Base, InputChecks
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
 from offload.run.ticket import Ticket
-
-Base = tuple[torch.UntypedStorage, int]
-"""Where a Value begins: a storage, and how many bytes into it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -116,7 +116,9 @@ class PlacedExecutable(Submitting):
         self._lock = threading.Lock()
         self._before: tuple[Ticket, ...] = ()  # the execution before, where it leaves something
         self._closed = False
+        self._waiting: dict[Ticket, None] = {}  # submissions whose arguments are not known yet
         self._weights = self._weight_bases()
+        self._checks = InputChecks(self.program, self._weights)
         values = self.program.values
         self._buffers = [
             [
@@ -143,9 +145,23 @@ class PlacedExecutable(Submitting):
         return self._result(queued)
 
     def close(self) -> None:
-        """Wait for what is under way, and free the segments; later executions fail."""
+        """Wait for what is under way, and free the segments; later executions fail.
+
+        In a launch of its own it waits for nothing, and the segments are freed when it is closed
+        again, or dropped.
+
+        Raises:
+            ExecutionError: a done-callback closes it: what it would wait for may be its own
+                thread's work.
+        """
+        inside = [run for run in self._runs() if run._native.is_inside_launch]
+        if not inside:
+            _refuse_in_callback()
+            if not in_callable():
+                for one in list(self._waiting):
+                    one._outcome()
         self._closed = True
-        for run in self._runs():
+        for run in inside or self._runs():
             run.close()
 
     def _runs(self) -> Iterator[Executable]:
@@ -195,6 +211,7 @@ class PlacedExecutable(Submitting):
             for run in self._runs():
                 run.rebind_weights()
             self._weights = self._weight_bases()
+            self._checks = InputChecks(self.program, self._weights)
 
     def _weight_bases(self) -> dict[int, Base]:
         views = self.program.weight_views
@@ -214,17 +231,30 @@ class PlacedExecutable(Submitting):
         if all(one.done() for one in given):
             self._queue_for(whole, args, kwargs, after)
         else:
-            when_ended(given, lambda: _ending(whole, self._queue_for, args, kwargs, after))
+            here = self._surroundings()
+            self._waiting[whole] = None
+            whole._call_when_done(lambda: self._waiting.pop(whole, None))
+            when_ended(given, lambda: _ending(whole, self._queue_for, args, kwargs, after, here))
         return whole
 
+    def _surroundings(self) -> _native.Surroundings | None:
+        """The caller's state of torch, which all segments compare; None: there are none."""
+        run = next(self._runs(), None)
+        return None if run is None else run._surroundings()
+
     def _queue_for(
-        self, whole: Ticket, args: Args, kwargs: Kwargs, after: Sequence[Ticket]
+        self,
+        whole: Ticket,
+        args: Args,
+        kwargs: Kwargs,
+        after: Sequence[Ticket],
+        surroundings: _native.Surroundings | None = None,
     ) -> None:
         """Queue the segments; the ticket ends when all of them have."""
         if any(whole._fail_as(one) for one in tickets_in(args, kwargs)):
             return
         args, kwargs = with_results(args, kwargs, Ticket.result)
-        queued = self._queued(args, kwargs, after)
+        queued = self._queued(args, kwargs, after, surroundings)
         when_ended(queued.tickets, lambda: _ending(whole, self._end, queued))
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
@@ -247,14 +277,14 @@ class PlacedExecutable(Submitting):
             self.choice.ended(devices, took_ns)
 
     def _called(self, args: Args, kwargs: Kwargs) -> Any:
-        """Execute all as one segment on this thread, behind what was submitted to other devices."""
+        """Execute all as one segment on this thread.
+
+        One that leaves something stays on the first device, which keeps the order.
+        """
         if self.choice.is_static:
             return self._whole(self.segments[0].costs.planned)(*args, **kwargs)
         with self._lock:
             devices = self.choice.choose()
-            for one in self._before:
-                one._outcome()
-            self._before = ()
         result = self._whole(devices[0])(*args, **kwargs)
         self._observe(devices)
         return result
@@ -270,9 +300,7 @@ class PlacedExecutable(Submitting):
             return self._whole(planned)._submitted(args, kwargs, after)
         with self._lock:
             devices = self.choice.choose()
-            ticket = self._whole(devices[0])._submitted(args, kwargs, (*after, *self._before))
-            if self._leaves_something:
-                self._before = (ticket,)
+            ticket = self._whole(devices[0])._submitted(args, kwargs, after)
         ticket._call_when_done(lambda: self._observe(devices))
         return ticket
 
@@ -281,36 +309,47 @@ class PlacedExecutable(Submitting):
         if self._closed:
             raise ExecutionError("the executable is closed")
         tensors = tensors_of_call(self.bound, args, kwargs)
-        _check_inputs(self.program, tensors)
+        self._checks.check(tensors)
         return tensors
 
-    def _queued(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Queued:
+    def _queued(
+        self,
+        args: Args,
+        kwargs: Kwargs,
+        after: Sequence[Ticket],
+        surroundings: _native.Surroundings | None = None,
+    ) -> Queued:
         given = self._tensors(args, kwargs)
         held = {view.value: one for view, one in zip(self.program.inputs, given, strict=True)}
         with self._lock:
             devices = self.choice.choose()
-            if not self._leaves_something:
-                tickets = self._segments_queued(devices, held, after)
-            else:
-                tickets = self._segments_queued(devices, held, (*after, *self._before))
+            if self._leaves_something:
+                after = (*after, *_end_of(self._before))
+            tickets = self._segments_queued(devices, held, after, surroundings)
+            if self._leaves_something:
                 self._before = tuple(tickets)
         return Queued(devices, tickets, given, held)
 
     def _segments_queued(
-        self, devices: Sequence[int], held: dict[int, torch.Tensor], after: Sequence[Ticket]
+        self,
+        devices: Sequence[int],
+        held: dict[int, torch.Tensor],
+        after: Sequence[Ticket],
+        surroundings: _native.Surroundings | None,
     ) -> list[Ticket]:
         """Queue each segment on its device; `held` gets what crosses, by Value."""
         tickets: list[Ticket] = []
         for at, (one, device) in enumerate(zip(self.segments, devices, strict=True)):
             outputs = tuple(
-                torch.empty_strided(shape, strides, dtype=dtype)
+                torch.empty_strided(shape, strides, dtype=dtype, device=self.program.device)
                 for shape, strides, dtype in self._buffers[at]
             )
             held.update(zip(one.slice.outputs, outputs, strict=True))
             given = tuple(held[value] for value in one.slice.inputs)
             waits = (*(tickets[before] for before in one.costs.after), *after)
             try:
-                tickets.append(one.run(device)._submitted(given, {"out": outputs}, waits))
+                run = one.run(device)
+                tickets.append(run._submitted(given, {"out": outputs}, waits, surroundings))
             except BaseException:
                 for other in reversed(tickets):
                     other.cancel()
@@ -343,6 +382,22 @@ class PlacedExecutable(Submitting):
         )
 
 
+def _refuse_in_callback() -> None:
+    """Raise an ExecutionError in a done-callback, where no ticket may be waited for."""
+    with contextlib.suppress(TimeoutError):
+        Ticket()._outcome(0)
+
+
+def _end_of(tickets: Sequence[Ticket]) -> tuple[Ticket, ...]:
+    """What ends well when all of them have ended, well or not; nothing where they have."""
+    left = [one for one in tickets if not one.done()]
+    if not left:
+        return ()
+    ended = Ticket()
+    when_ended(left, lambda: ended._set_result(None))
+    return (ended,)
+
+
 def _ending(whole: Ticket, function: Callable[..., None], *args: Any) -> None:
     """Call a function for a ticket, which has its error."""
     try:
@@ -367,26 +422,3 @@ def _base_of(tensor: torch.Tensor, view: TensorView | None = None) -> Base:
     """Where the Value begins of which a tensor is this view, or the whole."""
     offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
     return tensor.untyped_storage(), offset_bytes - (view.offset_bytes if view is not None else 0)
-
-
-def _check_inputs(program: Program, tensors: Sequence[torch.Tensor]) -> None:
-    """All before any segment is queued: later segments would refuse what earlier ones have begun.
-
-    Raises:
-        BindingError: a tensor is laid out otherwise than the recorded one.
-    """
-    for view, tensor in zip(program.inputs, tensors, strict=True):
-        shape = tuple(tensor.shape)
-        is_same = (
-            shape == view.shape
-            and dtype_name(tensor.dtype) == view.dtype
-            and tensor.device.type == program.device
-            and same_strides(shape, tensor.stride(), view.strides)
-        )
-        if not is_same:
-            raise BindingError(
-                f"{program.values[view.value].name}: expected {view.dtype}{list(view.shape)} with "
-                f"strides {list(view.strides)} on {program.device}, got "
-                f"{dtype_name(tensor.dtype)}{list(shape)} with strides {list(tensor.stride())} on "
-                f"{tensor.device}"
-            )

@@ -1,0 +1,130 @@
+"""What a call gives to launches on several devices, checked before any of them is queued."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from offload.errors import BindingError
+from offload.interpreter.torch_names import dtype_name
+from offload.program import Program, TensorView, same_strides, span_bytes
+
+Base = tuple[torch.UntypedStorage, int]
+"""Where a Value begins: a storage, and how many bytes into it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Range:
+    """Memory of a weight. Addresses in bytes."""
+
+    name: str
+    begin: int
+    end: int
+
+
+class InputChecks:
+    """Checks the tensors of calls of one Program, as an Executable of the whole would.
+
+    Segments know of their own inputs alone: later ones would refuse what earlier ones have begun,
+    and none sees that one of its inputs is written by another one.
+
+    Owner: one executable. Thread: any.
+    """
+
+    def __init__(self, program: Program, weights: Mapping[int, Base]) -> None:
+        """Know where the weights of a Program lie."""
+        self._program = program
+        written = program.written_values
+        leaves = enumerate(program.inputs)
+        self._written = {leaf for leaf, view in leaves if view.value in written}
+        self._pairs = tuple(
+            (first, second)
+            for first, second in itertools.combinations(range(len(program.inputs)), 2)
+            if not self._written.isdisjoint((first, second))
+        )
+        self._distances = {(one.first, one.second): one.distance_bytes for one in program.overlaps}
+        ranges = {value: self._range(value, base) for value, base in weights.items()}
+        self._weights = tuple(ranges.values()) if self._written else ()
+        self._written_weights = tuple(ranges[value] for value in ranges if value in written)
+
+    def check(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Refuse what no segment would see.
+
+        Raises:
+            BindingError: a tensor is laid out otherwise than the recorded one, or shares memory
+                that is written otherwise than it did.
+        """
+        for view, tensor in zip(self._program.inputs, tensors, strict=True):
+            self._check_layout(view, tensor)
+        for first, second in self._pairs:
+            self._check_pair(first, second, tensors)
+        if not self._weights and not self._written_weights:
+            return
+        for leaf, tensor in enumerate(tensors):
+            weights = self._weights if leaf in self._written else self._written_weights
+            self._check_weights(leaf, tensor, weights)
+
+    def _range(self, value: int, base: Base) -> _Range:
+        one = self._program.values[value]
+        begin = base[0].data_ptr() + base[1]
+        return _Range(one.name, begin, begin + one.size_bytes)
+
+    def _name(self, leaf: int) -> str:
+        return self._program.values[self._program.inputs[leaf].value].name
+
+    def _check_layout(self, view: TensorView, tensor: torch.Tensor) -> None:
+        program, shape = self._program, tuple(tensor.shape)
+        is_same = (
+            shape == view.shape
+            and dtype_name(tensor.dtype) == view.dtype
+            and tensor.device.type == program.device
+            and same_strides(shape, tensor.stride(), view.strides)
+        )
+        if not is_same:
+            raise BindingError(
+                f"{program.values[view.value].name}: expected {view.dtype}{list(view.shape)} with "
+                f"strides {list(view.strides)} on {program.device}, got "
+                f"{dtype_name(tensor.dtype)}{list(shape)} with strides {list(tensor.stride())} on "
+                f"{tensor.device}"
+            )
+
+    def _check_pair(self, first: int, second: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Inputs of which one is written overlap exactly as recorded, others not at all."""
+        names = f"{self._name(first)} and {self._name(second)}"
+        one, other = tensors[first], tensors[second]
+        distance = self._distances.get((first, second))
+        if distance is None:
+            if _overlap(_memory(one), _memory(other)):
+                raise BindingError(
+                    f"{names} overlap in memory and one of them is written: they were separate "
+                    "when recorded, so pass separate tensors"
+                )
+        elif other.data_ptr() - one.data_ptr() != distance:
+            raise BindingError(
+                f"{names} shared memory when recorded, {distance} bytes apart, and one of them is "
+                "written: they must do so again, with the same strides"
+            )
+
+    def _check_weights(self, leaf: int, tensor: torch.Tensor, weights: Sequence[_Range]) -> None:
+        memory = _memory(tensor)
+        for weight in weights:
+            if _overlap(memory, (weight.begin, weight.end)):
+                raise BindingError(
+                    f"{self._name(leaf)} overlaps {weight.name} in memory and one of them is "
+                    "written: pass a copy"
+                )
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of its first byte and behind its last one."""
+    begin = tensor.data_ptr()
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    return begin, begin + span_bytes(shape, strides, dtype_name(tensor.dtype))
+
+
+def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether they share a byte; empty ones share none."""
+    return max(one[0], other[0]) < min(one[1], other[1])
