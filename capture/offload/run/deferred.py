@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from offload.native import _native
+from offload.run.ticket import Ticket
 
 _thread = threading.local()
 
@@ -94,6 +96,26 @@ def when_ended(tickets: Iterable[_native.Ticket], function: Callable[[], None]) 
         function()
 
     go_on()
+
+
+def refuse_in_callback() -> None:
+    """Refuse to wait in a done-callback.
+
+    Raises:
+        ExecutionError: this is one, where no ticket may be waited for.
+    """
+    with contextlib.suppress(TimeoutError):
+        _native.Ticket()._outcome(0)
+
+
+def end_of(tickets: Sequence[Ticket]) -> tuple[Ticket, ...]:
+    """What ends well when all of them have ended, well or not; nothing where they have."""
+    left = [one for one in tickets if not one.done()]
+    if not left:
+        return ()
+    ended = Ticket()
+    when_ended(left, lambda: ended._set_result(None))
+    return (ended,)
 
 
 def defer(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -21,7 +20,7 @@ from offload.program import BoundProgram, TensorView
 from offload.program.slice import Slice
 from offload.program.structure import unflatten
 from offload.run.arguments import tensors_of_call
-from offload.run.deferred import in_callable, when_ended
+from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice, SegmentCosts
 from offload.run.executable import Executable
 from offload.run.placed_inputs import Base, InputChecks
@@ -156,7 +155,7 @@ class PlacedExecutable(Submitting):
         """
         inside = [run for run in self._runs() if run._native.is_inside_launch]
         if not inside:
-            _refuse_in_callback()
+            refuse_in_callback()
             if not in_callable():
                 for one in list(self._waiting):
                     one._outcome()
@@ -324,7 +323,7 @@ class PlacedExecutable(Submitting):
         with self._lock:
             devices = self.choice.choose()
             if self._leaves_something:
-                after = (*after, *_end_of(self._before))
+                after = (*after, *end_of(self._before))
             tickets = self._segments_queued(devices, held, after, surroundings)
             if self._leaves_something:
                 self._before = tuple(tickets)
@@ -380,22 +379,6 @@ class PlacedExecutable(Submitting):
             "an executable lies in its devices' memory, and cannot be copied or pickled: load the "
             "captured program once more"
         )
-
-
-def _refuse_in_callback() -> None:
-    """Raise an ExecutionError in a done-callback, where no ticket may be waited for."""
-    with contextlib.suppress(TimeoutError):
-        Ticket()._outcome(0)
-
-
-def _end_of(tickets: Sequence[Ticket]) -> tuple[Ticket, ...]:
-    """What ends well when all of them have ended, well or not; nothing where they have."""
-    left = [one for one in tickets if not one.done()]
-    if not left:
-        return ()
-    ended = Ticket()
-    when_ended(left, lambda: ended._set_result(None))
-    return (ended,)
 
 
 def _ending(whole: Ticket, function: Callable[..., None], *args: Any) -> None:
