@@ -103,6 +103,13 @@ void Replay::refuse_inside_launch() const {
   }
 }
 
+// Likewise a launch of a call, on the caller's thread: what is queued waits for its end. Another
+// thread's execution has begun if it holds the mutex.
+void Replay::refuse_inside_call() const {
+  const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
+  if (lock.owns_lock() && turn_->running) throw ExecutionError(kCalledItself);
+}
+
 // Nor may the thread that has the work to do wait for it while it tells of a ticket's end.
 void Replay::refuse_wait() const {
   refuse_inside_launch();
@@ -118,6 +125,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
   if (turn_->lane.idle()) {
     run(*call, /*queued=*/false);
   } else {
+    refuse_inside_call();
     const auto ticket = std::make_shared<Ticket>();
     enqueue(
         [self = shared_from_this(), call, held = hold_memory(*call)] { self->run_queued(*call); },
@@ -129,6 +137,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
 void Replay::submit(const std::shared_ptr<Call>& call, const std::shared_ptr<Ticket>& ticket,
                     Dependencies after) {
   refuse_inside_launch();
+  refuse_inside_call();
   auto held = hold_memory(*call);
   if (has_streams()) {
     enqueue(
@@ -220,11 +229,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
 
 void Replay::wait_for_submitted() {
   refuse_wait();
-  {
-    // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
-    const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
-    if (lock.owns_lock() && turn_->running) throw ExecutionError(kCalledItself);
-  }
+  refuse_inside_call();
   if (turn_->lane.idle()) return;
   const auto ticket = std::make_shared<Ticket>();
   enqueue([] {}, ticket, /*hands_on=*/false);

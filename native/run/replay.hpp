@@ -117,6 +117,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
                             std::shared_ptr<Ticket> ticket, Dependencies after);
   void enqueue(std::function<void()> task, std::shared_ptr<Ticket> ticket, bool hands_on);
   void refuse_inside_launch() const;
+  void refuse_inside_call() const;
   void refuse_wait() const;
   void refuse_run() const;
   std::shared_ptr<const HeldStorages> hold_memory(Call& call) const;
