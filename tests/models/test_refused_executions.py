@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -265,3 +266,31 @@ def test_a_launch_may_close_its_own_executable(options, form):
         run(x)
     run.close()
     assert run._native.arena == (0, 0)
+
+
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+@pytest.mark.parametrize("within", ["submit", "call"])
+def test_a_launch_of_a_call_may_not_wait_for_what_is_queued(scheduling, within):
+    """Which waits for the call: with a submission of its own, or behind another thread's."""
+    runs: list[offload.Executable] = []
+    queued: list[offload.Ticket] = []
+
+    @torch.library.custom_op(f"offload_tests::waits_{scheduling}_{within}", mutates_args=())
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        if not runs:
+            return x.clone()
+        run = runs.pop()
+        if within == "submit":
+            return run.submit(x).result()
+        with ThreadPoolExecutor(1) as pool:
+            queued.append(pool.submit(run.submit, torch.zeros(3)).result())
+        return run(x)
+
+    run = offload.capture(lambda x: waits(x) + 1, torch.zeros(3)).load(scheduling=scheduling)
+    run(torch.zeros(3))
+    runs.append(run)
+    with pytest.raises(offload.ExecutionError, match="executes the executable itself"):
+        run(torch.zeros(3))
+    assert len(queued) == (within == "call")
+    for ticket in [*queued, run.submit(torch.zeros(3))]:
+        assert torch.equal(ticket.result(), torch.ones(3))
