@@ -33,7 +33,8 @@ demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of 
 
 # Each file in one process: what its tests share is made once.
 test: $(VENV)/installed ## run every test that this machine can run, in as many processes as it has processors, up to 8
-	$(BIN)/python -m pytest tests --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest tests -m "not alone" --numprocesses auto --maxprocesses 8 --dist loadfile
+	$(BIN)/python -m pytest tests -m alone
 
 # torch_npu goes into an environment of its own: without CANN it breaks `import torch` wherever it is.
 test-npu-sim: $(VENV)/installed ## run torch_npu on the simulated NPU, where it has a wheel

@@ -8,6 +8,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
 import torch
 from checks import normal
 
@@ -51,6 +52,7 @@ def test_a_capture_keeps_no_tensors_but_its_result():
     assert new == {result.data_ptr(): result.nbytes()}
 
 
+@pytest.mark.alone
 def test_freed_memory_of_a_recording_returns_to_the_system():
     done = subprocess.run(
         [sys.executable, "-c", MEMORY_THAT_STAYS], capture_output=True, text=True, check=True

@@ -169,6 +169,7 @@ except offload.OutOfMemory as error:
 """
 
 
+@pytest.mark.alone
 def test_an_operator_that_finds_no_memory_is_out_of_memory() -> None:
     """Memory of its own, outside of the plan: only trying it out shows that it is not there."""
     done = subprocess.run(

@@ -267,7 +267,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
 
     def begin(self) -> None:
         """Reset, initialise if it was finalised, and set device 0 on this thread, just once."""
-        self.reset()
+        self.reset_once_idle()
         if self.code("aclrtResetDeviceForce", 0) == UNINITIALISED:
             self.call("aclInit", 0)
         self.call("aclrtSetDevice", 0)

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,20 @@ class DeviceControls:
     def host_bytes(self) -> int:
         """Pinned host memory that is allocated."""
         return self.library.sim_host_bytes()
+
+    def reset_once_idle(self) -> None:
+        """Reset, as soon as the work that a test has left behind has ended.
+
+        RuntimeError where that takes more than half a minute.
+        """
+        until = time.monotonic() + 30
+        while True:
+            try:
+                return self.reset()
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def reset(self) -> None:
         """Make everything as at the beginning; kernels must be made anew.
@@ -421,9 +436,9 @@ def for_a_test() -> Iterator[Simulator]:
         loaded = load()
     except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
-    loaded.reset()
+    loaded.reset_once_idle()
     _forget_kernels()
     yield loaded
     # What errors keep alive gives its memory back now: after the reset other things lie there.
     gc.collect()
-    loaded.reset()
+    loaded.reset_once_idle()

@@ -12,7 +12,7 @@ from kernel_sources import needs_compiler
 import offload
 from offload.compile import fuse, inductor
 
-pytestmark = needs_compiler
+pytestmark = [needs_compiler, pytest.mark.alone]
 
 
 def test_what_inductor_has_begun_goes_on(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +22,13 @@ def test_{name}(benchmark):
 """
 FAULT = "import os\nos._exit(9)\n"
 FAILS = GOOD + "    assert False\n"
+
+
+@pytest.fixture(autouse=True)
+def own_process(monkeypatch):
+    """Benchmarks are off in workers of pytest-xdist, and processes begun here would be some."""
+    for name in [one for one in os.environ if one.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)
 
 
 def test_each_file_is_measured_whatever_the_others_do(tmp_path, monkeypatch):
