@@ -276,6 +276,18 @@ def test_fused_segments(monkeypatch):
     torch.testing.assert_close(run(x), model(x))
 
 
+@pytest.mark.parametrize("period", [1, 100])
+@torch.no_grad()
+def test_buffers_are_refused(monkeypatch, period):
+    let_launches_take(monkeypatch, alternating(period, 1e6))
+    x = torch.randn(4)
+    run = offload.capture(lambda x: x.sin().cos().exp(), x).load(TWO)
+    assert (len(run.segments) > 1) == (period == 1)
+    for call in (run, run.submit):
+        with pytest.raises(offload.BindingError, match="out: an executable on several devices"):
+            call(x, out=torch.empty(4))
+
+
 @torch.no_grad()
 def test_what_is_refused(tmp_path):
     model, x = nn.Linear(4, 4), torch.randn(2, 4)

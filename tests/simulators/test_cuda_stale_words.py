@@ -99,8 +99,11 @@ def test_the_proof_finds_a_kernel_that_reads_it(device, how):
 
 def test_one_in_the_middle_of_a_word_becomes_the_decoy_as_a_whole(device):
     """Though its upper half is the same in all captures: half a decoy would lead anywhere."""
-    blocks = HostBlocks()
-    assert len({blocks.address(layout) >> 32 for layout in range(3)}) == 1
+    tried = [HostBlocks()]
+    while len({tried[-1].address(layout) >> 32 for layout in range(3)}) > 1:
+        assert len(tried) < 8  # one may lie across a multiple of 4 GiB
+        tried.append(HostBlocks())
+    blocks = tried[-1]
 
     def scale(arguments: bytes) -> None:
         source, target, _, stale = struct.unpack("<2QIQ4x", arguments)

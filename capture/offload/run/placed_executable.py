@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from offload.console.amounts import show_count
-from offload.errors import CopyError, DependencyError, ExecutionError
+from offload.errors import BindingError, CopyError, DependencyError, ExecutionError
 from offload.interpreter.eager_run import tensor_at
 from offload.interpreter.torch_names import find_dtype
 from offload.native import _native
@@ -134,6 +134,7 @@ class PlacedExecutable(Submitting):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute, and return what the model returns."""
+        _refuse_buffers(kwargs)
         if len(self.segments) == 1:
             return self._called(args, kwargs)
         queued = self._queued(args, kwargs, ())
@@ -219,6 +220,7 @@ class PlacedExecutable(Submitting):
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         """Queue the segments; where executions leave something, tickets given are waited for."""
+        _refuse_buffers(kwargs)
         if len(self.segments) == 1:
             return self._submitted_whole(args, kwargs, after)
         given = tickets_in(args, kwargs)
@@ -379,6 +381,12 @@ class PlacedExecutable(Submitting):
             "an executable lies in its devices' memory, and cannot be copied or pickled: load the "
             "captured program once more"
         )
+
+
+def _refuse_buffers(kwargs: Kwargs) -> None:
+    for name in ("out", "feature_map"):
+        if name in kwargs:
+            raise BindingError(f"{name}: an executable on several devices takes none; leave it out")
 
 
 def _ending(whole: Ticket, function: Callable[..., None], *args: Any) -> None:
