@@ -28,7 +28,7 @@ from turns import take_turns
 ONE, TWO = "one lane, one thread", "one lane, two threads"
 AUTO, LANES = "lanes='auto'", "two lanes"
 
-# For longer than torch's threads spin after a launch (libgomp, GOMP_SPINCOUNT).
+# For longer than torch's threads spin after a launch (libgomp, GOMP_SPINCOUNT): 4 to 7 ms.
 _LEAD_NS = 20_000_000
 
 Calls = dict[str, Callable[[], Any]]

@@ -31,7 +31,7 @@ from offload.run.lane_choice import LaneChoice
 # A wait for a lane that another thread runs, which is seen from core to core.
 _SYNCHRONISATION_NS = 300.0
 
-# For how long torch's threads spin, and more: 300,000 times (libgomp, env.c), 20 to 50 ns each.
+# For longer than torch's threads spin: 300,000 times (libgomp, env.c), 4 to 7 ms on an EPYC.
 _SPIN_S = 0.02
 
 _N_TIMED = 7

@@ -27,8 +27,7 @@ from offload.timeline import SpanKind, Timeline
 # Of launches that nobody has timed, besides what they read and write.
 _LAUNCH_NS = 1_000.0
 
-# Calls in turns: what a turn takes, of calls that are timed and of those before them. Threads of
-# OpenMP look for work for about a millisecond after it, and helpers look for less.
+# Calls in turns: what a turn takes, of calls that are timed and of those before them.
 _TURN_NS, _BEFORE_NS = 2e6, 1.5e6
 _TURNS_NS = 4e8  # of all together, where these are more than the least
 _LEAST_TURNS, _MOST_TURNS = 5, 40

@@ -10,9 +10,7 @@ from offload.errors import PlanError
 from offload.plan.launch_conflicts import launch_conflicts
 from offload.plan.task_graph import Edge, Processor, Task, TaskGraph
 from offload.plan.topology import Link
-from offload.program import Launch, Program, Role, span_bytes
-
-_MADE = (Role.ACTIVATION, Role.OUTPUT)
+from offload.program import MADE_ROLES, Launch, Program, Role, span_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def _groups(program: Program) -> list[tuple[int, ...]]:
     ends = list(range(len(program.launches)))  # by launch the last one that belongs to it
     first: dict[int, int] = {}
     for launch in program.launches:
-        for value in _touched(launch):
+        for value in launch.touched():
             begin = first.setdefault(value, launch.index)
             if _belongs(program, value, launch, begin):
                 ends[begin] = max(ends[begin], launch.index)
@@ -93,7 +91,7 @@ def _groups(program: Program) -> list[tuple[int, ...]]:
 def _belongs(program: Program, value: int, launch: Launch, begin: int) -> bool:
     """Whether a launch must be in one task with the first that touched the Value."""
     one = program.values[value]
-    if one.role not in _MADE or launch.index == begin:
+    if one.role not in MADE_ROLES or launch.index == begin:
         return False
     is_part = span_bytes(one.shape, one.strides, one.dtype) != one.size_bytes
     return value in launch.writes or is_part
@@ -105,14 +103,14 @@ def _staying(program: Program) -> set[int]:
         value
         for launch in program.launches
         for value in launch.writes
-        if program.values[value].role not in _MADE
+        if program.values[value].role not in MADE_ROLES
     }
     shared = {program.inputs[leaf].value for o in program.overlaps for leaf in (o.first, o.second)}
     tied = visible | shared
     return {
         launch.index
         for launch in program.launches
-        if launch.effects or not tied.isdisjoint(_touched(launch))
+        if launch.effects or not tied.isdisjoint(launch.touched())
     }
 
 
@@ -131,18 +129,14 @@ def _edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, .
     first: dict[int, int] = {}
     taken: set[tuple[int, int]] = set()  # by Value the tasks that have it
     for launch in program.launches:
-        for value in _touched(launch):
+        for value in launch.touched():
             begin = task_of(first.setdefault(value, launch.index))
             task = task_of(launch.index)
             one = program.values[value]
-            if one.role in _MADE and begin != task and (value, task) not in taken:
+            if one.role in MADE_ROLES and begin != task and (value, task) not in taken:
                 taken.add((value, task))
                 found[begin, task] = found.get((begin, task), 0) + one.size_bytes
     return tuple(Edge(*pair, size_bytes) for pair, size_bytes in sorted(found.items()))
-
-
-def _touched(launch: Launch) -> tuple[int, ...]:
-    return (*launch.reads, *launch.writes, *(view.value for view in launch.views()))
 
 
 def _sum(costs: Iterable[float | None]) -> int | None:
@@ -155,7 +149,7 @@ def _sum(costs: Iterable[float | None]) -> int | None:
 
 
 def _weight_bytes(program: Program, group: Sequence[int]) -> int:
-    used = {value for launch in group for value in _touched(program.launches[launch])}
+    used = {value for launch in group for value in program.launches[launch].touched()}
     values = (program.values[value] for value in used)
     return sum(one.size_bytes for one in values if one.role is Role.WEIGHT)
 

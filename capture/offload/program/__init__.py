@@ -27,6 +27,7 @@ from offload.program.program import Caller, Overlap, Program, Result
 from offload.program.rewrite import Rewritten, renumbered, rewrite
 from offload.program.values import (
     ITEM_BYTES,
+    MADE_ROLES,
     PLACED_ROLES,
     Role,
     Symbol,
@@ -41,6 +42,7 @@ from offload.program.values import (
 
 __all__ = [
     "ITEM_BYTES",
+    "MADE_ROLES",
     "PLACED_ROLES",
     "Argument",
     "Bindings",

@@ -205,6 +205,10 @@ class Launch:
             elif isinstance(argument, tuple):
                 yield from (item for item in argument if isinstance(item, TensorView))
 
+    def touched(self) -> tuple[int, ...]:
+        """Every Value that it names, also where it looks at shapes alone; some more than once."""
+        return (*self.reads, *self.writes, *(view.value for view in self.views()))
+
     def made(self) -> Iterator[TensorView]:
         """The results that are new Values."""
         return (result for result in self.results if result is not None)

@@ -12,10 +12,7 @@ from offload.program.launch import Launch
 from offload.program.program import Overlap, Program, Result
 from offload.program.rewrite import renumbered
 from offload.program.structure import Structure
-from offload.program.values import Role, TensorView, Value
-
-# Values that launches make; whether callers see them changes by slicing.
-_MADE = (Role.ACTIVATION, Role.OUTPUT)
+from offload.program.values import MADE_ROLES, Role, TensorView, Value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,12 +51,12 @@ def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
     chosen = [program.launches[index] for index in launches]
     first: dict[int, int] = {}
     for launch in program.launches:
-        for value in _touched(launch):
+        for value in launch.touched():
             first.setdefault(value, launch.index)
     crossing = _Crossing(program, chosen, first)
     inputs, outputs = crossing.inputs(), crossing.outputs()
     crossing.check(inputs, outputs)
-    used = {value for launch in chosen for value in _touched(launch)}
+    used = {value for launch in chosen for value in launch.touched()}
     kept = [value for value in program.values if value.index in used]
     positions = {value.index: position for position, value in enumerate(kept)}
     roles = {**dict.fromkeys(inputs, Role.INPUT), **dict.fromkeys(outputs, Role.OUTPUT)}
@@ -100,9 +97,9 @@ class _Crossing:
 
     def inputs(self) -> tuple[int, ...]:
         """The caller's inputs that are used here, then what launches elsewhere have made."""
-        used = [value for launch in self.chosen for value in _touched(launch)]
+        used = [value for launch in self.chosen for value in launch.touched()]
         own = {view.value: None for view in self.program.inputs if view.value in set(used)}
-        made = (value for value in used if self.program.values[value].role in _MADE)
+        made = (value for value in used if self.program.values[value].role in MADE_ROLES)
         return (*own, *dict.fromkeys(value for value in made if self._begins_elsewhere(value)))
 
     def outputs(self) -> tuple[int, ...]:
@@ -110,8 +107,8 @@ class _Crossing:
         begun = dict.fromkeys(
             value
             for launch in self.chosen
-            for value in _touched(launch)
-            if self.program.values[value].role in _MADE
+            for value in launch.touched()
+            if self.program.values[value].role in MADE_ROLES
         )
         returned = {result.view.value for result in self.program.results}
         here = {launch.index for launch in self.chosen}
@@ -119,7 +116,7 @@ class _Crossing:
             value
             for launch in self.program.launches
             if launch.index not in here
-            for value in _touched(launch)
+            for value in launch.touched()
         }
         return tuple(
             value
@@ -135,7 +132,7 @@ class _Crossing:
             if launch.index in here:
                 continue
             for value in launch.writes:
-                is_made = self.program.values[value].role in _MADE
+                is_made = self.program.values[value].role in MADE_ROLES
                 if value in outputs or (is_made and value in inputs and value in written):
                     raise ProgramError(
                         f"%{value} ({self.program.values[value].name}) is written by launches of "
@@ -151,11 +148,6 @@ class _Crossing:
 
     def _begins_elsewhere(self, value: int) -> bool:
         return all(self.first[value] != one.index for one in self.chosen)
-
-
-def _touched(launch: Launch) -> tuple[int, ...]:
-    """Every Value that a launch names."""
-    return (*launch.reads, *launch.writes, *(view.value for view in launch.views()))
 
 
 def _whole(value: Value, position: int) -> TensorView:

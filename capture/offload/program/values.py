@@ -22,6 +22,9 @@ class Role(enum.StrEnum):
 PLACED_ROLES = (Role.ACTIVATION, Role.SCRATCH)
 """The Values that nobody sees: they share the feature map."""
 
+MADE_ROLES = (Role.ACTIVATION, Role.OUTPUT)
+"""The Values that launches make, whether callers see them or not."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol:

@@ -76,7 +76,7 @@ class PlacedExecutable(Submitting):
 
     Owner of the segments' Executables. Calls from several threads are safe. Called as an Executable
     of one device, without `out` and `feature_map`. It raises what that raises; of several segments
-    that fail the error of the first. Its tickets cannot be cancelled.
+    that fail the error of the first. Tickets of several segments cannot be cancelled.
 
     Attributes:
         bound, program: the whole.
