@@ -128,8 +128,8 @@ void look_up_sources(const StreamPlan& plan,
 // multiples of what the device asks for, else by way of a buffer.
 //
 // bench/streaming/read_rates.cpp measured the ways beside a thread that computes (figures in
-// docs/design.md): direct reads into huge pages were the quickest and left the processor to the
-// launches; several in flight, of threads or of io_uring, added nothing.
+// docs/design/weight_streaming.md): direct reads into huge pages were the quickest and left the
+// processor to the launches; several in flight, of threads or of io_uring, added nothing.
 //
 // A file that is written while it is open is refused from then on: some of its weights would be
 // those of before, others those of now.

@@ -19,7 +19,7 @@ import offload
 from offload.backends.ascend import BinaryCapturer, BinaryKernel, Given, Made, Number
 from offload.native import _native
 
-PAGE = Path(__file__).parents[2] / "docs" / "own_kernels.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own_kernels.md"
 FLOAT, INT = "float32", "int32"
 
 

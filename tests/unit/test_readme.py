@@ -19,7 +19,8 @@ import offload
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
-PAGES = (README, *sorted(DOCS.glob("*.md")))
+GUIDES = DOCS / "guides"
+PAGES = (README, *sorted(DOCS.rglob("*.md")))
 
 # By which test each page's examples run.
 TESTED = {
@@ -29,6 +30,7 @@ TESTED = {
     "own_kernels.md": "tests/simulators/test_ascend_binary_kernels.py",
     "pipelines.md": "test_pipelines",
     "placement.md": "test_placement",
+    "quickstart.md": "test_quickstart",
     "ranks.md": "test_ranks",
     "saving.md": "test_saving",
     "servers.md": "test_servers",
@@ -75,9 +77,19 @@ def test_five_minutes(run_page, capsys):
     assert names["y_compiled"].equal(expected)
 
 
+def test_quickstart(run_page, tmp_path, capsys):
+    names = run_page(DOCS / "quickstart.md")
+    printed = capsys.readouterr().out
+    assert "aten::addmm" in printed
+    assert "m_l_t" in printed
+    assert names["run"].closed
+    assert names["y"].equal(names["expected"])
+    assert (tmp_path / "classifier.offload").exists()
+
+
 @kernel_sources.needs_compiler
 def test_fusion(run_page, capsys):
-    names = run_page(DOCS / "fusion.md")
+    names = run_page(GUIDES / "fusion.md")
     printed = capsys.readouterr().out
     assert "fused: 2 kernels in the place of 3 recorded launches" in printed
     assert names["run"].fusion.n_kernels == 2
@@ -85,7 +97,7 @@ def test_fusion(run_page, capsys):
 
 
 def test_pipelines(run_page, capsys):
-    names = run_page(DOCS / "pipelines.md")
+    names = run_page(GUIDES / "pipelines.md")
     printed = capsys.readouterr().out
     assert printed.count("torch.Size([4, 8])") == 20
     assert "3 have ended" in printed
@@ -96,7 +108,7 @@ def test_pipelines(run_page, capsys):
 
 
 def test_placement(run_page, capsys):
-    names = run_page(DOCS / "placement.md")
+    names = run_page(GUIDES / "placement.md")
     printed = capsys.readouterr().out
     assert "embed" in printed
     assert "segment 0 on cpu#" in printed
@@ -109,7 +121,7 @@ def test_placement(run_page, capsys):
 
 
 def test_timelines(run_page, tmp_path, capsys):
-    names = run_page(DOCS / "timelines.md")
+    names = run_page(GUIDES / "timelines.md")
     assert "predicted" in capsys.readouterr().out
     assert [one.scheduling for one in names["both"].executions] == ["host", "offload"]
     for name in ("timeline.json", "timeline.svg", "timeline.html"):
@@ -118,7 +130,7 @@ def test_timelines(run_page, tmp_path, capsys):
 
 
 def test_streaming(run_page, tmp_path, capsys):
-    names = run_page(DOCS / "streaming.md")
+    names = run_page(GUIDES / "streaming.md")
     printed = capsys.readouterr().out
     assert "least budget" in printed
     assert "of weights streamed at" in printed
@@ -136,7 +148,7 @@ def test_streaming(run_page, tmp_path, capsys):
 # The page forks a process, in which torch's and the pool's threads have been started.
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_servers(run_page, capsys):
-    names = run_page(DOCS / "servers.md")
+    names = run_page(GUIDES / "servers.md")
     printed = capsys.readouterr().out
     assert "expected float32[1, 64], got float32[3, 64]" in printed
     assert "index 9 is out of bounds" in printed
@@ -148,7 +160,7 @@ def test_servers(run_page, capsys):
 
 
 def test_a_pool_that_is_full_refuses(run_page):
-    names = run_page(DOCS / "servers.md")
+    names = run_page(GUIDES / "servers.md")
     pool = names["Pool"](names["captured"], (names["example"],), n_workers=1, n_waiting=2)
     held = pool._idle.get()  # no worker goes on
     admitted = [pool.submit(names["example"]) for _ in range(3)]
@@ -162,7 +174,7 @@ def test_a_pool_that_is_full_refuses(run_page):
 
 
 def test_varying_lengths(run_page, capsys):
-    names = run_page(DOCS / "varying_lengths.md")
+    names = run_page(GUIDES / "varying_lengths.md")
     buckets = names["buckets"]
     printed = capsys.readouterr().out.splitlines()
     assert "dim 2 <= n <= 512 (recorded at 9)" in printed[1]
@@ -176,7 +188,7 @@ def test_varying_lengths(run_page, capsys):
 
 
 def test_training(run_page, capsys):
-    names = run_page(DOCS / "training.md")
+    names = run_page(GUIDES / "training.md")
     printed = capsys.readouterr().out
     assert "param_groups[0]['weight_decay']: expected 0.01, with which" in printed
     assert len(names["losses"]) == 7
@@ -190,7 +202,7 @@ def test_training(run_page, capsys):
 
 def test_saving(run_page, tmp_path, capsys):
     with pytest.warns(UserWarning, match=r"types=\[Scores\]"):
-        names = run_page(DOCS / "saving.md")
+        names = run_page(GUIDES / "saving.md")
     assert "a generator of its own" in capsys.readouterr().out
     assert not (tmp_path / "noisy.offload").exists()
     assert (tmp_path / "model.offload").exists()
@@ -202,9 +214,9 @@ def test_saving(run_page, tmp_path, capsys):
 
 def test_ranks(tmp_path):
     """By two processes, as the page says, and then by its commands."""
-    (script,) = blocks_of(DOCS / "ranks.md")
+    (script,) = blocks_of(GUIDES / "ranks.md")
     (tmp_path / "model.py").write_text(script)
-    commands = re.findall(r"^torchrun (.*)$", (DOCS / "ranks.md").read_text(), re.MULTILINE)
+    commands = re.findall(r"^torchrun (.*)$", (GUIDES / "ranks.md").read_text(), re.MULTILINE)
     torch.manual_seed(1)
     x = torch.randn(8, 64)
     safetensors.torch.save_file({"args[0]": x}, tmp_path / "x.safetensors")
@@ -276,8 +288,13 @@ def test_links_lead_somewhere(page):
 
 def test_every_page_is_in_the_index():
     index = (DOCS / "index.md").read_text()
-    for page in DOCS.glob("*.md"):
-        assert page.name == "index.md" or f"]({page.name}" in index, page.name
+    for page in DOCS.rglob("*.md"):
+        path = page.relative_to(DOCS).as_posix()
+        assert path == "index.md" or f"]({path}" in index, path
+
+
+def test_the_design_is_one_page_of_300_lines():
+    assert len((DOCS / "design.md").read_text().splitlines()) <= 300
 
 
 def test_make_has_the_targets_that_pages_name():

@@ -1,4 +1,4 @@
-"""Backends: one module for each kind of device. See docs/adding_a_backend.md."""
+"""Backends: one module for each kind of device. See docs/backends/adding.md."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class BinaryKernel:
 class BinaryCapturer:
     """Implements the Ascend backend's Capturer by the kernels of one binary.
 
-    `captured.load(device=AscendBackend(BinaryCapturer(...)))`; see docs/own_kernels.md.
+    `captured.load(device=AscendBackend(BinaryCapturer(...)))`; see docs/guides/own_kernels.md.
     """
 
     def __init__(
