@@ -1,9 +1,9 @@
 """Which refusals of an operator on a GPU are its own fault, and which are a defect of offload.
 
-The kinds are those of docs/backends/relocation.md that an operator of torch can come to by what it does. The
-others of that page say that discovery did not understand a kernel (a word that is no address, an
-address in pieces, padding that is read), or that captures or the caller went wrong: of an operator
-of torch they are findings.
+The kinds are those of docs/backends/relocation.md that an operator of torch can come to by what it
+does. The others of that page say that discovery did not understand a kernel (a word that is no
+address, an address in pieces, padding that is read), or that captures or the caller went wrong: of
+an operator of torch they are findings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Each call of the runtime that a load, an execution and a close make through torch_npu fails once.
 
-Calls that torch_npu itself makes for its queue and its memory it does not survive: docs/backends/ascend_to_confirm.md
-says which. Of these only offload's own are failed here.
+Calls that torch_npu itself makes for its queue and its memory it does not survive:
+docs/backends/ascend_to_confirm.md says which. Of these only offload's own are failed here.
 """
 
 from __future__ import annotations
