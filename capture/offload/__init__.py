@@ -32,7 +32,7 @@ from offload.native.installed_torch import check_installed_torch
 
 if TYPE_CHECKING:
     from offload.api import Captured, capture, capture_training, open
-    from offload.costs import CostModel
+    from offload.costs import CostModel, LaunchCosts
     from offload.host import PaddedExecutable, SizedExecutable, Sizes
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
@@ -51,6 +51,7 @@ _ON_DEMAND = {
     "Diagnosis": ("offload.observe.diagnosis", "Diagnosis"),
     "Executable": ("offload.run", "Executable"),
     "LastExecution": ("offload.run", "LastExecution"),
+    "LaunchCosts": ("offload.costs", "LaunchCosts"),
     "PaddedExecutable": ("offload.host", "PaddedExecutable"),
     "SizedExecutable": ("offload.host", "SizedExecutable"),
     "Sizes": ("offload.host", "Sizes"),
@@ -92,6 +93,7 @@ __all__ = [
     "ExecutionError",
     "FileError",
     "LastExecution",
+    "LaunchCosts",
     "OffloadError",
     "OutOfMemory",
     "OutOfStreams",

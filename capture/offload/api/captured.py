@@ -16,6 +16,7 @@ from offload.api.offline_model import OfflineModel
 from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.console.switches import debug_level, say
+from offload.costs import LaunchCosts
 from offload.errors import BindingError, CaptureError, CopyError, FileError
 from offload.files import open_saved, save_program
 from offload.host import (
@@ -30,6 +31,7 @@ from offload.host import (
 )
 from offload.interpreter.settled_family import SettledFamily, settle_family
 from offload.load.devices import load_on_devices, one_device, several_devices
+from offload.load.launch_times import check_costs
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
@@ -168,6 +170,7 @@ class Captured:
         progress: Progress = ...,
         sizes: None = ...,
         groups: Mapping[str, Any] | None = ...,
+        costs: LaunchCosts | None = ...,
     ) -> Executable: ...
 
     @overload
@@ -211,6 +214,7 @@ class Captured:
         groups: Mapping[str, Any] | None = None,
         objective: str | None = None,
         placement: str | None = None,
+        costs: LaunchCosts | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable:
         """Make the Program resident on a device.
 
@@ -282,6 +286,9 @@ class Captured:
                 moves segments to other devices, where they are loaded as well, once executions take
                 longer than expected; `dynamic` chooses at each execution whichever device has a
                 segment done first. None: `static`.
+            costs: durations of launches that former loads have measured (`offload.LaunchCosts`), by
+                which lanes are planned without timing launches again. What is not known is
+                measured, and added. None: launches are timed at each load.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -289,7 +296,8 @@ class Captured:
             CaptureError: the device cannot capture the Program, or the proof failed; or another
                 rank refuses, or its Program has other collectives.
             BindingError: a process group is not here, or has other members than the recorded one;
-                there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
+                there is no such scheduling; `fuse`, `lanes` or `progress` is none; `costs` is no
+                LaunchCosts, or nothing is planned by it; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
                 step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
                 collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
@@ -301,10 +309,12 @@ class Captured:
             FileError: a weight's file is gone, or shorter than it was; or the folder of
                 OFFLOAD_DUMP cannot be written to.
             OutOfMemory: the device has no memory for what is loaded.
+            CostModelError: `costs` are of another machine.
             ExecutionError: the device failed, or another rank does not load within its group's
                 timeout.
         """
         one = one_device(device)
+        check_costs(costs, plans=lanes != 1 or isinstance(device, list))
 
         def load(
             bound: BoundProgram,
@@ -324,6 +334,7 @@ class Captured:
                 progress=progress,
                 name=self.name,
                 groups=groups,
+                costs=costs,
             )
             self._loads.add(run)
             return run

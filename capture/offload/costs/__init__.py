@@ -10,6 +10,7 @@ from offload.costs.header_model import (
     HeaderShape,
     Observation,
 )
+from offload.costs.launch_costs import LaunchCost, LaunchCosts
 from offload.costs.signature import signature_of
 from offload.costs.store import CostKey, load_cost_model, save_cost_model
 
@@ -22,6 +23,8 @@ __all__ = [
     "CostModel",
     "HeaderModel",
     "HeaderShape",
+    "LaunchCost",
+    "LaunchCosts",
     "Observation",
     "Prediction",
     "delivery_costs_ns",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from offload.program import Argument, Launch, Opaque, TensorView
+import hashlib
+
+from offload.program import Argument, Kernel, Launch, Opaque, TensorView
 
 
 def signature_of(launch: Launch) -> str:
     """The operator with what its time depends on: dtypes, shapes, strides, other arguments.
 
-    What an opaque launch does its arguments do not say: it has its place in the user's code too.
+    An opaque launch is known by its place in the user's code, as its arguments do not say what it
+    does; a kernel by a digest of the launches that it replaces.
     """
-    where = f" at {launch.source}" if isinstance(launch.callee, Opaque) else ""
-    return f"{launch.name}({', '.join(_describe(one) for one in launch.arguments)}){where}"
+    more = ""
+    if isinstance(launch.callee, Opaque):
+        more = f" at {launch.source}"
+    elif isinstance(launch.callee, Kernel):
+        replaced = "; ".join(signature_of(one) for one in launch.callee.replaces.launches)
+        more = f" of {hashlib.sha256(replaced.encode()).hexdigest()[:16]}"
+    return f"{launch.name}({', '.join(_describe(one) for one in launch.arguments)}){more}"
 
 
 def _describe(argument: Argument) -> str:

@@ -7,6 +7,7 @@ import dataclasses
 from offload.backends import Backend, Prepared
 from offload.backends.base import LaneRunner
 from offload.console.progress import stage
+from offload.costs import LaunchCosts
 from offload.errors import (
     BackendUnavailable,
     CaptureError,
@@ -14,6 +15,7 @@ from offload.errors import (
     OutOfMemory,
     PlanError,
 )
+from offload.load.launch_times import known_or_measured_ns
 from offload.load.options import AUTO, Options
 from offload.load.place import place
 from offload.load.trial import estimated_ns
@@ -40,6 +42,7 @@ def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: O
         CaptureError: a number of lanes was asked for, and the Program cannot run on several.
         PlanError: it cannot be placed there, or lanes share bytes.
         OutOfMemory, ExecutionError: launches cannot be timed; with "auto" they need not be.
+        CostModelError: `costs` are of another machine.
     """
     wanted, runner = options.lanes, backend.lanes
     assert runner is not None  # as the options were checked
@@ -50,7 +53,7 @@ def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: O
         refusal = f"which is quicker is not known: {_NOT_PROVED}"
     if refusal:
         return _noted(prepared, f"{_ONE_LANE}: {refusal}"), plan
-    trial = _Trial(prepared, plan, backend, runner)
+    trial = _Trial(prepared, plan, backend, runner, options.costs)
     if wanted != AUTO:
         laned = trial.on(int(wanted), timed=options.verify)
     else:
@@ -77,12 +80,19 @@ class _Trial:
     """
 
     def __init__(
-        self, prepared: Prepared, plan: Plan, backend: Backend, runner: LaneRunner
+        self,
+        prepared: Prepared,
+        plan: Plan,
+        backend: Backend,
+        runner: LaneRunner,
+        costs: LaunchCosts | None,
     ) -> None:
         self._prepared = prepared
         self._plan = plan
         self._backend = backend
         self._runner = runner
+        self._costs = costs
+        self._kept = ""
         self.note = ""
 
     def quicker(self) -> Placed | None:
@@ -118,17 +128,26 @@ class _Trial:
         self.note = (
             f"launches run on {len(schedule.lanes)} lanes with {schedule.n_waits} waits between "
             f"them: predicted {schedule.predicted_ns / 1e3:,.1f} us, and "
-            f"{schedule.sequential_ns / 1e3:,.1f} us on one lane"
+            f"{schedule.sequential_ns / 1e3:,.1f} us on one lane{self._kept}"
         )
         found = runner.in_lanes(prepared, schedule.lanes)
         plan = place(found, self._backend)
         return found, dataclasses.replace(plan, launch_lanes=schedule.lanes)
 
     def _launch_ns(self, timed: bool) -> tuple[float, ...]:
-        if timed and self._backend.timing is not None:
-            return self._backend.timing.time_launches(self._prepared, self._plan).times_ns
-        costs = self._backend.machine(self._prepared.program.device_index).costs
-        return estimated_ns(self._prepared.program, costs.memory_bytes_per_ns)
+        program = self._prepared.program
+        machine, timing = self._backend.machine(program.device_index), self._backend.timing
+        if not timed or timing is None:
+            return estimated_ns(program, machine.costs.memory_bytes_per_ns)
+        found, is_kept = known_or_measured_ns(
+            self._costs,
+            machine.name,
+            machine.device,
+            program,
+            lambda: timing.time_launches(self._prepared, self._plan).times_ns,
+        )
+        self._kept = "; durations of launches were kept from former loads" if is_kept else ""
+        return found
 
 
 def _noted(prepared: Prepared, note: str) -> Prepared:

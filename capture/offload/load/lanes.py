@@ -13,6 +13,7 @@ from offload.compile import Fusion
 from offload.console.progress import stage
 from offload.errors import BindingError, ExecutionError, OutOfMemory
 from offload.interpreter.own_generators import drawing_alone
+from offload.load.launch_times import known_or_measured_ns
 from offload.load.options import AUTO, MOST_LANES, Options
 from offload.load.place import place
 from offload.load.trial import (
@@ -48,7 +49,7 @@ def load_on_lanes(
     """Load a Program whose launches may run on several lanes.
 
     Raises:
-        PlanError, CaptureError, OutOfMemory, ExecutionError: as `Captured.load`.
+        PlanError, CaptureError, OutOfMemory, ExecutionError, CostModelError: as `Captured.load`.
     """
     return _LaneLoad(prepared, backend, options, fusion).loaded()
 
@@ -65,6 +66,7 @@ class _LaneLoad:
         self._fusion = fusion
         self._alone = drawing_alone(prepared.bound)
         self._estimated = ""
+        self._kept = False
 
     def loaded(self) -> Executable:
         """The executable, and what was chosen."""
@@ -72,8 +74,9 @@ class _LaneLoad:
         if most == 1:
             threads = "torch is set to one thread (torch.set_num_threads), or may run on one"
             return self._made(None, LaneChoice(AUTO, refusal=threads))
+        launch_ns = self._launch_ns()
         schedule = schedule_lanes(
-            self._launch_ns(),
+            launch_ns,
             launch_conflicts(self._prepared.program),
             most,
             synchronisation_ns=_SYNCHRONISATION_NS,
@@ -83,6 +86,7 @@ class _LaneLoad:
             n_lanes=len(schedule.lanes),
             threads_of_a_launch=1,
             estimated=self._estimated,
+            kept=self._kept,
             predicted_ns=schedule.predicted_ns,
             sequential_ns=schedule.sequential_ns,
             lower_bound_ns=schedule.lower_bound_ns,
@@ -100,25 +104,33 @@ class _LaneLoad:
         return min(torch.get_num_threads(), len(os.sched_getaffinity(0)), MOST_LANES)
 
     def _launch_ns(self) -> tuple[float, ...]:
-        """What each launch takes with one thread: measured, or estimated where it cannot be."""
+        """Durations with one thread: kept, measured, or estimated where neither is possible."""
         program = self._prepared.program
+        machine = self._backend.machine(program.device_index)
+        device = f"{machine.device}, one thread for a launch"
         if self._alone.refusal:
             self._estimated = self._alone.refusal
         else:
             try:
-                with (
-                    weights_kept(self._prepared.bound),
-                    self._trial(self._one_lane) as run,
-                    stage("timing launches", _N_WARM_UP + _N_TIMED),
-                ):
-                    execute_made_up(run, _N_WARM_UP)
-                    return typical_ns(run, _N_TIMED)
+                found, self._kept = known_or_measured_ns(
+                    self._options.costs, machine.name, device, program, self._measured_ns
+                )
+                return found
             except OutOfMemory:
                 raise
             except (BindingError, ExecutionError) as error:
                 self._estimated = f"launches could not be timed on made-up inputs: {error}"
-        costs = self._backend.machine(program.device_index).costs
-        return estimated_ns(program, costs.memory_bytes_per_ns)
+        return estimated_ns(program, machine.costs.memory_bytes_per_ns)
+
+    def _measured_ns(self) -> tuple[float, ...]:
+        """Medians of executions with one thread on made-up inputs."""
+        with (
+            weights_kept(self._prepared.bound),
+            self._trial(self._one_lane) as run,
+            stage("timing launches", _N_WARM_UP + _N_TIMED),
+        ):
+            execute_made_up(run, _N_WARM_UP)
+            return typical_ns(run, _N_TIMED)
 
     def _quickest(self, schedule: LaneSchedule, choice: LaneChoice) -> Executable:
         """One lane with torch's threads, one with one thread, or lanes: the quickest by calls."""

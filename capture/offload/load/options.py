@@ -9,6 +9,7 @@ import torch
 
 from offload.backends import Backend, WeightStreamer, backend_and_index, find_backend
 from offload.console.amounts import parse_bytes
+from offload.costs import LaunchCosts
 from offload.errors import BackendUnavailable, BindingError
 from offload.load.ranks import refuse_with_ranks
 from offload.program import BoundProgram, Program
@@ -34,6 +35,7 @@ class Options:
         share_store: whether executables share what lies in the host's memory.
         lanes: at most so many run launches at once; `auto`: several where that is quicker.
         one_lane: why it is one whatever executions would show; empty: that is not known yet.
+        costs: kept durations of launches, by which lanes are planned; None: they are measured.
     """
 
     scheduling: Scheduling
@@ -44,6 +46,7 @@ class Options:
     share_store: bool = True
     lanes: int | Literal["auto"] = 1
     one_lane: str = ""
+    costs: LaunchCosts | None = None
 
 
 def checked(

@@ -16,6 +16,7 @@ from offload.backends import Backend, Prepared, on_device
 from offload.compile import Choice, Fused, Fusion
 from offload.compile import fuse as fuse_regions
 from offload.console.progress import Progress, telling
+from offload.costs import LaunchCosts
 from offload.load.budget import StreamedLoad
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
@@ -45,6 +46,7 @@ def load_program(
     progress: Progress,
     name: str,
     groups: Mapping[str, Any] | None = None,
+    costs: LaunchCosts | None = None,
 ) -> Executable:
     """Make a Program resident; the arguments are those of `Captured.load`, `name` is for people.
 
@@ -60,7 +62,7 @@ def load_program(
         backend, index = named_backend(found.program.device if device is None else device)
         backend = delivering(backend, scheduling)
         options = checked(found, backend, scheduling, weights_budget, fuse, lanes=lanes)
-        options = dataclasses.replace(options, verify=verify, share_store=share_store)
+        options = dataclasses.replace(options, verify=verify, share_store=share_store, costs=costs)
         recorded = dataclasses.replace(found, program=on_device(found.program, index))
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:

@@ -19,6 +19,7 @@ class LaneChoice:
         threads_of_a_launch: how many threads share a launch; None: as torch is set at each call.
         refusal: why there is one lane without a look at launches; empty where they were looked at.
         estimated: why times of launches are no measured ones; empty where they were measured.
+        kept: durations of launches were kept from former loads (`load(costs=)`).
         predicted_ns: of the launches of an execution on the lanes that were planned, by simulation.
         sequential_ns: of all of them on one lane, of one thread each.
         lower_bound_ns: no lanes take less.
@@ -33,6 +34,7 @@ class LaneChoice:
     threads_of_a_launch: int | None = None
     refusal: str = ""
     estimated: str = ""
+    kept: bool = False
     predicted_ns: float = 0.0
     sequential_ns: float = 0.0
     lower_bound_ns: float = 0.0
@@ -59,5 +61,7 @@ class LaneChoice:
         )
         if self.estimated:
             yield f"  times of launches are estimates from their bytes: {self.estimated}"
+        if self.kept:
+            yield "  durations of launches were kept from former loads: costs="
         for what, ns in self.measured_ns.items():
             yield f"  measured at the load, calls on made-up inputs: {what} {ns / 1e3:,.1f} us"
