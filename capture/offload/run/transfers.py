@@ -54,6 +54,7 @@ class Memory:
             return None
         with self._lock:
             if self._stream is None:
+                torch.empty(0, device=self.device)  # which starts the device, as a stream does not
                 self._stream = torch.Stream(self.device)
             return self._stream
 
