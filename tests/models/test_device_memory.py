@@ -230,8 +230,7 @@ def test_no_memory_for_what_crosses(monkeypatch):
         assert all(map(torch.equal, run(x), model(x)))
 
 
-def sizes_now():
-    gc.collect()
+def n_tensors():
     return sum(1 for one in gc.get_objects() if type(one) is torch.Tensor)
 
 
@@ -242,11 +241,16 @@ def test_nothing_stays_of_executions(monkeypatch):
     run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
     for _ in range(3):
         run(x)
-    before = sizes_now()
-    for _ in range(20):
-        run(x)
-        run.submit(x).result()
-    assert sizes_now() <= before + 2
+    gc.collect()
+    gc.disable()  # nothing is to wait for it
+    try:
+        before = n_tensors()
+        for _ in range(20):
+            run(x)
+            run.submit(x).result()
+        assert n_tensors() <= before + 2
+    finally:
+        gc.enable()
     n_threads = threading.active_count()
     gone = weakref.ref(run)
     run.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 import offload
 from offload.backends import CpuBackend
 from offload.load import devices as device_loading
+from offload.run import transfers
 from offload.run.placed_executable import PlacedExecutable
 
 
@@ -200,32 +202,54 @@ def test_a_program_of_the_npu_with_segments_on_the_host(monkeypatch: pytest.Monk
                 assert torch.equal(one.cpu(), other.cpu())
 
 
-def test_copies_that_fail(
-    simulated_npu: AscendSimulator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_after_a_copy_that_failed_the_device_is_refused(
+    nth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runtime is left alone: torch_npu would launch nothing any more."""
+    model, x = Exact(), numbers(4, 8)
+    captured = offload.capture(model, x)
+    n_launches = len(captured.program.launches)
+    with placed(monkeypatch, captured, [index % 2 for index in range(n_launches)]) as run:
+        run(x)
+        calls, copied = itertools.count(1), transfers._copy
+
+        def copy(piece: Any) -> None:
+            if next(calls) == nth:
+                raise RuntimeError("the link is down")
+            copied(piece)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transfers, "_copy", copy)
+            with pytest.raises(offload.ExecutionError, match="copying .* failed: the link is down"):
+                run(x)
+        with pytest.raises(offload.ExecutionError, match="npu:0 failed in an earlier copy"):
+            run(x)
+        with pytest.raises(offload.ExecutionError, match="npu:0 failed in an earlier copy"):
+            run.submit(x)
+    with placed(monkeypatch, captured, [1] * n_launches) as run:
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_a_launch_that_fails_on_the_device(
+    nth: int, simulated_npu: AscendSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = Exact(), numbers(4, 8)
     captured = offload.capture(model, x)
     n_launches = len(captured.program.launches)
-    where = [index % 2 for index in range(n_launches)]
-    with placed(monkeypatch, captured, where) as run:
+    with placed(monkeypatch, captured, [index % 2 for index in range(n_launches)]) as run:
         run(x)
         simulated_npu.forget_calls()
-        run(x)
-        torch.npu.synchronize()
-        n_calls = simulated_npu.calls("aclrtMemcpyAsync")
-        assert n_calls >= 2
-        for nth in range(1, n_calls + 1):
-            simulated_npu.forget_calls()
-            simulated_npu.fail("aclrtMemcpyAsync", 507000, nth)
-            with pytest.raises(offload.ExecutionError):
-                run(x)
-            simulated_npu.forget_calls()
-            assert all(map(torch.equal, run(x), model(x))), nth
+        simulated_npu.fail("aclmdlRIExecuteAsync", 507000, nth)
+        with pytest.raises(offload.ExecutionError):
+            run(x)
+        simulated_npu.forget_calls()
+        for _ in range(2):
+            assert all(map(torch.equal, run(x), model(x)))
 
 
 def test_nothing_stays_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    import gc
-
     model, x = Exact(), numbers(4, 8)
     captured = offload.capture(model, x)
     n_launches = len(captured.program.launches)

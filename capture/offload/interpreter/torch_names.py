@@ -66,12 +66,10 @@ def runs_on(operator: str, device_type: str) -> bool:
     )
 
 
-# Dispatch keys whose kernels serve every device (c10/core/DispatchKey.h, "alias dispatch keys").
-_FOR_EVERY_DEVICE = (
-    "CompositeExplicitAutograd",
-    "CompositeExplicitAutogradNonFunctional",
-    "CompositeImplicitAutograd",
-)
+# Dispatch keys whose kernels serve every device (c10/core/DispatchKey.h, "alias dispatch keys"). Not
+# CompositeExplicitAutogradNonFunctional: its kernels call an operator's out-variant, which a device
+# may lack.
+_FOR_EVERY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
 def symbol_object(symbol: Symbol, bindings: Bindings) -> Any:

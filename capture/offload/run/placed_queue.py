@@ -172,10 +172,13 @@ class PlacedQueue:
 
         Raises:
             OutOfMemory: there is no room for what crosses; nothing was queued.
+            ExecutionError: a device has failed before; nothing was queued.
             BindingError, ExecutionError: a segment is refused; what was queued before is cancelled
                 where it has not begun.
         """
         route = self.route(devices)
+        for memory in route.memories:
+            memory.check()
         held = self._memory(route, given)
         queue = _Queueing(self, route, held, asked)
         try:

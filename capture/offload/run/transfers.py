@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -34,11 +33,14 @@ class Memory:
     Attributes:
         device: torch's, with an index unless it is the CPU.
         pinned: whether blocks are page-locked: memory of the host beside a device's.
+        failure: what a copy to or from a device has failed with; empty: none has. A device does not
+            work again then, and torch_npu loses what it is given in silence.
     """
 
     def __init__(self, device: torch.device, *, pinned: bool = False) -> None:
         """Take nothing yet."""
         self.device, self.pinned = device, pinned
+        self.failure = ""
         self._stream: Any = None
         self._lock = threading.Lock()
 
@@ -97,6 +99,18 @@ class Memory:
             found.append(tensor.set_(whole, begin // dtype.itemsize, one.shape, one.strides))
             begin += _aligned(one.size_bytes)
         return found
+
+    def check(self) -> None:
+        """Refuse a device of which a copy has failed.
+
+        Raises:
+            ExecutionError: saying with what.
+        """
+        if self.failure:
+            raise ExecutionError(
+                f"{self.device} failed in an earlier copy, and works no more in this process: "
+                f"{self.failure}"
+            )
 
     def mark(self) -> Any:
         """An event behind what this thread has enqueued on the device; None for the host."""
@@ -167,7 +181,15 @@ class Links:
             device failed, and a DependencyError where one of `after` has failed.
         """
         ticket = Ticket()
-        copy = functools.partial(copy_pieces, origin, target, pieces, ready)
+
+        def copy() -> None:
+            try:
+                copy_pieces(origin, target, pieces, ready)
+            except RuntimeError as error:
+                for memory in (origin, target):
+                    if not memory.is_host:
+                        memory.failure = memory.failure or str(error)
+                raise
 
         def begin() -> None:
             if any(ticket._fail_as(one) for one in after) or ticket.done():
@@ -219,21 +241,43 @@ class Links:
 def copy_pieces(
     origin: Memory, target: Memory, pieces: Sequence[Piece], ready: Sequence[Any] = ()
 ) -> None:
-    """Copy on this thread, and return when the copies are there."""
-    stream = target.stream if origin.is_host else origin.stream
+    """Copy on this thread, and return when the copies are there.
+
+    On a stream of the thread's own, so that the links of a device do not wait for one another.
+
+    Args:
+        origin: the memory of the sources.
+        target: the memory of the copies.
+        pieces: from one to the other.
+        ready: events of torch's behind work on a device that the copies wait for; None among them
+            counts for nothing.
+    """
+    on = target if origin.is_host else origin
     with torch.no_grad():
-        if stream is None:
+        if on.is_host:
             for one in pieces:
                 _copy(one)
             return
+        stream = _stream_of_thread(on.device)
         with stream:
             for event in ready:
                 if event is not None:
                     stream.wait_event(event)
             for one in pieces:
                 _copy(one)
-            # One device to another: torch enqueues behind the current streams of both.
-            stream.record_event().synchronize()
+        # Of the stream and not of an event: behind a copy that failed torch_npu records none, and a
+        # wait for it does not end.
+        stream.synchronize()
+
+
+_of_thread = threading.local()
+
+
+def _stream_of_thread(device: torch.device) -> Any:
+    streams: dict[torch.device, Any] = _of_thread.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.Stream(device)
+    return streams[device]
 
 
 def _copy(one: Piece) -> None:
