@@ -477,3 +477,97 @@ def test_torch_in_another_state_is_refused_wherever_launches_run():
             run(x)
         with torch.inference_mode():
             assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
+def test_closing_waits_for_what_is_under_way(monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
+    run(x)
+    copied = transfers._copy
+
+    def slowly(piece):
+        threading.Event().wait(0.02)
+        copied(piece)
+
+    monkeypatch.setattr(transfers, "_copy", slowly)
+    tickets = [run.submit(x) for _ in range(4)]
+    run.close()
+    assert all(one.done() for one in tickets)
+    for one in tickets:
+        assert all(map(torch.equal, one.result(), model(x)))
+
+
+@torch.no_grad()
+def test_what_stays_at_home_is_called_as_the_whole():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {}) as run:
+        assert run._is_whole
+        assert all(map(torch.equal, run(x), model(x)))
+        assert all(map(torch.equal, run.submit(x).result(), model(x)))
+        assert run._queue.links.n_copies == 0
+
+
+@torch.no_grad()
+def test_inputs_with_lazy_bits_in_another_memory():
+    def turned(x):
+        return (x * 2).abs() + 1, x.real + x.imag
+
+    x = torch.randn(4, dtype=torch.complex64)
+    for one in (x, x.conj(), x.resolve_conj()):
+        captured = offload.capture(turned, one)
+        for where in (dict.fromkeys(movable_tasks(captured.program), 1), {0: 1}):
+            with apart(captured.bound, where) as run:
+                assert all(map(torch.equal, run(one), turned(one)))
+                with pytest.raises(offload.BindingError, match=r"args\[0\]"):
+                    run(one.conj())
+
+
+@torch.no_grad()
+def test_inputs_that_are_expanded_or_have_gaps():
+    x = normal(8, 8)
+    for one in (x[:, ::2], x[:1].expand(4, 8), x[0, 0].expand(3), x[:0], x.t()[1:]):
+        captured = offload.capture(lambda x: (x + 1).cos() * x, one)
+        for where in all_ways(captured.program):
+            with apart(captured.bound, where) as run:
+                assert torch.equal(run(one), (one + 1).cos() * one)
+
+
+@torch.no_grad()
+def test_many_threads():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    wrong = []
+    with apart(captured.bound, {0: 1, 2: 1, 4: 1}) as run:
+
+        def call():
+            with torch.no_grad():
+                for _ in range(30):
+                    x = normal(4, 8)
+                    for found in (run(x), run.submit(x).result()):
+                        if not all(map(torch.equal, found, model(x))):
+                            wrong.append(x)
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(120)
+        assert not any(one.is_alive() for one in threads)
+    assert not wrong
+
+
+@torch.no_grad()
+def test_tickets_of_others_are_waited_for_by_transfers():
+    first = offload.capture(lambda x: x.exp(), normal(4, 8)).load()
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run, offload.tasks() as t:
+        for _ in range(10):
+            x = normal(4, 8)
+            found = run.submit(first.submit(x)).result()
+            assert all(map(torch.equal, found, model(x.exp())))
+            made = t.submit(lambda x=x: x * 2)
+            assert all(map(torch.equal, run.submit(made).result(), model(x * 2)))

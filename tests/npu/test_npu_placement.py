@@ -196,7 +196,10 @@ def test_a_program_of_the_npu_with_segments_on_the_host(monkeypatch: pytest.Monk
             x = numbers(4, 8).npu() * 1
             found, expected = run(x), ones(x)
             assert all(one.device.type == "npu" for one in found)
-            assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(found, expected, strict=True))
+            assert all(
+                torch.equal(one.cpu(), other.cpu())
+                for one, other in zip(found, expected, strict=True)
+            )
             ticket = run.submit(x + 1)
             for one, other in zip(ticket.result(), ones(x + 1), strict=True):
                 assert torch.equal(one.cpu(), other.cpu())
@@ -221,7 +224,9 @@ def test_after_a_copy_that_failed_the_device_is_refused(
 
         with monkeypatch.context() as patch:
             patch.setattr(transfers, "_copy", copy)
-            with pytest.raises(offload.ExecutionError, match="copying .* failed: the link is down"):
+            with pytest.raises(
+                offload.ExecutionError, match=r"copying .* failed: the link is down"
+            ):
                 run(x)
         with pytest.raises(offload.ExecutionError, match="npu:0 failed in an earlier copy"):
             run(x)

@@ -65,7 +65,10 @@ def test_the_checker_refuses_any_other_transfers(seed):
         others += [
             [*rest, dataclasses.replace(one, values=one.values[:-1])],
             [*rest, dataclasses.replace(one, origin=one.target)],
-            *([[*rest, dataclasses.replace(one, consumers=one.consumers[1:])]] * bool(one.consumers)),
+            *(
+                [[*rest, dataclasses.replace(one, consumers=one.consumers[1:])]]
+                * bool(one.consumers)
+            ),
         ]
         if one.producer > INPUTS:
             others.append([*rest, dataclasses.replace(one, producer=one.producer - 1)])

@@ -46,7 +46,10 @@ def test_operators_make_everything_on_the_device():
     assert (moved.program.device, moved.program.device_index) == ("meta", 0)
     assert moved.program.caller is None
     bases = {
-        value.index: (torch.empty(value.size_bytes, dtype=torch.uint8, device=META).untyped_storage(), 0)
+        value.index: (
+            torch.empty(value.size_bytes, dtype=torch.uint8, device=META).untyped_storage(),
+            0,
+        )
         for value in moved.program.values
         if value.role in (Role.INPUT, Role.WEIGHT)
     }

@@ -66,9 +66,9 @@ def runs_on(operator: str, device_type: str) -> bool:
     )
 
 
-# Dispatch keys whose kernels serve every device (c10/core/DispatchKey.h, "alias dispatch keys"). Not
-# CompositeExplicitAutogradNonFunctional: its kernels call an operator's out-variant, which a device
-# may lack.
+# Dispatch keys whose kernels serve every device (c10/core/DispatchKey.h, "alias dispatch keys").
+# Not CompositeExplicitAutogradNonFunctional: its kernels call an operator's out-variant, which a
+# device may lack.
 _FOR_EVERY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 

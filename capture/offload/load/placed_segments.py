@@ -94,9 +94,10 @@ def grouped(
     found = []
     for group in groups:
         launches = sorted(index for task in group for index in tasks.launches[task])
-        is_whole = len(groups) == 1 and not devices.has_others
-        part = _whole(bound) if is_whole else slice_program(bound, launches)
         planned = placement.processors[group[0]]
+        stays = kind is Placement.STATIC and devices.shares(planned)
+        is_whole = len(groups) == 1 and (stays or not devices.has_others)
+        part = _whole(bound) if is_whole else slice_program(bound, launches)
         found.append(PlacedGroup(tuple(group), tuple(launches), planned, part))
     return found
 

@@ -90,8 +90,8 @@ class PlacedExecutable(Submitting):
         self._queue = PlacedQueue(
             self.program, self.segments, memories or (home,) * n_devices, home, copies
         )
-        self._has_others = any(one is not home for one in memories)
-        self._is_whole = len(self.segments) == 1 and not self._has_others
+        self._has_others = any(memory is not home for _, memory in self._placed_runs())
+        self._is_whole = len(self.segments) == 1 and self.segments[0].slice.bound is bound
         self._copies = copies
         self._places = WeightPlaces(bound)
         self._weights = self._weight_bases()
@@ -134,8 +134,8 @@ class PlacedExecutable(Submitting):
         self._closed = True
         for run in inside or self._runs():
             run.close()
-        if not inside:
-            self._queue.links.close()
+        if not inside and not in_callable():
+            self._queue.close()
 
     def _runs(self) -> Iterator[Executable]:
         return (run for run, _ in self._placed_runs())

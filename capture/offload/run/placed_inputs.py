@@ -83,6 +83,7 @@ class InputChecks:
             and dtype_name(tensor.dtype) == view.dtype
             and tensor.device.type == program.device
             and same_strides(shape, tensor.stride(), view.strides)
+            and (tensor.is_conj(), tensor.is_neg()) == (view.conjugate, view.negative)
         )
         if not is_same:
             raise BindingError(

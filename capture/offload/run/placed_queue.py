@@ -17,7 +17,7 @@ from offload.plan.placed_transfers import (
     check_placed_transfers,
     placed_transfers,
 )
-from offload.program import Program
+from offload.program import Program, TensorView
 from offload.program.slice import Slice
 from offload.run.deferred import end_of
 from offload.run.device_choice import SegmentCosts
@@ -137,6 +137,7 @@ class PlacedQueue:
         self.links = Links()
         self._returned = {result.view.value for result in program.results}
         self._routes: dict[tuple[int, ...], Route] = {}
+        self._under_way: list[Ticket] = []  # transfers, which nothing else waits for
         self._readers: deque[Ticket] = deque()  # executions that read copies of weights
         self._refreshing: dict[Memory, list[Ticket]] = {}
 
@@ -190,6 +191,9 @@ class PlacedQueue:
         finally:
             if begun is not None:
                 begun += queue.tickets()
+        if route.transfers:
+            left = [one for one in self._under_way if not one.done()]
+            self._under_way = left + tickets[len(self._segments) :]
         home = {value: tensor for (value, memory), tensor in held.items() if memory is self.home}
         return Queued(devices, tickets, given, home, held)
 
@@ -229,7 +233,8 @@ class PlacedQueue:
         """All memory of an execution, taken before anything is queued."""
         values, home = self._program.values, self.home
         held: Held = {
-            (view.value, home): one for view, one in zip(self._program.inputs, given, strict=True)
+            (view.value, home): _without_bits(one, view)
+            for view, one in zip(self._program.inputs, given, strict=True)
         }
         wanted = [
             (group, memory)
@@ -304,10 +309,23 @@ class PlacedQueue:
         ticket._call_when_done(lambda: copies.copied(stale, is_right=ticket._outcome() is None))
         self._refreshing.setdefault(memory, []).append(ticket)
 
+    def close(self) -> None:
+        """Wait for transfers that are under way; later ones fail."""
+        for one in self._under_way:
+            one._outcome()
+        self.links.close()
+
     def note_reader(self, ticket: Ticket) -> None:
         """A segment that was queued reads copies of weights."""
         if self._copies is not None:
             self._readers.append(ticket)
+
+
+def _without_bits(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:
+    """An input as segments take it: its bytes, without the lazy bits that it was recorded with."""
+    if view.conjugate:
+        tensor = torch._conj(tensor)
+    return torch._neg_view(tensor) if view.negative else tensor
 
 
 class _Queueing:
