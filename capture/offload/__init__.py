@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from offload.api import Captured, capture, capture_training, open
     from offload.costs import CostModel, LaunchCosts
     from offload.host import PaddedExecutable, SizedExecutable, Sizes
+    from offload.load.device_options import Watts
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
     from offload.run import Executable, LastExecution, Tasks, Ticket, tasks
@@ -58,6 +59,7 @@ _ON_DEMAND = {
     "Tasks": ("offload.run", "Tasks"),
     "Ticket": ("offload.run", "Ticket"),
     "Timeline": ("offload.timeline", "Timeline"),
+    "Watts": ("offload.load.device_options", "Watts"),
     "calibrate": ("offload.observe.calibration", "calibrate"),
     "capture": ("offload.api", "capture"),
     "capture_training": ("offload.api", "capture_training"),
@@ -106,6 +108,7 @@ __all__ = [
     "Ticket",
     "Timeline",
     "TimelineError",
+    "Watts",
     "calibrate",
     "capture",
     "capture_training",

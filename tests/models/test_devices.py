@@ -14,13 +14,14 @@ from torch import nn
 
 import offload
 from offload.api.captured import Captured
-from offload.backends import CpuBackend, find_backend
+from offload.backends import CpuBackend
 from offload.load import devices as device_loading
 from offload.native import _native
 from offload.program.slice import Slice, slice_program
 from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts
 from offload.run.placed_executable import PlacedExecutable, PlacedSegment
 
+WATTS = offload.Watts(idle=1.0, busy=2.0)
 TWO = [CpuBackend(threads=1), CpuBackend(threads=1)]
 
 
@@ -295,7 +296,12 @@ def test_what_is_refused(tmp_path):
     for options, message in (
         ({"device": []}, "expected a list of at least one"),
         ({"device": "cpu", "objective": "latency"}, "expected a list of at least one"),
-        ({"device": TWO, "objective": "energy"}, "expected latency or throughput"),
+        ({"device": TWO, "objective": "power"}, "expected one of latency, throughput, energy"),
+        ({"device": TWO, "objective": "energy", "watts": [WATTS]}, "for each of 2 devices"),
+        ({"device": TWO, "objective": "energy", "max_slowdown": 0.5}, "a number of 1 or more"),
+        ({"device": TWO, "watts": [WATTS, WATTS]}, "are for objective='energy'"),
+        ({"device": TWO, "max_slowdown": 2.0}, "are for objective='energy'"),
+        ({"device": "cpu", "watts": [WATTS]}, "expected a list of at least one"),
         ({"device": TWO, "placement": "late"}, "expected one of static, hybrid, dynamic"),
         ({"device": "cpu", "placement": "static"}, "expected a list of at least one"),
         ({"device": TWO, "weights_budget": "1MiB"}, "weights_budget"),
@@ -303,8 +309,9 @@ def test_what_is_refused(tmp_path):
     ):
         with pytest.raises(offload.BindingError, match=message):
             captured.load(**options)
-    with pytest.raises(offload.BackendUnavailable, match="memory of its own"):
-        captured.load(["cpu", "null"] if find_backend("null").records() != "cpu" else ["cpu:0"])
+    for idle, busy in ((2.0, 1.0), (-1.0, 1.0), (0.0, float("inf"))):
+        with pytest.raises(offload.BindingError, match="0 <= idle <= busy"):
+            offload.Watts(idle=idle, busy=busy)
     for made in (lambda: CpuBackend(threads=0), lambda: CpuBackend(duty=0)):
         with pytest.raises(offload.BackendUnavailable, match="expected"):
             made()

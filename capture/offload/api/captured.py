@@ -30,7 +30,8 @@ from offload.host import (
     refuse_for_families,
 )
 from offload.interpreter.settled_family import SettledFamily, settle_family
-from offload.load.devices import load_on_devices, one_device, several_devices
+from offload.load.device_options import Watts, one_device, several_devices
+from offload.load.devices import load_on_devices
 from offload.load.launch_times import check_costs
 from offload.load.pipeline import load_program
 from offload.program import Bindings, BoundProgram, Program
@@ -192,6 +193,8 @@ class Captured:
         *,
         objective: str = ...,
         placement: str = ...,
+        watts: Sequence[Watts] | None = ...,
+        max_slowdown: float | None = ...,
         scheduling: str | None = ...,
         verify: bool = ...,
         fuse: bool | Literal["auto"] = ...,
@@ -215,16 +218,18 @@ class Captured:
         objective: str | None = None,
         placement: str | None = None,
         costs: LaunchCosts | None = None,
+        watts: Sequence[Watts] | None = None,
+        max_slowdown: float | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable:
         """Make the Program resident on a device.
 
         Args:
             device: device type, which may have an index (`cuda:1`); by default what the Program
                 was recorded on, or to which its file was read. Or a backend with options of its
-                own, such as `AscendBackend(capturer, refresh="gather")`. Or a list of devices that
-                share the memory which the Program's tensors are in, the first of them the one
-                where what callers see is written: each launch is placed on one of them, by what
-                launches take there, and calls are executed on several where that is quicker.
+                own, such as `AscendBackend(capturer, refresh="gather")`. Or a list of devices, at
+                least one of which has the memory that the Program's tensors are in; the first such
+                one has what callers see. Each launch is placed on one of them, by what launches
+                and transfers take, and calls are executed on several where that is quicker.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with (on device `npu` by torch's own operators, which
                 takes what no model can be captured of). None: as one task; with `sizes` on devices
@@ -280,8 +285,9 @@ class Captured:
             groups: of a Program whose ranks exchange tensors, process groups to use in the place of
                 recorded ones, by the names of these (`captured.program.groups`). The others are
                 found by their names. All ranks of a group load at once.
-            objective: of a placement on several devices: `latency`, the time of a call, or
-                `throughput`, the time between results where several are submitted. None: `latency`.
+            objective: of a placement on several devices: `latency`, the time of a call,
+                `throughput`, the time between results where several are submitted, or `energy`,
+                what a call draws on all devices together. None: `latency`.
             placement: on several devices. `static` keeps each launch where it was placed; `hybrid`
                 moves segments to other devices, where they are loaded as well, once executions take
                 longer than expected; `dynamic` chooses at each execution whichever device has a
@@ -289,6 +295,10 @@ class Captured:
             costs: durations of launches that former loads have measured (`offload.LaunchCosts`), by
                 which lanes are planned without timing launches again. What is not known is
                 measured, and added. None: launches are timed at each load.
+            watts: of `energy`, an `offload.Watts(idle=, busy=)` for each device. None: they are
+                read while the devices are idle and busy, by RAPL or NVML; `explain()` says which.
+            max_slowdown: of `energy`, how many times the least latency that is found a call may
+                take, 1 or more. None: 1.1.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -339,11 +349,14 @@ class Captured:
             self._loads.add(run)
             return run
 
-        if isinstance(device, list) or objective is not None or placement is not None:
+        on_several = (objective, placement, watts, max_slowdown)
+        if isinstance(device, list) or any(one is not None for one in on_several):
             asked = several_devices(
                 device,
                 objective,
                 placement,
+                watts,
+                max_slowdown,
                 weights_budget=weights_budget,
                 sizes=sizes,
                 groups=groups,
@@ -351,7 +364,9 @@ class Captured:
             return load_on_devices(
                 self.bound,
                 asked,
-                lambda bound, backend: load(bound, fuse, device=backend),
+                lambda bound, backend: load(
+                    bound, fuse if backend.capabilities.runs_kernels else False, device=backend
+                ),
                 progress,
             )
         if sizes is None:

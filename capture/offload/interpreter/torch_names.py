@@ -48,6 +48,30 @@ def find_overload(operator: str) -> Any:
         ) from None
 
 
+@functools.cache
+def has_own_kernel(operator: str, device_type: str) -> bool:
+    """Whether a device type has a kernel of its own for an operator; a fallback does not count."""
+    key = torch._C._dispatch_key_for_device(device_type)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator, key)
+
+
+@functools.cache
+def runs_on(operator: str, device_type: str) -> bool:
+    """Whether a device type runs an operator: by its own kernel, or by one for every device.
+
+    A device's fallback does not count, which may execute the operator on the host instead.
+    """
+    return has_own_kernel(operator, device_type) or any(
+        torch._C._dispatch_has_kernel_for_dispatch_key(operator, key) for key in _FOR_EVERY_DEVICE
+    )
+
+
+# Dispatch keys whose kernels serve every device (c10/core/DispatchKey.h, "alias dispatch keys").
+# Not CompositeExplicitAutogradNonFunctional: its kernels call an operator's out-variant, which a
+# device may lack.
+_FOR_EVERY_DEVICE = ("CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
 def symbol_object(symbol: Symbol, bindings: Bindings) -> Any:
     """The object that a Symbol of a Program names."""
     if symbol.kind == "generator":

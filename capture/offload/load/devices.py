@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Sequence
-
-import torch
+from collections import Counter
+from collections.abc import Sequence
 
 from offload.backends import Backend
+from offload.console.amounts import show_count
 from offload.console.progress import Progress, stage, telling
 from offload.errors import (
     BackendUnavailable,
@@ -20,8 +18,18 @@ from offload.errors import (
     OutOfMemory,
 )
 from offload.interpreter.own_generators import drawing_alone
-from offload.load.options import named_backend
+from offload.interpreter.retarget import why_not_on
+from offload.load.device_options import DeviceOptions, Watts
+from offload.load.fitted_placement import FittedPlacement
 from offload.load.place import place
+from offload.load.placed_devices import link_lines, measured_links, placed_devices
+from offload.load.placed_segments import (
+    CannotRun,
+    LoadSegment,
+    copies_used,
+    load_segments,
+    part_on,
+)
 from offload.load.trial import (
     call_and_submission_ns,
     calls_in_turns_ns,
@@ -32,18 +40,15 @@ from offload.load.trial import (
     typical_ns,
     weights_kept,
 )
-from offload.plan.program_tasks import ProgramTasks, program_tasks
-from offload.plan.task_graph import Processor
-from offload.plan.task_placement import Objective, TaskPlacement, place_tasks
-from offload.plan.topology import Link
-from offload.program import BoundProgram
-from offload.program.slice import Slice, slice_program
+from offload.load.watts import measured_watts
+from offload.plan.program_tasks import ProgramTasks, staying_launches, task_launches
+from offload.plan.task_placement import Objective, TaskPlacement
+from offload.program import BoundProgram, Role
+from offload.program.slice import slice_program
 from offload.run import Executable
-from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts
-from offload.run.placed_executable import PlacedExecutable, PlacedSegment
-
-# Devices that share the caller's memory: what one has made the other reads where it is.
-_BYTES_PER_SECOND = 1e18
+from offload.run.device_choice import DeviceChoice
+from offload.run.placed_executable import PlacedExecutable
+from offload.run.weight_copies import WeightCopies
 
 # What hands a segment to another device where nobody has measured it: a thread is woken.
 _HAND_OVER_NS = 10_000.0
@@ -53,73 +58,16 @@ _N_TIMED = 7
 _N_CALLS = 20
 _N_STREAMED = 16
 
-# Where segments may be moved, one takes no more than such a part of all, nor less than several
-# hand-overs.
-_N_PARTS = 8
-_LEAST_HAND_OVERS = 4
-
 # Several devices are kept where one takes more than this: medians of the same differ by less.
 _QUICKER = 0.97
 
 Costs = Sequence[float | None]
 
-Device = str | torch.device | Backend
-
-LoadSegment = Callable[[BoundProgram, Backend], Executable]
-"""Loads a Program on a device as a load of that device alone does."""
-
-
-def one_device(device: Device | list[Device] | None) -> Device | None:
-    """The one that is named; None: none is, or several are."""
-    return None if isinstance(device, list) else device
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DeviceOptions:
-    """What was asked of a load on several devices.
-
-    Attributes:
-        devices: the first has the caller's memory.
-        objective: what is to be little.
-        placement: when devices are chosen.
-    """
-
-    devices: tuple[Device, ...]
-    objective: Objective
-    placement: Placement
-
-
-def several_devices(
-    device: Device | list[Device] | None,
-    objective: str | None,
-    placement: str | None,
-    **options: object,
-) -> DeviceOptions:
-    """What was asked of a load on several devices, which has none of the other options.
-
-    Raises:
-        BindingError: one of the options is given, there is no list of devices, or no such objective
-            or placement.
-    """
-    if not isinstance(device, list) or not device:
-        raise BindingError(
-            "objective= and placement= are for several devices: expected a list of at least one, "
-            f"as device=['cpu', CpuBackend(threads=1)], got {device!r}"
-        )
-    for name, option in options.items():
-        if option is not None:
-            raise BindingError(f"{name}={option!r}: leave it out of a load on several devices")
-    return DeviceOptions(
-        tuple(device),
-        _checked_objective(objective or Objective.LATENCY),
-        _checked_placement(placement or Placement.STATIC),
-    )
-
 
 def load_on_devices(
     bound: BoundProgram, asked: DeviceOptions, load: LoadSegment, progress: Progress
 ) -> PlacedExecutable:
-    """Load a Program whose launches may run on several devices that share memory.
+    """Load a Program whose launches may run on several devices.
 
     Args:
         bound: of launches that were seen.
@@ -128,8 +76,9 @@ def load_on_devices(
         progress: of timing launches.
 
     Raises:
-        BackendUnavailable: a device is not there, or has memory of its own.
-        BindingError, CaptureError, PlanError, OutOfMemory, ExecutionError: as `Captured.load`.
+        BackendUnavailable: a device is not there, or none has the recorded memory.
+        PlanError: the launches do not fit the devices' memory.
+        BindingError, CaptureError, OutOfMemory, ExecutionError: as `Captured.load`.
     """
     with telling(progress):
         return _DevicesLoad(bound, asked, load).loaded()
@@ -139,55 +88,140 @@ class _DevicesLoad:
     """One load over several devices. Owner: one call."""
 
     def __init__(self, bound: BoundProgram, asked: DeviceOptions, load: LoadSegment) -> None:
-        self._backends = [_sharing_memory(bound, one) for one in asked.devices]
+        self._devices = placed_devices(bound.program, asked.devices)
+        self._asked = asked
         self._objective, self._placement = asked.objective, asked.placement
         _refuse_whole(bound)
         self._bound = bound
         self._load = load
         self._alone = drawing_alone(bound)
+        self._copies = WeightCopies(bound, self._devices.memories[self._devices.home])
         self._hand_over_ns = _HAND_OVER_NS
         self._notes: list[str] = []
+        self._stays = staying_launches(bound.program)
+        self._groups = task_launches(bound.program)
 
     def loaded(self) -> PlacedExecutable:
         """The executable, on as many of the devices as are quicker."""
-        names = self._names()
-        costs_ns = [self._launch_ns(at, name) for at, name in enumerate(names)]
-        tasks = self._tasks(names, costs_ns)
-        placement = place_tasks(tasks.graph, objective=self._objective)
-        run = self._made(self._alone.bound, tasks, placement)
-        if len(set(placement.processors)) > 1:
-            single = self._quicker_single(run, tasks, costs_ns)
-            if single is not None:
-                run.close()
-                return self._made(self._bound, tasks, single)
-        if self._alone.bound is self._bound:
-            return run.noted(self._notes)
-        run.close()
-        return self._made(self._bound, tasks, placement)
+        names, devices = self._devices.names, self._devices
+        watts = self._measured_watts()
+        costs_ns = [self._able(at, self._launch_ns(at, name)) for at, name in enumerate(names)]
+        links = measured_links(devices, self._hand_over_ns)
+        self._notes += link_lines(devices, links)
+        self._placing = FittedPlacement(
+            self._bound,
+            devices,
+            links,
+            watts=watts,
+            asked=self._asked,
+            hand_over_ns=self._hand_over_ns,
+        )
+        run, tasks = self._placed_run(costs_ns)
+        with contextlib.ExitStack() as made:
+            made.callback(run.close)
+            placement, bound = run.placement, self._bound
+            if len({one.costs.planned for one in run.segments}) > 1:
+                placement = self._quicker_single(run, tasks, costs_ns) or placement
+            if placement is run.placement and self._alone.bound is bound:
+                made.pop_all()
+                return run.noted(self._notes)
+        return self._made(bound, tasks, placement)
 
-    def _names(self) -> list[str]:
-        """Of the devices, for people: with their place where several are the same."""
-        found = [one.name for one in self._backends]
-        return [f"{name}#{at}" if found.count(name) > 1 else name for at, name in enumerate(found)]
+    # ---- costs --------------------------------------------------------------------------------
 
-    def _tasks(self, names: Sequence[str], costs_ns: Sequence[Costs]) -> ProgramTasks:
-        processors = [
-            Processor(name, backend.machine().memory_bytes or None)
-            for name, backend in zip(names, self._backends, strict=True)
-        ]
-        link = Link(_BYTES_PER_SECOND, self._hand_over_ns)
-        links = dict.fromkeys(itertools.permutations(range(len(names)), 2), link)
-        by_launch = list(zip(*costs_ns, strict=True))
-        return program_tasks(self._bound.program, by_launch, processors, links, home=0)
+    def _able(self, at: int, costs_ns: Costs) -> list[float | None]:
+        """The costs of a device, without those of launches that must stay elsewhere."""
+        if self._devices.shares(at):
+            return list(costs_ns)
+        program = self._bound.program
+        kind = self._devices.memories[at].device.type
+        found: list[float | None] = []
+        why: Counter[str] = Counter()
+        for launch, cost_ns in zip(program.launches, costs_ns, strict=True):
+            reason = "" if launch.index in self._stays else why_not_on(program, launch, kind)
+            why.update([reason] if reason else [])
+            found.append(None if reason or launch.index in self._stays else cost_ns)
+        home = self._devices.names[self._devices.home]
+        for reason, count in why.most_common():
+            launches = show_count(count, "launch", "launches")
+            self._notes.append(f"{launches} not on {self._devices.names[at]}, but {home}: {reason}")
+        return found
 
     def _launch_ns(self, at: int, name: str) -> Costs:
         """What each launch takes on a device; None: it cannot run there."""
-        backend, program = self._backends[at], self._bound.program
+        if not self._devices.shares(at):
+            return self._launch_ns_there(at, name)
+        backend, program = self._devices.backends[at], self._bound.program
         try:
-            prepared = backend.prepare(self._alone.bound)
+            return self._times_ns(self._alone.bound, backend, name)
         except CaptureError as error:
             self._notes.append(f"{name} cannot run all launches: {error}")
-            return self._possible_ns(backend)
+            return self._possible_ns(at)
+        except OutOfMemory:
+            raise
+        except (BackendUnavailable, BindingError, ExecutionError) as error:
+            self._notes.append(f"launches on {name} are estimated: {error}")
+        return estimated_ns(program, backend.machine().costs.memory_bytes_per_ns)
+
+    def _launch_ns_there(self, at: int, name: str) -> Costs:
+        """The same of a device with memory of its own, for launches that need not stay."""
+        program, backend = self._bound.program, self._devices.backends[at]
+        launches = self._movable(at)
+        found: list[float | None] = [None] * len(program.launches)
+        if not launches:
+            return found
+        part = slice_program(self._alone.bound, launches)
+        try:
+            bound = part_on(self._devices, self._copies, part, at)
+            times_ns = self._times_ns(bound, backend, name)
+        except CaptureError as error:
+            self._notes.append(f"{name} cannot run all launches that may move: {error}")
+            return self._possible_ns(at)
+        except (BackendUnavailable, BindingError, ExecutionError) as error:
+            self._notes.append(f"launches on {name} are estimated: {error}")
+            times_ns = self._estimated_ns(at, launches)
+        for launch, ns in zip(launches, times_ns, strict=True):
+            found[launch] = ns
+        return found
+
+    def _movable(self, at: int) -> list[int]:
+        """Launches of tasks that a device with memory of its own may run, as far as it has room."""
+        program, memory = self._bound.program, self._devices.memories[at]
+        room_bytes = self._devices.backends[at].machine(memory.device.index).memory_bytes
+        room_bytes = room_bytes or 1 << 62
+        taken: set[int] = set()
+        found: list[int] = []
+        for group in self._groups:
+            launches = [program.launches[index] for index in group]
+            if not self._stays.isdisjoint(group) or any(
+                why_not_on(program, one, memory.device.type) for one in launches
+            ):
+                continue
+            weights = taken | {
+                value
+                for one in launches
+                for value in one.touched()
+                if program.values[value].role is Role.WEIGHT
+            }
+            if sum(program.values[value].size_bytes for value in weights) <= room_bytes // 2:
+                taken = weights
+                found += group
+        return found
+
+    def _estimated_ns(self, at: int, launches: Sequence[int]) -> list[float]:
+        memory = self._devices.memories[at]
+        costs = self._devices.backends[at].machine(memory.device.index).costs
+        every = estimated_ns(self._bound.program, costs.memory_bytes_per_ns)
+        return [every[launch] for launch in launches]
+
+    def _times_ns(self, bound: BoundProgram, backend: Backend, name: str) -> Sequence[float]:
+        """What the launches of a Program take on a device, or may take.
+
+        Raises:
+            CaptureError: the device cannot run one of them.
+            OutOfMemory, BackendUnavailable, BindingError, ExecutionError: they cannot be timed.
+        """
+        prepared = backend.prepare(bound)
         plan = place(prepared, backend)
         if self._alone.refusal:
             why = self._alone.refusal
@@ -199,12 +233,11 @@ class _DevicesLoad:
                     return backend.timing.time_launches(prepared, plan).times_ns
                 with contextlib.closing(Executable(prepared, plan, backend)) as run:
                     return self._executed_ns(run)
-            except OutOfMemory:
-                raise
-            except (BackendUnavailable, BindingError, CaptureError, ExecutionError) as error:
+            except CaptureError as error:
                 why = str(error)
         self._notes.append(f"launches on {name} are estimated: {why}")
-        return estimated_ns(program, backend.machine().costs.memory_bytes_per_ns)
+        machine = backend.machine(bound.program.device_index)
+        return estimated_ns(bound.program, machine.costs.memory_bytes_per_ns)
 
     def _executed_ns(self, run: Executable) -> tuple[float, ...]:
         """Launches as executions have them, stretched to what calls take in all."""
@@ -216,34 +249,52 @@ class _DevicesLoad:
         stretch = call_ns / sum(launches_ns) if sum(launches_ns) else 1.0
         return tuple(one * max(1.0, stretch) for one in launches_ns)
 
-    def _possible_ns(self, backend: Backend) -> Costs:
+    def _possible_ns(self, at: int) -> Costs:
         """Estimates for the launches that a device can run, told task by task."""
-        program = self._bound.program
-        estimated = estimated_ns(program, backend.machine().costs.memory_bytes_per_ns)
-        any_costs = [(0.0,)] * len(program.launches)
-        groups = program_tasks(program, any_costs, [Processor("any")], {}, home=0).launches
-        found: list[float | None] = [None] * len(program.launches)
-        for group in groups:
+        found: list[float | None] = [None] * len(self._bound.program.launches)
+        movable = None if self._devices.shares(at) else set(self._movable(at))
+        for group in self._groups:
+            if movable is not None and not movable.issuperset(group):
+                continue
             with contextlib.suppress(CaptureError):
-                backend.prepare(slice_program(self._alone.bound, group).bound)
-                for launch in group:
-                    found[launch] = estimated[launch]
+                part = slice_program(self._alone.bound, group)
+                self._devices.backends[at].prepare(part_on(self._devices, self._copies, part, at))
+                for launch, ns in zip(group, self._estimated_ns(at, group), strict=True):
+                    found[launch] = ns
         return found
+
+    # ---- placement ----------------------------------------------------------------------------
+
+    def _placed_run(
+        self, costs_ns: list[list[float | None]]
+    ) -> tuple[PlacedExecutable, ProgramTasks]:
+        """Placed and loaded; what a device turns out not to run is placed anew."""
+        while True:
+            tasks, placement = self._placing.fitted(costs_ns)
+            try:
+                return self._made(self._alone.bound, tasks, placement), tasks
+            except CannotRun as refused:
+                self._notes.append(str(refused))
+                for launch in refused.launches:
+                    costs_ns[refused.device][launch] = None
 
     def _quicker_single(
         self, run: PlacedExecutable, tasks: ProgramTasks, costs_ns: Sequence[Costs]
     ) -> TaskPlacement | None:
         """All launches on the best device, where calls are quicker so than on several."""
-        names = [one.name for one in tasks.graph.processors]
+        names, home = self._devices.names, self._devices.home
         whole = [at for at, costs in enumerate(costs_ns) if None not in costs]
-        if self._alone.refusal or not whole:
+        if self._alone.refusal or not whole or self._objective is Objective.ENERGY:
             return None
         best = min(whole, key=lambda at: sum(costs_ns[at]))  # type: ignore[arg-type]
-        nowhere = [None] * len(self._bound.program.launches)
-        alone = self._tasks(
-            names, [costs if at == best else nowhere for at, costs in enumerate(costs_ns)]
-        )
-        placement = place_tasks(alone.graph, objective=self._objective)
+        alone = [
+            [
+                cost if at == best or (at == home and launch in self._stays) else None
+                for launch, cost in enumerate(costs)
+            ]
+            for at, costs in enumerate(costs_ns)
+        ]
+        placement = self._placing.placed(self._placing.tasks(alone))
         single = self._made(self._alone.bound, tasks, placement)
         try:
             with weights_kept(self._alone.bound):
@@ -264,102 +315,41 @@ class _DevicesLoad:
     def _made(
         self, bound: BoundProgram, tasks: ProgramTasks, placement: TaskPlacement
     ) -> PlacedExecutable:
-        """Segments on their devices; what was loaded is closed where another one fails."""
-        groups = self._groups(tasks, placement)
-        group_of = {task: at for at, group in enumerate(groups) for task in group}
-        segments: list[PlacedSegment] = []
-        with contextlib.ExitStack() as loaded:
-            for at, group in enumerate(groups):
-                launches = sorted(index for task in group for index in tasks.launches[task])
-                part = slice_program(bound, launches) if len(groups) > 1 else _whole(bound)
-                before = {
-                    group_of[edge.producer]
-                    for edge in tasks.graph.edges
-                    if group_of[edge.consumer] == at
-                }
-                planned = placement.processors[group[0]]
-                runs: list[Executable | None] = []
-                costs: list[float | None] = []
-                for device, backend in enumerate(self._backends):
-                    cost = _sum(tasks.graph.tasks[task].costs_ns[device] for task in group)
-                    is_wanted = device == planned or self._placement is not Placement.STATIC
-                    run = (
-                        self._load(part.bound, backend) if is_wanted and cost is not None else None
-                    )
-                    if run is not None:
-                        loaded.callback(run.close)
-                    runs.append(run)
-                    costs.append(cost if run is not None else None)
-                after = tuple(sorted(before - {at}))
-                segments.append(
-                    PlacedSegment(part, tuple(runs), SegmentCosts(tuple(costs), after, planned))
-                )
-            loaded.pop_all()
+        """Segments on their devices, as one executable."""
+        devices = self._devices
+        groups = self._placing.grouped(bound, tasks, placement)
+        segments = load_segments(
+            groups, devices, tasks, kind=self._placement, copies=self._copies, load=self._load
+        )
         choice = DeviceChoice(
             [one.costs for one in segments],
             self._placement,
             self._hand_over_ns,
             is_throughput=self._objective is Objective.THROUGHPUT,
         )
-        untimed = {at for at, one in enumerate(self._backends) if one.capabilities.queues_work}
-        return PlacedExecutable(bound, placement, segments, choice, untimed, notes=self._notes)
-
-    def _groups(self, tasks: ProgramTasks, placement: TaskPlacement) -> list[tuple[int, ...]]:
-        """Tasks that are executed as one: as planned, and in parts where these may be moved."""
-        segments = placement.segments()
-        if self._placement is Placement.STATIC:
-            return [one.tasks for one in segments]
-        total_ns = sum(placement.end_ns) - sum(placement.begin_ns)
-        most_ns = max(total_ns / _N_PARTS, _LEAST_HAND_OVERS * self._hand_over_ns)
-        groups: list[tuple[int, ...]] = []
-        for one in segments:
-            taken_ns = 0
-            part: list[int] = []
-            for task in one.tasks:
-                if part and taken_ns >= most_ns:
-                    groups.append(tuple(part))
-                    part, taken_ns = [], 0
-                part.append(task)
-                taken_ns += placement.end_ns[task] - placement.begin_ns[task]
-            groups.append(tuple(part))
-        return groups
-
-
-def _whole(bound: BoundProgram) -> Slice:
-    """All launches, called as the Program is."""
-    return Slice(bound, tuple(view.value for view in bound.program.inputs), ())
-
-
-def _sum(costs: Iterable[int | None]) -> float | None:
-    found = list(costs)
-    return None if None in found else float(sum(one for one in found if one is not None))
-
-
-def _sharing_memory(bound: BoundProgram, device: Device) -> Backend:
-    """The backend of a device that reads the caller's memory."""
-    backend, index = named_backend(device)
-    if backend.records() != bound.program.device or index is not None:
-        raise BackendUnavailable(
-            f"device {device!r} has memory of its own, and the program is on "
-            f"{bound.program.device}: placement is for devices that share that memory, such as "
-            "several CpuBackend(threads=)"
+        untimed = {at for at, one in enumerate(devices.backends) if one.capabilities.queues_work}
+        copies = self._copies.part(copies_used(segments, devices))
+        return PlacedExecutable(
+            bound,
+            placement,
+            segments,
+            choice,
+            untimed,
+            notes=self._notes,
+            memories=devices.memories,
+            copies=copies if copies else None,
         )
-    return backend
 
-
-def _checked_objective(objective: str) -> Objective:
-    if objective not in (Objective.LATENCY, Objective.THROUGHPUT):
-        raise BindingError(
-            f"objective: expected latency or throughput, got {objective!r}: energy is planned by "
-            "offload.plan.task_placement, from watts that no device tells"
-        )
-    return Objective(objective)
-
-
-def _checked_placement(placement: str) -> Placement:
-    if placement not in list(Placement):
-        raise BindingError(f"placement: expected one of {', '.join(Placement)}, got {placement!r}")
-    return Placement(placement)
+    def _measured_watts(self) -> tuple[Watts, ...] | None:
+        """What devices draw, where the least energy is wanted; None: it is not."""
+        if self._objective is not Objective.ENERGY:
+            return None
+        if self._asked.watts is not None:
+            self._notes.append("watts are those that were given")
+            return self._asked.watts
+        found, how = measured_watts(self._devices)
+        self._notes += how
+        return found
 
 
 def _refuse_whole(bound: BoundProgram) -> None:

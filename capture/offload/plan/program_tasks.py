@@ -19,7 +19,7 @@ class ProgramTasks:
 
     Attributes:
         graph: what is placed.
-        launches: of each task, in recorded order.
+        launches: of each task, in recorded order; none of those that stand for the caller.
     """
 
     graph: TaskGraph
@@ -32,6 +32,9 @@ def program_tasks(
     processors: Sequence[Processor],
     links: Mapping[tuple[int, int], Link],
     home: int,
+    *,
+    has_ends: bool = False,
+    counts_values: bool = False,
 ) -> ProgramTasks:
     """Divide a Program into the smallest tasks that processors may share.
 
@@ -46,28 +49,39 @@ def program_tasks(
         processors: which there are.
         links: what transfers between them take.
         home: the processor that has the caller's memory.
+        has_ends: two tasks of no launches are added at the end, which stay there: one that gives
+            the inputs, and one that takes the results. For processors with memory of their own.
+        counts_values: the memory of a task is that of all Values that it uses, as if each lived
+            throughout: no less than what it takes. Otherwise that of its weights: no more.
 
     Raises:
         PlanError: the costs are not of all launches, or a launch that stays has no cost there.
     """
     if len(costs_ns) != len(program.launches):
         raise PlanError(f"expected costs of {len(program.launches)} launches, got {len(costs_ns)}")
-    groups = _groups(program)
-    stays = _staying(program)
+    groups = task_launches(program)
+    stays = staying_launches(program)
     tasks = []
     for group in groups:
         costs = [_sum(costs_ns[launch][one] for launch in group) for one in range(len(processors))]
         if not stays.isdisjoint(group):
             costs = [cost if one == home else None for one, cost in enumerate(costs)]
-        tasks.append(Task(_name(program, group), tuple(costs), _weight_bytes(program, group)))
+        memory_bytes = _memory_bytes(program, group, counts_values=counts_values)
+        tasks.append(Task(_name(program, group), tuple(costs), memory_bytes))
         if all(cost is None for cost in costs):
             where = "" if stays.isdisjoint(group) else f", which stays on {processors[home].name}"
             raise PlanError(f"no processor can run {tasks[-1].name}{where}")
-    graph = TaskGraph(tuple(tasks), _edges(program, groups), tuple(processors), links)
+    edges = _edges(program, groups)
+    if has_ends:
+        at_home = tuple(0 if one == home else None for one in range(len(processors)))
+        tasks += [Task("inputs", at_home), Task("results", at_home)]
+        edges += _end_edges(program, groups)
+        groups += [(), ()]
+    graph = TaskGraph(tuple(tasks), edges, tuple(processors), links)
     return ProgramTasks(graph, tuple(groups))
 
 
-def _groups(program: Program) -> list[tuple[int, ...]]:
+def task_launches(program: Program) -> list[tuple[int, ...]]:
     """Launches in recorded order, cut wherever a cut separates nothing that belongs together."""
     ends = list(range(len(program.launches)))  # by launch the last one that belongs to it
     first: dict[int, int] = {}
@@ -97,7 +111,7 @@ def _belongs(program: Program, value: int, launch: Launch, begin: int) -> bool:
     return value in launch.writes or is_part
 
 
-def _staying(program: Program) -> set[int]:
+def staying_launches(program: Program) -> set[int]:
     """Launches that run where the caller's memory and generators are."""
     visible = {
         value
@@ -139,6 +153,25 @@ def _edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, .
     return tuple(Edge(*pair, size_bytes) for pair, size_bytes in sorted(found.items()))
 
 
+def _end_edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, ...]:
+    """What tasks read of the inputs, and make of the results."""
+    given = {view.value for view in program.inputs}
+    seen = {result.view.value for result in program.results}
+    found = []
+    made: set[int] = set()
+    for task, group in enumerate(groups):
+        used = {value for launch in group for value in program.launches[launch].touched()}
+        begun = {value for value in used - made if program.values[value].role in MADE_ROLES}
+        made |= begun
+        read_bytes = sum(program.values[value].size_bytes for value in used & given)
+        result_bytes = sum(program.values[value].size_bytes for value in begun & seen)
+        if used & given:
+            found.append(Edge(len(groups), task, read_bytes))
+        if begun & seen:
+            found.append(Edge(task, len(groups) + 1, result_bytes))
+    return tuple(found)
+
+
 def _sum(costs: Iterable[float | None]) -> int | None:
     total = 0.0
     for cost in costs:
@@ -148,10 +181,10 @@ def _sum(costs: Iterable[float | None]) -> int | None:
     return round(total)
 
 
-def _weight_bytes(program: Program, group: Sequence[int]) -> int:
+def _memory_bytes(program: Program, group: Sequence[int], *, counts_values: bool) -> int:
     used = {value for launch in group for value in program.launches[launch].touched()}
     values = (program.values[value] for value in used)
-    return sum(one.size_bytes for one in values if one.role is Role.WEIGHT)
+    return sum(one.size_bytes for one in values if counts_values or one.role is Role.WEIGHT)
 
 
 def _name(program: Program, group: Sequence[int]) -> str:

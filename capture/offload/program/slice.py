@@ -24,11 +24,13 @@ class Slice:
             tuple. Weights are those of the whole Program.
         inputs: for each argument the Value of the whole Program that it is.
         outputs: likewise for each result: what a launch elsewhere reads, or the caller sees.
+        values: for each Value of the slice its index in the whole Program.
     """
 
     bound: BoundProgram
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    values: tuple[int, ...] = ()
 
 
 def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
@@ -84,7 +86,8 @@ def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
         host_reads=(),
     )
     check_program(sliced)
-    return Slice(BoundProgram(sliced, _bindings(bound, inputs, positions)), inputs, outputs)
+    bindings = _bindings(bound, inputs, positions)
+    return Slice(BoundProgram(sliced, bindings), inputs, outputs, tuple(positions))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
+from offload.interpreter.torch_names import has_own_kernel
 from offload.native import _native
 from offload.record import host_reads
 from offload.record.operators import is_wrapper
@@ -74,8 +75,7 @@ def _has_kernel(func: torch._ops.OpOverload[..., Any], device_type: str) -> bool
     """
     if func is torch.ops.aten.native_batch_norm.default:
         return False
-    key = torch._C._dispatch_key_for_device(device_type)
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return has_own_kernel(func.name(), device_type)
 
 
 def _device_type(args: tuple[Any, ...]) -> str:

@@ -85,17 +85,23 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 def when_ended(tickets: Iterable[_native.Ticket], function: Callable[[], None]) -> None:
     """Call a function when all of them have ended, on the thread that ends the last; or now."""
-    left = [one for one in tickets if not one.done()]
+    _Waiting(tickets, function)()
 
-    def go_on() -> None:
-        while left:
-            one = left.pop()
+
+class _Waiting:
+    """What is called as each of some tickets ends; no cycle, which would keep what these hold."""
+
+    def __init__(self, tickets: Iterable[_native.Ticket], function: Callable[[], None]) -> None:
+        self._left = [one for one in tickets if not one.done()]
+        self._function = function
+
+    def __call__(self) -> None:
+        while self._left:
+            one = self._left.pop()
             if not one.done():
-                one._call_when_done(go_on)
+                one._call_when_done(self)
                 return
-        function()
-
-    go_on()
+        self._function()
 
 
 def refuse_in_callback() -> None:

@@ -164,6 +164,18 @@ class Executable(ExecutionSubmitting):
                 other processes write unseen; or the program is opaque, or the device captures
                 models whole, so that kernels have the addresses of weights for good.
         """
+        self.check_rebinding()
+        weights = self._loaded.weights
+        self._native.rebind_weights()
+        if weights.derive_again is not None:
+            weights.derive_again()
+
+    def check_rebinding(self) -> None:
+        """Refuse what `rebind_weights` would refuse of this device; changes nothing.
+
+        Raises:
+            BindingError: as `rebind_weights`, but for layouts.
+        """
         if not self._backend.capabilities.rebinds_weights:
             raise BindingError(
                 f"weights of a model on device {self.device!r} stay where they were when it was "
@@ -174,12 +186,8 @@ class Executable(ExecutionSubmitting):
                 "weights of a program that is one opaque launch stay where they were when it was "
                 f"loaded ({self.program.opaque.reason}): capture again to use other storages"
             )
-        weights = self._loaded.weights
-        if weights.check is not None:
-            weights.check()
-        self._native.rebind_weights()
-        if weights.derive_again is not None:
-            weights.derive_again()
+        if self._loaded.weights.check is not None:
+            self._loaded.weights.check()
 
     def close(self) -> None:
         """Wait for what is in flight and give the memory back. Closing twice is fine.

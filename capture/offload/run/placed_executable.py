@@ -4,66 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError
 from typing import Any, NoReturn
 
 import torch
 
-from offload.console.amounts import show_count
+from offload.console.amounts import show_bytes, show_count
 from offload.errors import BindingError, CopyError, DependencyError, ExecutionError
 from offload.interpreter.eager_run import tensor_at
-from offload.interpreter.torch_names import find_dtype
-from offload.native import _native
+from offload.plan.placed_transfers import INPUTS
 from offload.plan.task_placement import TaskPlacement
-from offload.program import BoundProgram, TensorView
-from offload.program.slice import Slice
+from offload.program import BoundProgram, Program, TensorView
 from offload.program.structure import unflatten
 from offload.run.arguments import tensors_of_call
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
-from offload.run.device_choice import DeviceChoice, SegmentCosts
+from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
-from offload.run.placed_inputs import Base, InputChecks
+from offload.run.placed_inputs import Base, InputChecks, check_caller
+from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued
+from offload.run.placed_weights import WeightPlaces
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
 from offload.run.ticket import Ticket
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PlacedSegment:
-    """Launches in a row on one device.
-
-    Attributes:
-        slice: the launches as a Program by themselves.
-        runs: by device what executes it there; None: it is not loaded there.
-        costs: what it is expected to take, what it waits for, and where it is planned.
-    """
-
-    slice: Slice
-    runs: tuple[Executable | None, ...]
-    costs: SegmentCosts
-
-    def run(self, device: int) -> Executable:
-        """What executes it on a device that has it."""
-        run = self.runs[device]
-        assert run is not None  # the choice is made among those that it has costs for
-        return run
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Queued:
-    """An execution that is under way.
-
-    Attributes:
-        devices: of each segment.
-        tickets: likewise.
-        given: the tensors of the call, in the order of the Program's inputs.
-        held: by Value the tensors of inputs, and of what segments give.
-    """
-
-    devices: Sequence[int]
-    tickets: Sequence[Ticket]
-    given: Sequence[torch.Tensor]
-    held: Mapping[int, torch.Tensor]
+from offload.run.transfers import Memory
+from offload.run.weight_copies import WeightCopies
 
 
 class PlacedExecutable(Submitting):
@@ -94,6 +58,8 @@ class PlacedExecutable(Submitting):
         untimed: Set[int] = frozenset(),
         *,
         notes: Sequence[str] = (),
+        memories: Sequence[Memory] = (),
+        copies: WeightCopies | None = None,
     ) -> None:
         """Take over the segments' Executables.
 
@@ -104,6 +70,8 @@ class PlacedExecutable(Submitting):
             choice: among the devices of each.
             untimed: devices that queue work, of which no execution tells what it took.
             notes: sentences for `explain`.
+            memories: of each device, one of them the caller's; none: all share that.
+            copies: of weights, in memories other than the caller's.
         """
         self.bound, self.program = bound, bound.program
         self.placement = placement
@@ -116,16 +84,19 @@ class PlacedExecutable(Submitting):
         self._before: tuple[Ticket, ...] = ()  # the execution before, where it leaves something
         self._closed = False
         self._waiting: dict[Ticket, None] = {}  # submissions whose arguments are not known yet
+        home = next((one for one in memories if _is_recorded(self.program, one)), None)
+        home = home or Memory(_recorded_device(self.program))
+        n_devices = len(placement.graph.processors)
+        self._queue = PlacedQueue(
+            self.program, self.segments, memories or (home,) * n_devices, home, copies
+        )
+        self._has_others = any(memory is not home for _, memory in self._placed_runs())
+        self._is_whole = len(self.segments) == 1 and self.segments[0].slice.bound is bound
+        self._copies = copies
+        self._places = WeightPlaces(bound)
         self._weights = self._weight_bases()
         self._checks = InputChecks(self.program, self._weights)
         values = self.program.values
-        self._buffers = [
-            [
-                (values[at].shape, values[at].strides, find_dtype(values[at].dtype))
-                for at in one.slice.outputs
-            ]
-            for one in self.segments
-        ]
         self._made = {
             at: TensorView(at, 0, values[at].shape, values[at].strides, values[at].dtype)
             for one in self.segments
@@ -135,9 +106,9 @@ class PlacedExecutable(Submitting):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute, and return what the model returns."""
         _refuse_buffers(kwargs)
-        if len(self.segments) == 1:
+        if self._is_whole:
             return self._called(args, kwargs)
-        queued = self._queued(args, kwargs, ())
+        queued = self._queued(args, kwargs, self._asked(()))
         errors = [one._outcome() for one in queued.tickets]  # all have ended before any is raised
         if (error := _origin(errors)) is not None:
             raise error
@@ -163,9 +134,17 @@ class PlacedExecutable(Submitting):
         self._closed = True
         for run in inside or self._runs():
             run.close()
+        if not inside and not in_callable():
+            self._queue.close()
 
     def _runs(self) -> Iterator[Executable]:
-        return (run for one in self.segments for run in one.runs if run is not None)
+        return (run for run, _ in self._placed_runs())
+
+    def _placed_runs(self) -> Iterator[tuple[Executable, Memory]]:
+        for one in self.segments:
+            for run, memory in zip(one.runs, self._queue.memories, strict=True):
+                if run is not None:
+                    yield run, memory
 
     @property
     def closed(self) -> bool:
@@ -191,6 +170,7 @@ class PlacedExecutable(Submitting):
                 + (f", behind {', '.join(map(str, after))}" if after else "")
                 + (f", or on {', '.join(others)}" if others else "")
             )
+        lines += self._transfer_lines()
         if self.choice.n_moved:
             paces = ", ".join(
                 f"{name} {pace:.2f}" for name, pace in zip(names, self.choice.paces, strict=True)
@@ -201,15 +181,42 @@ class PlacedExecutable(Submitting):
             )
         return "\n".join(lines)
 
+    def _transfer_lines(self) -> Iterator[str]:
+        """What the planned devices copy, and the weights that lie on others as well."""
+        values, planned = self.program.values, [one.costs.planned for one in self.segments]
+        for one, origin, target in self._queue.transfers(planned):
+            behind = "inputs" if one.producer == INPUTS else f"segment {one.producer}"
+            readers = [f"segment {at}" for at in one.consumers]
+            size_bytes = sum(values[value].size_bytes for value in one.values)
+            yield (
+                f"transfer behind {behind}, from {origin.device} to {target.device}: "
+                f"{show_count(len(one.values), 'value')}, {show_bytes(size_bytes)}, for "
+                f"{', '.join(readers) or 'the caller'}"
+            )
+        for memory in dict.fromkeys(self._queue.memories):
+            size_bytes = 0 if self._copies is None else self._copies.size_bytes(memory)
+            if size_bytes:
+                yield f"copies of weights on {memory.device}: {show_bytes(size_bytes)}"
+
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, as `Executable.rebind_weights`.
 
+        Weights on other devices are copied there again by the next execution: call it also after
+        writes that torch does not count.
+
         Raises:
-            BindingError: a new storage does not fit.
+            BindingError: a new storage does not fit; no segment uses another one then.
         """
         with self._lock:
-            for run in self._runs():
+            runs = [run for run, memory in self._placed_runs() if memory is self._queue.home]
+            self._places.check_layouts()
+            for run in runs:
+                run.check_rebinding()
+            for run in runs:
                 run.rebind_weights()
+            self._places.take()
+            if self._copies is not None:
+                self._copies.copy_all_again()
             self._weights = self._weight_bases()
             self._checks = InputChecks(self.program, self._weights)
 
@@ -221,7 +228,7 @@ class PlacedExecutable(Submitting):
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         """Queue the segments; where executions leave something, tickets given are waited for."""
         _refuse_buffers(kwargs)
-        if len(self.segments) == 1:
+        if self._is_whole:
             return self._submitted_whole(args, kwargs, after)
         given = tickets_in(args, kwargs)
         whole = Ticket()
@@ -230,32 +237,31 @@ class PlacedExecutable(Submitting):
             for one in given:
                 one._outcome()
         if all(one.done() for one in given):
-            self._queue_for(whole, args, kwargs, after)
+            self._queue_for(whole, args, kwargs, self._asked(after))
         else:
-            here = self._surroundings()
+            asked = self._asked(after, is_later=True)
             self._waiting[whole] = None
             whole._call_when_done(lambda: self._waiting.pop(whole, None))
-            when_ended(given, lambda: _ending(whole, self._queue_for, args, kwargs, after, here))
+            when_ended(given, lambda: _ending(whole, self._queue_for, args, kwargs, asked))
         return whole
 
-    def _surroundings(self) -> _native.Surroundings | None:
-        """The caller's state of torch, which all segments compare; None: there are none."""
-        run = next(self._runs(), None)
-        return None if run is None else run._surroundings()
+    def _asked(self, after: Sequence[Ticket], *, is_later: bool = False) -> Asked:
+        """What this thread gives to an execution; `is_later`: another thread queues that.
 
-    def _queue_for(
-        self,
-        whole: Ticket,
-        args: Args,
-        kwargs: Kwargs,
-        after: Sequence[Ticket],
-        surroundings: _native.Surroundings | None = None,
-    ) -> None:
+        Raises:
+            BindingError: torch is in another state than when the program was recorded.
+        """
+        found = {id(run): run._surroundings() for run in self._runs()} if is_later else {}
+        if self._has_others:
+            check_caller(self.bound)
+        return Asked(tuple(after), found, self._queue.home.mark() if self._has_others else None)
+
+    def _queue_for(self, whole: Ticket, args: Args, kwargs: Kwargs, asked: Asked) -> None:
         """Queue the segments; the ticket ends when all of them have."""
         if any(whole._fail_as(one) for one in tickets_in(args, kwargs)):
             return
         args, kwargs = with_results(args, kwargs, Ticket.result)
-        queued = self._queued(args, kwargs, after, surroundings)
+        queued = self._queued(args, kwargs, asked)
         when_ended(queued.tickets, lambda: _ending(whole, self._end, queued))
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
@@ -313,49 +319,22 @@ class PlacedExecutable(Submitting):
         self._checks.check(tensors)
         return tensors
 
-    def _queued(
-        self,
-        args: Args,
-        kwargs: Kwargs,
-        after: Sequence[Ticket],
-        surroundings: _native.Surroundings | None = None,
-    ) -> Queued:
+    def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
         given = self._tensors(args, kwargs)
-        held = {view.value: one for view, one in zip(self.program.inputs, given, strict=True)}
         with self._lock:
             devices = self.choice.choose()
-            if self._leaves_something:
-                after = (*after, *end_of(self._before))
-            tickets = self._segments_queued(devices, held, after, surroundings)
-            if self._leaves_something:
-                self._before = tuple(tickets)
-        return Queued(devices, tickets, given, held)
-
-    def _segments_queued(
-        self,
-        devices: Sequence[int],
-        held: dict[int, torch.Tensor],
-        after: Sequence[Ticket],
-        surroundings: _native.Surroundings | None,
-    ) -> list[Ticket]:
-        """Queue each segment on its device; `held` gets what crosses, by Value."""
-        tickets: list[Ticket] = []
-        for at, (one, device) in enumerate(zip(self.segments, devices, strict=True)):
-            outputs = tuple(
-                torch.empty_strided(shape, strides, dtype=dtype, device=self.program.device)
-                for shape, strides, dtype in self._buffers[at]
-            )
-            held.update(zip(one.slice.outputs, outputs, strict=True))
-            given = tuple(held[value] for value in one.slice.inputs)
-            waits = (*(tickets[before] for before in one.costs.after), *after)
+            if self._has_others or self._leaves_something:
+                self._places.check()
+            if not self._leaves_something:
+                return self._queue.queued(devices, given, asked)
+            after = (*asked.after, *end_of(self._before))
+            begun: list[Ticket] = []
             try:
-                run = one.run(device)
-                tickets.append(run._submitted(given, {"out": outputs}, waits, surroundings))
-            except BaseException:
-                for other in reversed(tickets):
-                    other.cancel()
-                raise
-        return tickets
+                return self._queue.queued(
+                    devices, given, dataclasses.replace(asked, after=after), begun
+                )
+            finally:
+                self._before = tuple(begun) or self._before
 
     def _result(self, queued: Queued) -> Any:
         """What the model returns, around views of what lies in memory now."""
@@ -381,6 +360,17 @@ class PlacedExecutable(Submitting):
             "an executable lies in its devices' memory, and cannot be copied or pickled: load the "
             "captured program once more"
         )
+
+
+def _recorded_device(program: Program) -> torch.device:
+    if program.device_index is None:
+        return torch.device(program.device)
+    return torch.device(program.device, program.device_index)
+
+
+def _is_recorded(program: Program, memory: Memory) -> bool:
+    same_index = program.device_index in (None, memory.device.index)
+    return memory.device.type == program.device and (memory.is_host or same_index)
 
 
 def _refuse_buffers(kwargs: Kwargs) -> None:

@@ -10,7 +10,8 @@ import torch
 
 from offload.errors import BindingError
 from offload.interpreter.torch_names import dtype_name
-from offload.program import Program, TensorView, same_strides, span_bytes
+from offload.native import _native
+from offload.program import BoundProgram, Program, TensorView, same_strides, span_bytes
 
 Base = tuple[torch.UntypedStorage, int]
 """Where a Value begins: a storage, and how many bytes into it."""
@@ -82,6 +83,7 @@ class InputChecks:
             and dtype_name(tensor.dtype) == view.dtype
             and tensor.device.type == program.device
             and same_strides(shape, tensor.stride(), view.strides)
+            and (tensor.is_conj(), tensor.is_neg()) == (view.conjugate, view.negative)
         )
         if not is_same:
             raise BindingError(
@@ -116,6 +118,32 @@ class InputChecks:
                     f"{self._name(leaf)} overlaps {weight.name} in memory and one of them is "
                     "written: pass a copy"
                 )
+
+
+def check_caller(bound: BoundProgram) -> None:
+    """Refuse a call around which torch is in another state than when the program was recorded.
+
+    Executables of the recorded device do so themselves; those of others know of no such state.
+
+    Raises:
+        BindingError: autocast or the default dtype is another, or the model's mode.
+    """
+    caller = bound.program.caller
+    if caller is None:
+        return
+    if _native.caller_state(bound.program.device) != caller.state:
+        raise BindingError(
+            "torch's autocast or default dtype is another than when the program was recorded, so "
+            "that the model would compute other values: call as it was recorded, or capture again"
+        )
+    root = None if bound.bindings.root is None else bound.bindings.root()
+    if root is not None and root.training != caller.training:
+        modes = ("evaluation", "training")
+        raise BindingError(
+            f"the model was in {modes[caller.training]} mode when it was recorded, and is in "
+            f"{modes[root.training]} mode now: call model.{'train' if caller.training else 'eval'}"
+            "(), or capture it again"
+        )
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:

@@ -1,0 +1,128 @@
+"""What a caller asks of a load on several devices, checked before anything runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from offload.errors import BindingError
+from offload.load.placed_devices import Device
+from offload.plan.task_placement import Objective
+from offload.run.device_choice import Placement
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Watts:
+    """What a device draws.
+
+    Attributes:
+        idle: while it executes nothing.
+        busy: while it executes; no less.
+    """
+
+    idle: float
+    busy: float
+
+    def __post_init__(self) -> None:
+        """Check them.
+
+        Raises:
+            BindingError: they are negative or no numbers, or it draws more where it is idle.
+        """
+        if not (0 <= self.idle <= self.busy and math.isfinite(self.busy)):
+            raise BindingError(
+                f"Watts: expected 0 <= idle <= busy, finite, got idle={self.idle}, busy={self.busy}"
+            )
+
+
+def one_device(device: Device | list[Device] | None) -> Device | None:
+    """The one that is named; None: none is, or several are."""
+    return None if isinstance(device, list) else device
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """What was asked of a load on several devices.
+
+    Attributes:
+        devices: the first has the caller's memory.
+        objective: what is to be little.
+        placement: when devices are chosen.
+        watts: of each device, where the least energy is wanted; None: they are measured.
+        max_slowdown: of energy, how many times the least latency a call may take.
+    """
+
+    devices: tuple[Device, ...]
+    objective: Objective
+    placement: Placement
+    watts: tuple[Watts, ...] | None = None
+    max_slowdown: float | None = None
+
+
+_MAX_SLOWDOWN = 1.1
+
+
+def several_devices(
+    device: Device | list[Device] | None,
+    objective: str | None,
+    placement: str | None,
+    watts: Sequence[Watts] | None,
+    max_slowdown: float | None,
+    **options: object,
+) -> DeviceOptions:
+    """What was asked of a load on several devices, which has none of the other options.
+
+    Raises:
+        BindingError: one of the options is given, there is no list of devices, or no such objective
+            or placement; or watts do not fit the devices or the objective.
+    """
+    if not isinstance(device, list) or not device:
+        raise BindingError(
+            "objective=, placement=, watts= and max_slowdown= are for several devices: expected a "
+            f"list of at least one, as device=['cpu', CpuBackend(threads=1)], got {device!r}"
+        )
+    for name, option in options.items():
+        if option is not None:
+            raise BindingError(f"{name}={option!r}: leave it out of a load on several devices")
+    wanted = _checked_objective(objective or Objective.LATENCY)
+    is_energy = wanted is Objective.ENERGY
+    if not is_energy and (watts is not None or max_slowdown is not None):
+        raise BindingError(f"watts= and max_slowdown= are for objective='energy', got {wanted}")
+    slowdown = _checked_slowdown(_MAX_SLOWDOWN if max_slowdown is None else max_slowdown)
+    return DeviceOptions(
+        tuple(device),
+        wanted,
+        _checked_placement(placement or Placement.STATIC),
+        None if watts is None else _checked_watts(watts, len(device)),
+        slowdown if is_energy else None,
+    )
+
+
+def _checked_watts(watts: Sequence[Watts], n_devices: int) -> tuple[Watts, ...]:
+    found = tuple(watts) if isinstance(watts, (list, tuple)) else (watts,)
+    if len(found) != n_devices or not all(isinstance(one, Watts) for one in found):
+        raise BindingError(
+            f"watts: expected offload.Watts(idle=, busy=) for each of {n_devices} devices, got "
+            f"{watts!r}"
+        )
+    return found
+
+
+def _checked_slowdown(slowdown: float) -> float:
+    is_number = isinstance(slowdown, (int, float)) and not isinstance(slowdown, bool)
+    if not (is_number and 1 <= slowdown < math.inf):
+        raise BindingError(f"max_slowdown: expected a number of 1 or more, got {slowdown!r}")
+    return float(slowdown)
+
+
+def _checked_objective(objective: str) -> Objective:
+    if objective not in list(Objective):
+        raise BindingError(f"objective: expected one of {', '.join(Objective)}, got {objective!r}")
+    return Objective(objective)
+
+
+def _checked_placement(placement: str) -> Placement:
+    if placement not in list(Placement):
+        raise BindingError(f"placement: expected one of {', '.join(Placement)}, got {placement!r}")
+    return Placement(placement)

@@ -1,0 +1,321 @@
+"""Memories of devices, and the copies between them, on a thread for each direction."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from offload.errors import ExecutionError, OutOfMemory
+from offload.interpreter.torch_names import find_dtype
+from offload.program import Value
+from offload.run.deferred import when_ended
+from offload.run.ticket import Ticket
+
+# Values that cross together lie in one block, each at a multiple of this: what torch's CUDA
+# allocator aligns to (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp).
+ALIGNMENT_BYTES = 512
+
+
+class Memory:
+    """The memory that the tensors of one or more devices lie in. Compared by identity.
+
+    Blocks that cross to another memory and back belong to a stream of its own, on which nothing but
+    transfers is enqueued: torch's allocators give a block out again behind the work of its own
+    stream alone, and who uses one of these has ended when it is dropped.
+
+    Attributes:
+        device: torch's, with an index unless it is the CPU.
+        pinned: whether blocks are page-locked: memory of the host beside a device's.
+        failure: what a copy to or from a device has failed with; empty: none has. A device does not
+            work again then, and torch_npu loses what it is given in silence.
+    """
+
+    def __init__(self, device: torch.device, *, pinned: bool = False) -> None:
+        """Take nothing yet."""
+        self.device, self.pinned = device, pinned
+        self.failure = ""
+        self._stream: Any = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether the processor reads it."""
+        return self.device.type == "cpu"
+
+    @property
+    def stream(self) -> Any:
+        """Of transfers; None for the host."""
+        if self.is_host:
+            return None
+        with self._lock:
+            if self._stream is None:
+                torch.empty(0, device=self.device)  # which starts the device, as a stream does not
+                self._stream = torch.Stream(self.device)
+            return self._stream
+
+    def empty(self, value: Value) -> torch.Tensor:
+        """Memory for a Value, from torch's current stream: for what the caller gets.
+
+        Raises:
+            OutOfMemory: there is none.
+        """
+        with _out_of_memory(self.device, value.size_bytes):
+            return torch.empty_strided(
+                value.shape, value.strides, dtype=find_dtype(value.dtype), device=self.device
+            )
+
+    def bytes(self, size_bytes: int) -> torch.Tensor:
+        """So many bytes, which belong to the stream of transfers.
+
+        Raises:
+            OutOfMemory: there is no room for them.
+        """
+        stream = self.stream
+        on_stream = contextlib.nullcontext() if stream is None else stream
+        is_pinned = self.pinned and size_bytes > 0
+        with _out_of_memory(self.device, size_bytes), torch.inference_mode(False), on_stream:
+            return torch.empty(
+                size_bytes, dtype=torch.uint8, device=self.device, pin_memory=is_pinned
+            )
+
+    def block(self, values: Sequence[Value]) -> list[torch.Tensor]:
+        """Memory for Values side by side, in order, in one piece of `block_bytes`.
+
+        Raises:
+            OutOfMemory: there is no room for them.
+        """
+        whole = self.bytes(block_bytes(values)).untyped_storage()
+        found, begin = [], 0
+        for one in values:
+            dtype = find_dtype(one.dtype)
+            tensor = torch.empty(0, dtype=dtype, device=self.device)
+            found.append(tensor.set_(whole, begin // dtype.itemsize, one.shape, one.strides))
+            begin += _aligned(one.size_bytes)
+        return found
+
+    def check(self) -> None:
+        """Refuse a device of which a copy has failed.
+
+        Raises:
+            ExecutionError: saying with what.
+        """
+        if self.failure:
+            raise ExecutionError(
+                f"{self.device} failed in an earlier copy, and works no more in this process: "
+                f"{self.failure}"
+            )
+
+    def mark(self) -> Any:
+        """An event behind what this thread has enqueued on the device; None for the host."""
+        return (
+            None if self.is_host else torch.accelerator.current_stream(self.device).record_event()
+        )
+
+
+def block_bytes(values: Sequence[Value]) -> int:
+    """What Values take side by side."""
+    return sum(_aligned(one.size_bytes) for one in values)
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes that are copied in one go: from the first byte of one tensor to that of another.
+
+    Attributes:
+        source, copy: where they lie, and where they go.
+        size_bytes: how many.
+    """
+
+    source: torch.Tensor
+    copy: torch.Tensor
+    size_bytes: int
+
+
+class Links:
+    """The copies from one memory to another: in order on each link, links beside one another.
+
+    Owner: one executable. Thread: any. A process that has forked makes no more.
+    """
+
+    def __init__(self) -> None:
+        """Without threads, which begin with the first copy on a link."""
+        self._threads: dict[tuple[Memory, Memory], ThreadPoolExecutor] = {}
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self.n_copies = 0  # that were carried out
+
+    def copy(
+        self,
+        origin: Memory,
+        target: Memory,
+        pieces: Sequence[Piece],
+        what: str,
+        *,
+        after: Sequence[Ticket] = (),
+        ready: Sequence[Any] = (),
+    ) -> Ticket:
+        """Copy once tickets have ended; the pieces stay alive until then.
+
+        Args:
+            origin: the memory of the sources.
+            target: the memory of the copies.
+            pieces: from one to the other.
+            what: is copied, for people.
+            after: what writes the sources, or reads what lay where the copies go.
+            ready: events of torch's behind work on a device that must have ended; None among
+                them counts for nothing.
+
+        Returns:
+            A ticket that is done when the copies are there. It has an ExecutionError where the
+            device failed, and a DependencyError where one of `after` has failed.
+        """
+        ticket = Ticket()
+
+        def copy() -> None:
+            try:
+                copy_pieces(origin, target, pieces, ready)
+            except RuntimeError as error:
+                for memory in (origin, target):
+                    if not memory.is_host:
+                        memory.failure = memory.failure or str(error)
+                raise
+
+        def begin() -> None:
+            if any(ticket._fail_as(one) for one in after) or ticket.done():
+                return
+            try:
+                self._thread(origin, target).submit(self._carry_out, ticket, what, copy)
+            except (RuntimeError, ExecutionError) as error:  # closed, or the interpreter exits
+                ticket._set_error(_as_execution_error(error, what))
+
+        when_ended(after, begin)
+        return ticket
+
+    def close(self) -> None:
+        """Wait for the copies that have begun; later ones have an ExecutionError."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            threads, self._threads = self._threads, {}
+            self._process = -1
+        for one in threads.values():
+            one.shutdown()
+
+    def _thread(self, origin: Memory, target: Memory) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._process != os.getpid():
+                raise ExecutionError(
+                    "no copies between devices are made once the executable is closed, nor in a "
+                    "process that was forked since it was loaded: load it there"
+                )
+            found = self._threads.get((origin, target))
+            if found is None:
+                name = f"offload-{origin.device}-{target.device}"
+                found = ThreadPoolExecutor(1, thread_name_prefix=name)
+                self._threads[origin, target] = found
+            return found
+
+    def _carry_out(self, ticket: Ticket, what: str, copy: Callable[[], None]) -> None:
+        if not ticket._begin():
+            return  # it was cancelled
+        try:
+            copy()
+        except BaseException as error:
+            ticket._set_error(_as_execution_error(error, what))
+        else:
+            self.n_copies += 1
+            ticket._set_result(None)
+
+
+def copy_pieces(
+    origin: Memory, target: Memory, pieces: Sequence[Piece], ready: Sequence[Any] = ()
+) -> None:
+    """Copy on this thread, and return when the copies are there.
+
+    On a stream of the thread's own, so that the links of a device do not wait for one another.
+
+    Args:
+        origin: the memory of the sources.
+        target: the memory of the copies.
+        pieces: from one to the other.
+        ready: events of torch's behind work on a device that the copies wait for; None among them
+            counts for nothing.
+    """
+    on = target if origin.is_host else origin
+    with torch.no_grad():
+        if on.is_host:
+            for one in pieces:
+                _copy(one)
+            return
+        stream = _stream_of_thread(on.device)
+        with stream:
+            for event in ready:
+                if event is not None:
+                    stream.wait_event(event)
+            for one in pieces:
+                _copy(one)
+        # Of the stream and not of an event: behind a copy that failed torch_npu records none, and a
+        # wait for it does not end.
+        stream.synchronize()
+
+
+_of_thread = threading.local()
+
+
+def _stream_of_thread(device: torch.device) -> Any:
+    streams: dict[torch.device, Any] = _of_thread.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.Stream(device)
+    return streams[device]
+
+
+def _copy(one: Piece) -> None:
+    if not one.size_bytes:
+        return
+    source, copy = (_bytes(tensor, one.size_bytes) for tensor in (one.source, one.copy))
+    devices = {source.device.type, copy.device.type}
+    on_host = source if source.device.type == "cpu" else copy
+    is_queued = "cpu" not in devices or (len(devices) > 1 and on_host.is_pinned())
+    copy.copy_(source, non_blocking=is_queued)
+
+
+def _bytes(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
+    """So many bytes from the tensor's first element on: also of a tensor made in inference mode."""
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return found.set_(tensor.untyped_storage(), begin, (size_bytes,), (1,))
+
+
+def _as_execution_error(error: BaseException, what: str) -> BaseException:
+    if isinstance(error, ExecutionError) or not isinstance(error, Exception):
+        return error
+    found = ExecutionError(f"copying {what} failed: {error}")
+    found.__cause__ = error
+    return found
+
+
+@contextlib.contextmanager
+def _out_of_memory(device: torch.device, size_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemory(
+            f"{device} has no {size_bytes} bytes for what crosses: {error}"
+        ) from error
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        raise OutOfMemory(
+            f"{device} has no {size_bytes} bytes for what crosses: {error}"
+        ) from error

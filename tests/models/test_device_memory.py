@@ -1,0 +1,573 @@
+"""Devices with memory of their own: what crosses is copied once, and results are those of one."""
+
+import dataclasses
+import gc
+import itertools
+import threading
+import weakref
+
+import pytest
+import torch
+from apart import all_ways, apart, apart_devices, drawn_way, movable_tasks
+from checks import normal
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from on_lanes import Towers
+from random_programs import RETURNED, STEP_LISTS, RandomProgram
+from torch import nn
+
+import offload
+from offload.backends import CpuBackend
+from offload.load import devices as device_loading
+from offload.program import Role
+from offload.run import placed_queue, transfers
+from offload.run.deferred import when_ended
+from offload.run.device_choice import Placement
+
+WATTS = (offload.Watts(idle=1.0, busy=100.0), offload.Watts(idle=1.0, busy=2.0))
+
+
+class Small(nn.Module):
+    """Two branches that read one value, a weight that is read twice, and a result in between."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(normal(8, 8))
+
+    def forward(self, x):
+        first = x @ self.weight
+        left, right = first.sin(), first.cos()
+        return left @ self.weight + right, left
+
+
+@torch.no_grad()
+def test_every_placement_of_a_small_program():
+    torch.manual_seed(0)
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    ways = list(all_ways(captured.program))
+    assert len(ways) == 2 ** len(captured.program.launches)
+    n_segments = set()
+    for where in ways:
+        with apart(captured.bound, where) as run:
+            n_segments.add(len(run.segments))
+            inputs = [normal(4, 8) for _ in range(3)]
+            for one in inputs:
+                assert all(map(torch.equal, run(one), model(one)))
+            tickets = [run.submit(one) for one in inputs]
+            for one, ticket in zip(inputs, tickets, strict=True):
+                assert all(map(torch.equal, ticket.result(), model(one)))
+    assert {1, 2, 3} <= n_segments
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    steps=STEP_LISTS,
+    returned=RETURNED,
+    seed=st.integers(0, 10**6),
+    n=st.integers(2, 3),
+    is_local=st.booleans(),
+    kind=st.sampled_from(Placement),
+)
+@torch.no_grad()
+def test_random_programs_in_several_memories(steps, returned, seed, n, is_local, kind):
+    """Results, inputs, weights and the generator, as eager has them; unread memory is poisoned."""
+    torch.manual_seed(len(steps))
+    model = RandomProgram(steps, returned, is_local)
+    x, y = normal(4, 4), normal(4, 4)
+    captured = offload.capture(model, x.clone(), y.clone())
+    costs_ns = None if kind is Placement.STATIC else [2e3, 1e3, 3e3][:n]
+    with (
+        poisoned(),
+        apart(captured.bound, drawn_way(captured.program, seed, n), n, kind, None, costs_ns) as run,
+    ):
+        kept = [model.state.clone(), model.weight.clone()]
+        generator = torch.get_rng_state()
+        outcomes = []
+        for call in (model, run, lambda *args: run.submit(*args).result()):
+            model.state.copy_(kept[0])
+            model.weight.copy_(kept[1])
+            torch.set_rng_state(generator)
+            rounds = []
+            for _ in range(2):
+                args = x.clone(), y.clone()
+                rounds += [*call(*args), *args, model.state.clone(), model.weight.clone()]
+            outcomes.append([*rounds, torch.get_rng_state()])
+        for one in outcomes[1:]:
+            assert all(map(torch.equal, outcomes[0], one))
+
+
+class poisoned:
+    """Fills what crosses as soon as its last reader has ended; results and inputs are left."""
+
+    def __enter__(self):
+        self._queued = queued = placed_queue.PlacedQueue.queued
+
+        def poisoning(queue, devices, given, asked, begun=None):
+            found = queued(queue, devices, given, asked, begun)
+            poison(queue, devices, found)
+            return found
+
+        placed_queue.PlacedQueue.queued = poisoning
+
+    def __exit__(self, *_):
+        placed_queue.PlacedQueue.queued = self._queued
+
+
+def poison(queue, devices, found):
+    route = queue.route(devices)
+    tickets = iter(found.tickets)
+    segments = [next(tickets) for _ in route.memories]
+    uses = {}
+    for at, (one, memory) in enumerate(zip(queue._segments, route.memories, strict=True)):
+        for value in (*one.slice.inputs, *one.slice.outputs):
+            uses.setdefault((value, memory), []).append(segments[at])
+    order = [-1, *range(len(segments))]
+    for producer in order:
+        for one in route.transfers.get(producer, ()):
+            ticket = next(tickets)
+            for value, end in itertools.product(one.values, (one.origin, one.target)):
+                uses.setdefault((value, queue._distinct[end]), []).append(ticket)
+    values = queue._program.values
+    for (value, memory), tickets_of in uses.items():
+        is_seen = value in queue._returned or values[value].role is Role.INPUT
+        if not (memory is queue.home and is_seen):
+            tensor = found.kept[value, memory]
+            when_ended(tickets_of, lambda tensor=tensor: fill(tensor))
+
+
+def fill(tensor):
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    begin = tensor.storage_offset() * tensor.element_size()
+    size = (
+        (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1)
+        if (tensor.numel())
+        else 0
+    )
+    whole[begin : begin + size * tensor.element_size()].fill_(0xFF)
+
+
+@torch.no_grad()
+def test_a_value_is_copied_once_to_each_memory_and_what_goes_together_together():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    names = [one.name for one in captured.program.launches]
+    assert names == ["aten::mm", "aten::sin", "aten::cos", "aten::mm", "aten::add.Tensor"]
+    with apart(captured.bound, {1: 1, 2: 1}) as run:  # both read the first product
+        run(x)
+        assert run._queue.links.n_copies == 2
+        lines = [one for one in run.explain().splitlines() if one.startswith("transfer")]
+        assert len(lines) == 2
+        assert "1 value" in lines[0]
+        assert "2 values" in lines[1]
+    with apart(captured.bound, {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}) as run:
+        assert len(run.segments) == 2  # the result in between goes back as soon as it is made
+        run(x)
+        assert run._queue.links.n_copies == 3
+        assert "copies of weights on cpu: 256 bytes" in run.explain()
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+@torch.no_grad()
+def test_a_copy_that_fails(nth, monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1, 2: 1, 4: 1}) as run:
+        calls = itertools.count(1)
+        copied = transfers._copy
+        failing = [nth]
+
+        def copy(piece):
+            if next(calls) in failing:
+                raise RuntimeError("the link is down")
+            copied(piece)
+
+        monkeypatch.setattr(transfers, "_copy", copy)
+        with pytest.raises(offload.ExecutionError, match=r"copying %.* failed: the link is down"):
+            run(x)
+        assert all(map(torch.equal, run(x), model(x)))
+        calls, failing = itertools.count(1), [nth]
+        tickets = [run.submit(x) for _ in range(3)]
+        outcomes = [one.exception(timeout=60) for one in tickets]
+        assert sum(one is not None for one in outcomes) == 1
+        assert "the link is down" in str(next(one for one in outcomes if one is not None))
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
+def test_a_launch_that_fails_in_another_memory():
+    def pick(x, at):
+        return torch.index_select(x.sin(), 0, at).cos().exp()
+
+    x, at = normal(4, 4), torch.tensor([1])
+    captured = offload.capture(pick, x, at)
+    for where in all_ways(captured.program):
+        with apart(captured.bound, where) as run:
+            for call in (run, lambda *args, run=run: run.submit(*args).result()):
+                with pytest.raises(offload.ExecutionError, match="index_select"):
+                    call(x, torch.tensor([7]))
+                assert torch.equal(call(x, at), pick(x, at))
+
+
+@torch.no_grad()
+def test_no_memory_for_what_crosses(monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {1: 1, 2: 1}) as run:
+        run(x)
+        n_copies = run._queue.links.n_copies
+
+        def full(self, size_bytes):
+            raise offload.OutOfMemory("full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(transfers.Memory, "bytes", full)
+            with pytest.raises(offload.OutOfMemory, match="full"):
+                run(x)
+            with pytest.raises(offload.OutOfMemory, match="full"):
+                run.submit(x)
+        assert run._queue.links.n_copies == n_copies
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+def n_tensors():
+    return sum(1 for one in gc.get_objects() if type(one) is torch.Tensor)
+
+
+@torch.no_grad()
+def test_nothing_stays_of_executions(monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
+    for _ in range(3):
+        run(x)
+    gc.collect()
+    gc.disable()  # nothing is to wait for it
+    try:
+        before = n_tensors()
+        for _ in range(20):
+            run(x)
+            run.submit(x).result()
+        assert n_tensors() <= before + 2
+    finally:
+        gc.enable()
+    n_threads = threading.active_count()
+    gone = weakref.ref(run)
+    run.close()
+    with pytest.raises(offload.ExecutionError, match="closed"):
+        run(x)
+    assert threading.active_count() < n_threads
+    del run
+    gc.collect()
+    assert gone() is None
+
+
+@torch.no_grad()
+def test_a_weight_that_is_written_is_copied_again():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1, 3: 1}) as run:
+        for step in range(5):
+            assert all(map(torch.equal, run(x), model(x)))
+            n_copies = run._queue.links.n_copies
+            run(x)
+            n_each = run._queue.links.n_copies - n_copies
+            tickets = [run.submit(x) for _ in range(3)]
+            expected = model(x)
+            for one in tickets:
+                assert all(map(torch.equal, one.result(), expected))
+            model.weight.mul_(0.5 + step)
+            n_copies = run._queue.links.n_copies
+            assert all(map(torch.equal, run(x), model(x)))
+            assert run._queue.links.n_copies - n_copies == n_each + 1
+
+
+def test_a_weight_that_an_optimizer_steps_unseen_is_copied_again():
+    model, x = Small(), normal(4, 8)
+    with torch.no_grad():
+        captured = offload.capture(model, x)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
+    with apart(captured.bound, {0: 1, 3: 1}) as run:
+        for _ in range(3):
+            sum(one.sum() for one in model(x)).backward()
+            optimizer.step()
+            with torch.no_grad():
+                assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
+def test_a_weight_that_was_moved_is_refused_until_it_is_bound_again():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run:
+        expected = run(x)
+        kept = model.weight.data
+        model.weight.data = normal(8, 8)
+        with pytest.raises(offload.BindingError, match=r"weight.*call rebind_weights"):
+            run(x)
+        run.rebind_weights()
+        assert all(map(torch.equal, run(x), model(x)))
+        model.weight.data = normal(8, 9)[:, :8]
+        with pytest.raises(offload.BindingError, match=r"expected float32\[8, 8\] with strides"):
+            run.rebind_weights()
+        model.weight.data = kept
+        run.rebind_weights()
+        assert all(map(torch.equal, run(x), expected))
+
+
+@torch.no_grad()
+def test_a_refresh_that_fails_is_made_again(monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run:
+        run(x)
+        model.weight.mul_(2)
+        copied = transfers._copy
+        with monkeypatch.context() as patch:
+
+            def fail(piece):
+                if piece.size_bytes == 256:
+                    raise RuntimeError("the link is down")
+                copied(piece)
+
+            patch.setattr(transfers, "_copy", fail)
+            with pytest.raises(offload.ExecutionError, match="weights that were written"):
+                run(x)
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+class Table(nn.Module):
+    def __init__(self, n=1000):
+        super().__init__()
+        self.table = nn.Embedding(n, 64)
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, tokens):
+        return self.second(self.first(self.table(tokens)).relu())
+
+
+class Limited(CpuBackend):
+    """A processor with so much memory."""
+
+    def __init__(self, memory_bytes):
+        super().__init__(threads=1)
+        self.memory_bytes = memory_bytes
+
+    def machine(self, index=None):
+        return dataclasses.replace(super().machine(index), memory_bytes=self.memory_bytes)
+
+
+def let_devices_be(monkeypatch, costs_ns, backends=None):
+    """A load on two devices that have memories of their own, and launches that take so long."""
+    devices = apart_devices(2, backends)
+    monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
+    monkeypatch.setattr(
+        device_loading._DevicesLoad,
+        "_launch_ns",
+        lambda self, at, name: [costs_ns[at]] * len(self._bound.program.launches),
+    )
+    monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
+
+
+@torch.no_grad()
+def test_a_table_that_a_device_has_no_room_for_stays(monkeypatch):
+    model, tokens = Table(), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    table = 1000 * 64 * 4
+    for limit, n_here in ((table // 2, 1), (10 * table, 0)):
+        let_devices_be(monkeypatch, [1e9, 1e3], (CpuBackend(threads=1), Limited(limit)))
+        with captured.load(["cpu", "cpu"]) as run:
+            planned = [one.costs.planned for one in run.segments]
+            n_launches = [len(one.slice.bound.program.launches) for one in run.segments]
+            assert sum(n for n, at in zip(n_launches, planned, strict=True) if at == 0) == n_here
+            assert torch.equal(run(tokens), model(tokens))
+
+
+@torch.no_grad()
+def test_activations_count_as_well(monkeypatch):
+    """Weights fit the second device; with what crosses and activations they do not."""
+    model, x = Towers(32, 4, n=1), normal(512, 32)
+    captured = offload.capture(model, x)
+    weights = sum(one.nbytes for one in model.parameters())
+    let_devices_be(monkeypatch, [1e9, 1e3], (CpuBackend(threads=1), Limited(weights)))
+    with captured.load(["cpu", "cpu"]) as run:
+        assert {one.costs.planned for one in run.segments} == {0}
+        torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_what_fits_nowhere_is_an_error_that_says_what_it_takes(monkeypatch):
+    captured = offload.capture(Table(), torch.tensor([1, 2, 3]))
+    let_devices_be(monkeypatch, [1e3, 1e3], (Limited(1000), Limited(1000)))
+    with pytest.raises(offload.PlanError, match=r"memory.* bytes"):
+        captured.load(["cpu", "cpu"])
+
+
+@torch.no_grad()
+def test_the_least_energy_within_a_slowdown(monkeypatch):
+    model, x = Towers(16, 3, n=1), normal(4, 16)
+    captured = offload.capture(model, x)
+    for slowdown, planned in ((1.0, {0}), (50.0, {1})):
+        let_devices_be(monkeypatch, [1e6, 1.5e6])
+        with captured.load(
+            ["cpu", "cpu"], objective="energy", watts=list(WATTS), max_slowdown=slowdown
+        ) as run:
+            assert {one.costs.planned for one in run.segments} == planned
+            assert "energy:" in run.explain()
+            assert "watts are those that were given" in run.explain()
+            torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_links_are_measured_and_told(monkeypatch):
+    model, x = Towers(16, 3), normal(4, 16)
+    let_devices_be(monkeypatch, [1e6, 1e3])
+    with offload.capture(model, x).load(["cpu", "cpu"]) as run:
+        assert "GB/s" in run.explain()
+        assert {one.costs.planned for one in run.segments} == {1}
+        assert movable_tasks(run.program)
+        torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_launches_are_timed_where_they_would_run():
+    model, x = Towers(16, 3), normal(4, 16)
+    captured = offload.capture(model, x)
+    devices = apart_devices(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_loading, "placed_devices", lambda *_: devices)
+        run = captured.load(["cpu", "cpu"], objective="throughput")
+    with run:
+        costs = [one.costs_ns for one in run.placement.graph.tasks[:-2]]
+        assert all(None not in one for one in costs)
+        assert all(map(torch.equal, run.map([x] * 6), [run(x)] * 6))
+        torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_a_device_that_cannot_run_a_segment_after_all(monkeypatch):
+    model, x = Towers(16, 3, n=1), normal(4, 16)
+    captured = offload.capture(model, x)
+
+    class Refusing(CpuBackend):
+        def prepare(self, bound):
+            if any("gelu" in one.name for one in bound.program.launches):
+                raise offload.CaptureError("no gelu here")
+            return super().prepare(bound)
+
+    let_devices_be(monkeypatch, [1e6, 1e3], (CpuBackend(threads=1), Refusing(threads=1)))
+    with captured.load(["cpu", "cpu"]) as run:
+        assert "no gelu here" in run.explain()
+        there = [one for one in run.segments if one.costs.planned == 1]
+        names = [each.name for one in there for each in one.slice.bound.program.launches]
+        assert not any("gelu" in one for one in names)
+        torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_torch_in_another_state_is_refused_wherever_launches_run():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, dict.fromkeys(range(5), 1)) as run:
+        run(x)
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(offload.BindingError, match="autocast or default dtype"),
+        ):
+            run(x)
+        with torch.inference_mode():
+            assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
+def test_closing_waits_for_what_is_under_way(monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
+    run(x)
+    copied = transfers._copy
+
+    def slowly(piece):
+        threading.Event().wait(0.02)
+        copied(piece)
+
+    monkeypatch.setattr(transfers, "_copy", slowly)
+    tickets = [run.submit(x) for _ in range(4)]
+    run.close()
+    assert all(one.done() for one in tickets)
+    for one in tickets:
+        assert all(map(torch.equal, one.result(), model(x)))
+
+
+@torch.no_grad()
+def test_what_stays_at_home_is_called_as_the_whole():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {}) as run:
+        assert run._is_whole
+        assert all(map(torch.equal, run(x), model(x)))
+        assert all(map(torch.equal, run.submit(x).result(), model(x)))
+        assert run._queue.links.n_copies == 0
+
+
+@torch.no_grad()
+def test_inputs_with_lazy_bits_in_another_memory():
+    def turned(x):
+        return (x * 2).abs() + 1, x.real + x.imag
+
+    x = torch.randn(4, dtype=torch.complex64)
+    for one in (x, x.conj(), x.resolve_conj()):
+        captured = offload.capture(turned, one)
+        for where in (dict.fromkeys(movable_tasks(captured.program), 1), {0: 1}):
+            with apart(captured.bound, where) as run:
+                assert all(map(torch.equal, run(one), turned(one)))
+                with pytest.raises(offload.BindingError, match=r"args\[0\]"):
+                    run(one.conj())
+
+
+@torch.no_grad()
+def test_inputs_that_are_expanded_or_have_gaps():
+    x = normal(8, 8)
+    for one in (x[:, ::2], x[:1].expand(4, 8), x[0, 0].expand(3), x[:0], x.t()[1:]):
+        captured = offload.capture(lambda x: (x + 1).cos() * x, one)
+        for where in all_ways(captured.program):
+            with apart(captured.bound, where) as run:
+                assert torch.equal(run(one), (one + 1).cos() * one)
+
+
+@torch.no_grad()
+def test_many_threads():
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    wrong = []
+    with apart(captured.bound, {0: 1, 2: 1, 4: 1}) as run:
+
+        def call():
+            with torch.no_grad():
+                for _ in range(30):
+                    x = normal(4, 8)
+                    for found in (run(x), run.submit(x).result()):
+                        if not all(map(torch.equal, found, model(x))):
+                            wrong.append(x)
+
+        threads = [threading.Thread(target=call) for _ in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(120)
+        assert not any(one.is_alive() for one in threads)
+    assert not wrong
+
+
+@torch.no_grad()
+def test_tickets_of_others_are_waited_for_by_transfers():
+    first = offload.capture(lambda x: x.exp(), normal(4, 8)).load()
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run, offload.tasks() as t:
+        for _ in range(10):
+            x = normal(4, 8)
+            found = run.submit(first.submit(x)).result()
+            assert all(map(torch.equal, found, model(x.exp())))
+            made = t.submit(lambda x=x: x * 2)
+            assert all(map(torch.equal, run.submit(made).result(), model(x * 2)))
