@@ -39,31 +39,54 @@ def n_measurements(costs):
     return {one.n_measurements for known in costs.costs.values() for one in known.values()}
 
 
-def test_lanes_are_planned_by_what_is_known(captured, tmp_path):
-    path = tmp_path / "costs.json"
-    costs = offload.LaunchCosts(path)
-    for n_loads in (1, 2, 3):
-        with captured.load(lanes=2, costs=costs) as run:
-            assert not run.lane_choice.kept
-        assert n_measurements(costs) <= {n_loads, 1}  # an outlier may have started anew
-    for _ in range(10):  # on a busy machine some signature may still be unknown
-        if all(one.is_known for known in costs.costs.values() for one in known.values()):
-            break
-        captured.load(lanes=2, costs=costs).close()
+def learnt(costs, device, program):
+    """What three loads would have measured."""
+    for _ in range(3):
+        launch_ns = [1_000.0 * (1 + at) for at in range(len(program.launches))]
+        costs.take(CpuBackend().machine().name, device, program, launch_ns)
+    return costs
+
+
+def test_what_is_unknown_is_measured_and_added(captured, tmp_path):
+    costs = offload.LaunchCosts(tmp_path / "costs.json")
+    with captured.load(lanes=2, costs=costs) as run:
+        assert not run.lane_choice.kept
+    assert n_measurements(costs) == {1}
     costs.save()
-    again = offload.LaunchCosts(path)
+    again = offload.LaunchCosts(tmp_path / "costs.json")
+    assert again.costs == costs.costs
+    assert again.machine == CpuBackend().machine().name
+
+
+def test_lanes_are_planned_by_what_is_known(captured):
+    costs = learnt(offload.LaunchCosts(), "cpu, one thread for a launch", captured.program)
+    before = costs.costs
     x = torch.randn(4, 32)
-    with captured.load(lanes=2, costs=again) as run, captured.load() as one_lane:
+    with captured.load(lanes=2, costs=costs) as run, captured.load() as one_lane:
         assert run.lane_choice.kept
         assert "kept from former loads" in run.explain()
-        ((device, known),) = again.costs.items()
-        assert device == "cpu, one thread for a launch"
-        expected_ns = sum(
-            known[signature_of(launch)].mean_ns for launch in captured.program.launches
-        )
+        ((_, known),) = before.items()
+        expected_ns = sum(known[signature_of(one)].mean_ns for one in captured.program.launches)
         assert run.lane_choice.sequential_ns == pytest.approx(expected_ns)
         torch.testing.assert_close(run(x), one_lane(x))
-    assert n_measurements(again) == n_measurements(costs)  # nothing was measured
+    assert costs.costs == before  # nothing was measured
+
+
+def test_devices_are_planned_by_what_is_known(captured):
+    costs = offload.LaunchCosts()
+    devices = [CpuBackend(threads=1), CpuBackend(threads=1, duty=0.5)]
+    for one in devices:
+        learnt(costs, f"cpu, {one.machine().settings}, as calls take", captured.program)
+    before = costs.costs
+    assert set(before) == {
+        "cpu, threads=1, duty=1.0, as calls take",
+        "cpu, threads=1, duty=0.5, as calls take",
+    }
+    x = torch.randn(4, 32)
+    with captured.load(devices, costs=costs) as run, captured.load() as one:
+        assert run.explain().count("were kept from former loads") == len(devices)
+        torch.testing.assert_close(run(x), one(x))
+    assert costs.costs == before
 
 
 def test_durations_of_another_machine_are_refused(captured, tmp_path):

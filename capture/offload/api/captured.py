@@ -195,6 +195,7 @@ class Captured:
         placement: str = ...,
         watts: Sequence[Watts] | None = ...,
         max_slowdown: float | None = ...,
+        costs: LaunchCosts | None = ...,
         scheduling: str | None = ...,
         verify: bool = ...,
         fuse: bool | Literal["auto"] = ...,
@@ -293,7 +294,7 @@ class Captured:
                 longer than expected; `dynamic` chooses at each execution whichever device has a
                 segment done first. None: `static`.
             costs: durations of launches that former loads have measured (`offload.LaunchCosts`), by
-                which lanes are planned without timing launches again. What is not known is
+                which lanes and devices are planned without timing launches again. Unknown ones are
                 measured, and added. None: launches are timed at each load.
             watts: of `energy`, an `offload.Watts(idle=, busy=)` for each device. None: they are
                 read while the devices are idle and busy, by RAPL or NVML; `explain()` says which.
@@ -357,6 +358,7 @@ class Captured:
                 placement,
                 watts,
                 max_slowdown,
+                costs=costs,
                 weights_budget=weights_budget,
                 sizes=sizes,
                 groups=groups,

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from offload.costs import LaunchCosts
 from offload.errors import BindingError
 from offload.load.placed_devices import Device
 from offload.plan.task_placement import Objective
@@ -51,6 +52,7 @@ class DeviceOptions:
         placement: when devices are chosen.
         watts: of each device, where the least energy is wanted; None: they are measured.
         max_slowdown: of energy, how many times the least latency a call may take.
+        costs: kept durations of launches; None: they are measured.
     """
 
     devices: tuple[Device, ...]
@@ -58,6 +60,7 @@ class DeviceOptions:
     placement: Placement
     watts: tuple[Watts, ...] | None = None
     max_slowdown: float | None = None
+    costs: LaunchCosts | None = None
 
 
 _MAX_SLOWDOWN = 1.1
@@ -69,6 +72,8 @@ def several_devices(
     placement: str | None,
     watts: Sequence[Watts] | None,
     max_slowdown: float | None,
+    *,
+    costs: LaunchCosts | None = None,
     **options: object,
 ) -> DeviceOptions:
     """What was asked of a load on several devices, which has none of the other options.
@@ -96,6 +101,7 @@ def several_devices(
         _checked_placement(placement or Placement.STATIC),
         None if watts is None else _checked_watts(watts, len(device)),
         slowdown if is_energy else None,
+        costs,
     )
 
 

@@ -7,7 +7,7 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 
-from offload.backends import Backend
+from offload.backends import Backend, Prepared
 from offload.console.amounts import show_count
 from offload.console.progress import Progress, stage, telling
 from offload.errors import (
@@ -21,6 +21,7 @@ from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.retarget import why_not_on
 from offload.load.device_options import DeviceOptions, Watts
 from offload.load.fitted_placement import FittedPlacement
+from offload.load.launch_times import known_or_measured_ns
 from offload.load.place import place
 from offload.load.placed_devices import link_lines, measured_links, placed_devices
 from offload.load.placed_segments import (
@@ -41,6 +42,7 @@ from offload.load.trial import (
     weights_kept,
 )
 from offload.load.watts import measured_watts
+from offload.plan import Plan
 from offload.plan.program_tasks import ProgramTasks, staying_launches, task_launches
 from offload.plan.task_placement import Objective, TaskPlacement
 from offload.program import BoundProgram, Role
@@ -229,15 +231,34 @@ class _DevicesLoad:
             why = "the device does not tell when launches begin"
         else:
             try:
-                if backend.timing is not None:
-                    return backend.timing.time_launches(prepared, plan).times_ns
-                with contextlib.closing(Executable(prepared, plan, backend)) as run:
-                    return self._executed_ns(run)
+                return self._known_or_measured_ns(prepared, plan, backend, name)
             except CaptureError as error:
                 why = str(error)
         self._notes.append(f"launches on {name} are estimated: {why}")
         machine = backend.machine(bound.program.device_index)
         return estimated_ns(bound.program, machine.costs.memory_bytes_per_ns)
+
+    def _known_or_measured_ns(
+        self, prepared: Prepared, plan: Plan, backend: Backend, name: str
+    ) -> Sequence[float]:
+        program = prepared.program
+        machine = backend.machine(program.device_index)
+        timing = backend.timing
+
+        def measure() -> Sequence[float]:
+            if timing is not None:
+                return timing.time_launches(prepared, plan).times_ns
+            with contextlib.closing(Executable(prepared, plan, backend)) as run:
+                return self._executed_ns(run)
+
+        how = machine.settings if timing is not None else f"{machine.settings}, as calls take"
+        device = ", ".join(filter(None, [machine.device, how]))
+        found, is_kept = known_or_measured_ns(
+            self._asked.costs, machine.name, device, program, measure
+        )
+        if is_kept:
+            self._notes.append(f"durations of launches on {name} were kept from former loads")
+        return found
 
     def _executed_ns(self, run: Executable) -> tuple[float, ...]:
         """Launches as executions have them, stretched to what calls take in all."""

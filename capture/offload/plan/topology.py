@@ -125,6 +125,7 @@ class Machine:
         memory_bytes: memory of the device; 0 where unknown.
         alignment_bytes: every Value starts at a multiple of this; a power of two.
         costs: durations.
+        settings: what else durations depend on, such as a number of threads; empty: nothing.
     """
 
     device: str
@@ -132,3 +133,4 @@ class Machine:
     memory_bytes: int
     alignment_bytes: int
     costs: CostTable
+    settings: str = ""

@@ -8,6 +8,8 @@ import os
 import platform
 from typing import cast
 
+import torch
+
 from offload.backends.base import Capabilities, Loaded, Prepared
 from offload.backends.cpu.builder import Builder
 from offload.backends.cpu.out_variants import out_variant
@@ -74,7 +76,11 @@ class CpuBackend:
     def machine(self, index: int | None = None) -> Machine:
         """This computer."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Machine("cpu", _processor_name(), memory_bytes, ALIGNMENT_BYTES, CostTable())
+        n_threads = torch.get_num_threads() if self.threads is None else self.threads
+        settings = f"threads={n_threads}, duty={self.duty}"
+        return Machine(
+            "cpu", _processor_name(), memory_bytes, ALIGNMENT_BYTES, CostTable(), settings
+        )
 
     def records(self) -> str:
         """Programs recorded on the CPU."""
