@@ -259,7 +259,9 @@ class Captured:
                 branches of the graph, with the bits of one lane. Lanes are planned by what launches
                 take on made-up inputs. "auto": several where calls are quicker so than on one lane
                 (on the CPU with one thread, and with torch's), by executions of each. `explain()`
-                says what was chosen, and why.
+                says what was chosen, and why. Of a Program with collectives 2 is one lane of
+                launches, and beside it what process groups exchange: collectives start early and
+                are waited for late. "auto" takes that where calls on all ranks are quicker so.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -291,11 +293,11 @@ class Captured:
             BindingError: a process group is not here, or has other members than the recorded one;
                 there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
-                step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
-                collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
-                or lanes; `promoted` is given without `fuse`, or where the program leaves more than
-                results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
-                than when it was recorded.
+                step that trains), or more than 2 with collectives; `weights_budget` or
+                `fuse="auto"` for a Program with collectives; `sizes` is no Sizes, or given where
+                none vary, or beside a budget or lanes; `promoted` is given without `fuse`, or where
+                the program leaves more than results; OFFLOAD_DEBUG is no level; or a weight has
+                another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was; or the folder of
