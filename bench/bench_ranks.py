@@ -140,6 +140,28 @@ def pipeline() -> Times:
     )
 
 
+def in_stages() -> Times:
+    """A model that is cut in stages, against halves of its layers under torch's schedule."""
+    torch.manual_seed(0)
+    rank, cpu = dist.get_rank(), torch.device("cpu")
+    layers = [layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    model = nn.Sequential(*layers).eval().requires_grad_(False)
+    x = torch.randn(256, 256)
+    micro_batches = list(x.chunk(4))
+    run = offload.capture(model, micro_batches[0]).load(pipeline=offload.Pipeline(4))
+    half = model[:16] if rank == 0 else model[16:]
+    schedule = ScheduleGPipe(PipelineStage(half, rank, 2, cpu), 4)
+    if rank == 0:
+        print(run.explain())
+    contenders: dict[str, Callable[[], Any]] = {
+        OURS: lambda: run(micro_batches) if rank == 0 else run(),
+        EAGER: lambda: schedule.step(x) if rank == 0 else schedule.step(),
+    }
+    results = [contender() for contender in contenders.values()]
+    assert rank == 0 or torch.equal(torch.cat(results[0]), results[1])
+    return turns_of_ranks(contenders, 3)
+
+
 def overlapped() -> Times:
     """A step that reduces gradients while others are computed, and waits for them one by one."""
     torch.manual_seed(0)
@@ -226,6 +248,7 @@ RUNS = {
         tensor_parallel,
         tensor_parallel_deep,
         pipeline,
+        in_stages,
         overlapped,
         growth,
         ended,
@@ -269,6 +292,7 @@ MODELS = {
     "alone": ("1 rank: DTensor feedforward, width 16", 1, 20.0),
     "tensor_parallel": ("2 ranks: DTensor feedforward, width 64", 2, 1.0),
     "tensor_parallel_deep": ("2 ranks: 8 DTensor feedforwards, width 64", 2, 1.0),
+    "in_stages": ("2 ranks: a model in stages, 4 microbatches, 16 × (Linear 256, ReLU)", 2, 1.0),
     "overlapped": ("2 ranks: data-parallel SGD step, 4 feedforwards, width 128", 2, 1.0),
     "pipeline": ("2 ranks: GPipe, 4 microbatches, 8 × (Linear 64, ReLU) a stage", 2, 1.0),
 }

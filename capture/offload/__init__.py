@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from offload.api import Captured, capture, capture_training, open
     from offload.costs import CostModel
     from offload.host import PaddedExecutable, SizedExecutable, Sizes
+    from offload.load.stages import Pipeline
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
     from offload.run import Executable, LastExecution, Tasks, Ticket, tasks
@@ -53,6 +54,7 @@ _ON_DEMAND = {
     "LastExecution": ("offload.run", "LastExecution"),
     "PaddedExecutable": ("offload.host", "PaddedExecutable"),
     "SizedExecutable": ("offload.host", "SizedExecutable"),
+    "Pipeline": ("offload.load.stages", "Pipeline"),
     "Sizes": ("offload.host", "Sizes"),
     "Tasks": ("offload.run", "Tasks"),
     "Ticket": ("offload.run", "Ticket"),
@@ -96,6 +98,7 @@ __all__ = [
     "OutOfMemory",
     "OutOfStreams",
     "PaddedExecutable",
+    "Pipeline",
     "PlanError",
     "ProgramError",
     "SizedExecutable",

@@ -31,11 +31,13 @@ from offload.host import (
 from offload.interpreter.settled_family import SettledFamily, settle_family
 from offload.load.devices import load_on_devices, one_device, several_devices
 from offload.load.pipeline import load_program
+from offload.load.stages import Pipeline, load_stage, refuse_beside_pipeline
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable
 from offload.run.debug_lines import program_line
 from offload.run.placed_executable import PlacedExecutable
+from offload.run.stage_executable import StageExecutable
 from offload.timeline import Scheduling
 
 
@@ -196,6 +198,19 @@ class Captured:
         progress: Progress = ...,
     ) -> PlacedExecutable: ...
 
+    @overload
+    def load(
+        self,
+        device: str | torch.device | Backend | None = ...,
+        *,
+        pipeline: Pipeline,
+        scheduling: str | None = ...,
+        verify: bool = ...,
+        fuse: bool = ...,
+        lanes: int | Literal["auto"] = ...,
+        progress: Progress = ...,
+    ) -> StageExecutable: ...
+
     def load(
         self,
         device: str | torch.device | Backend | list[str | torch.device | Backend] | None = None,
@@ -211,7 +226,8 @@ class Captured:
         groups: Mapping[str, Any] | None = None,
         objective: str | None = None,
         placement: str | None = None,
-    ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable:
+        pipeline: Pipeline | None = None,
+    ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable | StageExecutable:
         """Make the Program resident on a device.
 
         Args:
@@ -284,6 +300,9 @@ class Captured:
                 moves segments to other devices, where they are loaded as well, once executions take
                 longer than expected; `dynamic` chooses at each execution whichever device has a
                 segment done first. None: `static`.
+            pipeline: cut the Program into stages, of which each rank of a process group loads one,
+                with the weights of that one. All ranks have captured the same micro-batch and load
+                at once; the stages are cut where the slowest takes least.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -291,6 +310,7 @@ class Captured:
             CaptureError: the device cannot capture the Program, or the proof failed; or another
                 rank refuses, or its Program has other collectives.
             BindingError: a process group is not here, or has other members than the recorded one;
+                a Program that `pipeline` cannot cut, or an option that excludes it;
                 there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
                 step that trains), or more than 2 with collectives; `weights_budget` or
@@ -307,6 +327,16 @@ class Captured:
                 timeout.
         """
         one = one_device(device)
+        if pipeline is not None:
+            refuse_beside_pipeline(
+                pipeline,
+                several_devices=device if isinstance(device, list) else None,
+                objective=objective,
+                placement=placement,
+                sizes=sizes,
+                groups=groups,
+                weights_budget=weights_budget,
+            )
 
         def load(
             bound: BoundProgram,
@@ -330,6 +360,10 @@ class Captured:
             self._loads.add(run)
             return run
 
+        if pipeline is not None:
+            return load_stage(
+                self.bound, pipeline, lambda bound: load(bound, fuse), self.name, progress
+            )
         if isinstance(device, list) or objective is not None or placement is not None:
             asked = several_devices(
                 device,
