@@ -120,6 +120,29 @@ def independent(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return first + third + y.exp() @ y
 
 
+def asynchronous(x: torch.Tensor) -> torch.Tensor:
+    """A collective in place, and what is computed until it is waited for."""
+    y = x * 2
+    work = dist.all_reduce(y, async_op=True)
+    z = x.exp()
+    work.wait()
+    return y + z
+
+
+@case
+def compiled() -> Any:
+    """Graphs that torch.compile traces; the second and third call execute."""
+    found = {}
+    for call in (summed, _in_place, asynchronous):
+        graph = torch.compile(call, backend="offload")
+        given = [own(8, seed=seed) for seed in range(3)]
+        with torch.no_grad():
+            found[call.__name__] = [
+                torch.equal(graph(one.clone()), call(one.clone())) for one in given
+            ]
+    return found
+
+
 @case
 def moved_launches() -> Any:
     """Where the forced order starts and waits, and what timelines show of it."""

@@ -44,6 +44,12 @@ def test_collectives_have_a_lane_beside_launches(found):
     assert ranks[0]["decision"] == ranks[1]["decision"]
 
 
+def test_torch_compile_traces_collectives(found):
+    for rank in found.of("compiled"):
+        names = ("summed", "_in_place", "asynchronous")
+        assert rank == {name: [True] * 3 for name in names}
+
+
 def test_collectives_start_early_and_are_waited_for_late(found):
     for rank in found.of("moved_launches"):
         assert rank["same"]
