@@ -31,6 +31,7 @@ import offload
 from measurements import Case, counted_figure, figure_of, ratio_of
 
 OURS, EAGER, FLOOR = "offload", "eager", "gloo alone"
+OVERLAPPED = "offload, collectives beside launches"
 ROUNDS = 60
 
 Times = dict[str, list[float]]
@@ -139,6 +140,55 @@ def pipeline() -> Times:
     )
 
 
+def in_stages() -> Times:
+    """A model that is cut in stages, against halves of its layers under torch's schedule."""
+    torch.manual_seed(0)
+    rank, cpu = dist.get_rank(), torch.device("cpu")
+    layers = [layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    model = nn.Sequential(*layers).eval().requires_grad_(False)
+    x = torch.randn(256, 256)
+    micro_batches = list(x.chunk(4))
+    run = offload.capture(model, micro_batches[0]).load(pipeline=offload.Pipeline(4))
+    half = model[:16] if rank == 0 else model[16:]
+    schedule = ScheduleGPipe(PipelineStage(half, rank, 2, cpu), 4)
+    if rank == 0:
+        print(run.explain())
+    contenders: dict[str, Callable[[], Any]] = {
+        OURS: lambda: run(micro_batches) if rank == 0 else run(),
+        EAGER: lambda: schedule.step(x) if rank == 0 else schedule.step(),
+    }
+    results = [contender() for contender in contenders.values()]
+    assert rank == 0 or torch.equal(torch.cat(results[0]), results[1])
+    return turns_of_ranks(contenders, 3)
+
+
+def overlapped() -> Times:
+    """A step that reduces gradients while others are computed, and waits for them one by one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Feedforward(128) for _ in range(4)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean()
+        loss.backward()
+        for one in model.parameters():
+            dist.all_reduce(one.grad)
+            one.grad /= dist.get_world_size()
+        optimizer.step()
+        return loss.detach()
+
+    x = torch.randn(64, 128)
+    captured = offload.capture(step, x, training=True)
+    runs = {OURS: captured.load(), OVERLAPPED: captured.load(lanes=2)}
+    if dist.get_rank() == 0:
+        print(runs[OVERLAPPED].explain())
+    contenders: dict[str, Callable[[], Any]] = {
+        name: (lambda run=run: run(x)) for name, run in runs.items()
+    }
+    return turns_of_ranks({**contenders, EAGER: lambda: step(x)}, 3)
+
+
 def growth() -> dict[str, float]:
     """Resident bytes more after 10,000 executions, behind those that fill torch's own records."""
     model, x = split(1, 16), torch.randn(4, 16)
@@ -193,7 +243,17 @@ def hung() -> dict[str, float]:
 
 RUNS = {
     one.__name__: one
-    for one in (alone, tensor_parallel, tensor_parallel_deep, pipeline, growth, ended, hung)
+    for one in (
+        alone,
+        tensor_parallel,
+        tensor_parallel_deep,
+        pipeline,
+        in_stages,
+        overlapped,
+        growth,
+        ended,
+        hung,
+    )
 }
 
 
@@ -232,6 +292,8 @@ MODELS = {
     "alone": ("1 rank: DTensor feedforward, width 16", 1, 20.0),
     "tensor_parallel": ("2 ranks: DTensor feedforward, width 64", 2, 1.0),
     "tensor_parallel_deep": ("2 ranks: 8 DTensor feedforwards, width 64", 2, 1.0),
+    "in_stages": ("2 ranks: a model in stages, 4 microbatches, 16 × (Linear 256, ReLU)", 2, 1.0),
+    "overlapped": ("2 ranks: data-parallel SGD step, 4 feedforwards, width 128", 2, 1.0),
     "pipeline": ("2 ranks: GPipe, 4 microbatches, 8 × (Linear 64, ReLU) a stage", 2, 1.0),
 }
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from offload.costs import CostModel, LaunchCosts
     from offload.host import PaddedExecutable, SizedExecutable, Sizes
     from offload.load.device_options import Watts
+    from offload.load.stages import Pipeline
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
     from offload.run import Executable, LastExecution, Tasks, Ticket, tasks
@@ -55,6 +56,7 @@ _ON_DEMAND = {
     "LaunchCosts": ("offload.costs", "LaunchCosts"),
     "PaddedExecutable": ("offload.host", "PaddedExecutable"),
     "SizedExecutable": ("offload.host", "SizedExecutable"),
+    "Pipeline": ("offload.load.stages", "Pipeline"),
     "Sizes": ("offload.host", "Sizes"),
     "Tasks": ("offload.run", "Tasks"),
     "Ticket": ("offload.run", "Ticket"),
@@ -100,6 +102,7 @@ __all__ = [
     "OutOfMemory",
     "OutOfStreams",
     "PaddedExecutable",
+    "Pipeline",
     "PlanError",
     "ProgramError",
     "SizedExecutable",

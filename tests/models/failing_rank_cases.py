@@ -14,6 +14,7 @@ import torch.distributed._functional_collectives as functional
 from ranks import end_here, main
 
 import offload
+from offload.load import overlap, trial
 
 TIMEOUT_S = 6
 CASES: dict[str, Callable[[], Any]] = {}
@@ -226,6 +227,32 @@ def store_ended_in_the_load() -> Any:
         time.sleep(0.5)
         end_here()
     return told(captured.load)
+
+
+@case
+def failing_while_orders_are_timed() -> Any:
+    """An execution that the load makes fails on rank 1 alone, where rank 0 waits for it."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
+    captured = offload.capture(summed_in(group), torch.ones(4))
+
+    def failing(run: Any, n_executions: int) -> None:
+        raise offload.ExecutionError("no memory is left")
+
+    if not is_first():
+        overlap.execute_made_up = failing
+    found = told(lambda: captured.load(lanes="auto"))
+    overlap.execute_made_up = trial.execute_made_up
+    again = offload.capture(summed, torch.ones(4)).load(lanes="auto")
+    return found, again(torch.ones(4)).tolist()
+
+
+@case
+def killed_while_orders_are_timed() -> Any:
+    """Rank 1 ends in an execution that the load makes."""
+    captured = offload.capture(summed, torch.ones(4))
+    if not is_first():
+        overlap.execute_made_up = lambda run, n_executions: end_here()
+    return told(lambda: captured.load(lanes="auto"))
 
 
 @case

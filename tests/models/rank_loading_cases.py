@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import threading
 import time
@@ -19,7 +20,10 @@ from ranks import main
 from torch import nn
 
 import offload
+from offload.distributed.clocks import monotonic_ns
 from offload.program import Kernel
+from offload.timeline import SpanKind
+from offload.timeline.rank_timelines import gather_timelines
 
 CASES: dict[str, Callable[[], Any]] = {}
 
@@ -90,15 +94,105 @@ def by_the_host() -> Any:
 
 @case
 def on_lanes() -> Any:
-    """Several are refused; where offload chooses it takes one, and says why."""
+    """A lane of launches and one of collectives: forced, chosen by calls; more are refused."""
     captured = offload.capture(mixed, own(4, 8), own(4, 8))
-    run = captured.load(lanes="auto")
     x, y = own(4, 8, seed=1), own(4, 8, seed=2)
+    runs = [captured.load(lanes=lanes) for lanes in (1, 2, "auto")]
+    chosen = runs[2].overlap
     return {
-        "several": told(lambda: captured.load(lanes=2)),
-        "refusal": run.lane_choice.refusal,
-        "explained": run.lane_choice.refusal in run.explain(),
-        "same": torch.equal(run(x, y), mixed(x.clone(), y)),
+        "more": told(lambda: captured.load(lanes=3)),
+        "host": told(lambda: captured.load(lanes=2, scheduling="host")),
+        "asked": [run.overlap and run.overlap.asked for run in runs],
+        "kept": [run.overlap and run.overlap.is_kept for run in runs[:2]],
+        "lanes": [[str(lane.kind) for lane in run.plan.lanes] for run in runs],
+        "measured": chosen.recorded_ns > 0 and chosen.times.transfer_ns != (),
+        "decision": [chosen.is_kept, chosen.predicted_ns, dict(chosen.measured_ns)],
+        "explained": all("lanes=" in run.explain() for run in runs[1:]),
+        "same": [torch.equal(run(x, y), mixed(x.clone(), y)) for run in runs],
+    }
+
+
+def independent(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Sums that are waited for at once, and launches behind them that need none of them."""
+    first = functional.all_reduce(x, "sum", dist.group.WORLD) + 1
+    second = (y @ y).relu() @ y
+    third = functional.all_reduce(second, "sum", dist.group.WORLD) * 2
+    return first + third + y.exp() @ y
+
+
+def asynchronous(x: torch.Tensor) -> torch.Tensor:
+    """A collective in place, and what is computed until it is waited for."""
+    y = x * 2
+    work = dist.all_reduce(y, async_op=True)
+    z = x.exp()
+    work.wait()
+    return y + z
+
+
+@case
+def compiled() -> Any:
+    """Graphs that torch.compile traces; the second and third call execute."""
+    found = {}
+    for call in (summed, _in_place, asynchronous):
+        graph = torch.compile(call, backend="offload")
+        given = [own(8, seed=seed) for seed in range(3)]
+        with torch.no_grad():
+            found[call.__name__] = [
+                torch.equal(graph(one.clone()), call(one.clone())) for one in given
+            ]
+    return found
+
+
+@case
+def moved_launches() -> Any:
+    """Where the forced order starts and waits, and what timelines show of it."""
+    captured = offload.capture(independent, own(64, 64), own(64, 64))
+    run = captured.load(lanes=2)
+    x, y = own(64, 64, seed=1), own(64, 64, seed=2)
+    run(x, y)
+    with run.timeline() as timeline:
+        result = run(x, y)
+    (execution,) = timeline.executions
+    spans = execution.of_kind(SpanKind.COLLECTIVE)
+    names = [one.name.partition("::")[2] for one in run.program.launches]
+    return {
+        "same": torch.equal(result, independent(x.clone(), y)),
+        "recorded": [one.name.partition("::")[2] for one in captured.program.launches],
+        "names": names,
+        "bytes": [run.overlap.feature_map_bytes, run.plan.feature_map_bytes],
+        "collectives": [[one.lane, one.launch] for one in spans],
+        "ends": [one.begin_ns <= one.end_ns for one in spans],
+    }
+
+
+OFFSET_NS = 123_456_789_012
+"""By which the clock of rank 1 is ahead."""
+
+
+@case
+def timelines_in_one_file() -> Any:
+    """Both ranks record; rank 1 has a clock of its own."""
+    ahead_ns = OFFSET_NS * dist.get_rank()
+    captured = offload.capture(independent, own(64, 64), own(64, 64))
+    run = captured.load()
+    x, y = own(64, 64, seed=1), own(64, 64, seed=2)
+    run(x, y)
+    with run.timeline() as timeline:
+        run(x, y)
+    timeline.origin_ns += ahead_ns
+    found = gather_timelines(timeline, clock=lambda: monotonic_ns() + ahead_ns)
+    timeline.origin_ns -= ahead_ns
+    at_once = timeline.of_ranks()
+    if found is None or at_once is None:
+        return [found, at_once]
+    path = Path(os.environ["RANKS_FOLDER"]) / "ranks.json"
+    found.save(path)
+    return {
+        "offsets": [one.offset.offset_ns for one in found.ranks],
+        "errors": [one.error_ns for one in found.ranks],
+        "offsets of one clock": [one.offset.offset_ns for one in at_once.ranks],
+        "errors of one clock": [one.error_ns for one in at_once.ranks],
+        "trace": json.loads(path.read_text()),
     }
 
 

@@ -20,6 +20,7 @@ _WHOLE = (
     "a_group_that_is_gone",
     "another_shape_on_one_rank",
     "a_guard_that_fails_on_one_rank",
+    "failing_while_orders_are_timed",
 )
 
 
@@ -141,3 +142,17 @@ def test_a_store_that_ends_in_a_load_is_an_error():
     failed = found.of_rank(1, "store_ended_in_the_load")
     assert failed["kind"] == "ExecutionError"
     assert "lost the store of torch.distributed" in failed["message"]
+
+
+def test_an_error_of_one_rank_while_orders_are_timed_is_one_of_all(found):
+    (first, again), (second, again_there) = found.of("failing_while_orders_are_timed")
+    assert first["kind"] == second["kind"] == "ExecutionError"
+    assert "no memory is left" in second["message"]
+    assert again == again_there == [5.0] * 4
+
+
+def test_a_rank_that_ends_while_orders_are_timed_is_an_error_at_once():
+    found, codes = run_alone("failing_rank_cases", 2, "killed_while_orders_are_timed")
+    first = found.of_rank(0, "killed_while_orders_are_timed")
+    assert first["kind"] == "ExecutionError"
+    assert codes[1] == -9

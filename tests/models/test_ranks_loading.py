@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from rank_loading_cases import OFFSET_NS
 from ranks import Found, run_by_torchrun
 
 
@@ -26,14 +27,67 @@ def test_the_host_may_deliver_launches(found):
     assert found.of("by_the_host") == [[True] * 4] * 2
 
 
-def test_collectives_run_on_one_lane(found):
-    for rank in found.of("on_lanes"):
-        kind, message = rank["several"]
+def test_collectives_have_a_lane_beside_launches(found):
+    ranks = found.of("on_lanes")
+    for rank in ranks:
+        kind, message = rank["more"]
         assert kind == "BindingError"
-        assert "lanes=2: the program exchanges tensors with other ranks" in message
-        assert "start collectives in one order" in rank["refusal"]
+        assert "lanes=3: the program exchanges tensors with other ranks" in message
+        assert rank["host"][0] == "BindingError"
+        assert "the host delivers launches" in rank["host"][1]
+        assert rank["asked"] == [None, 2, "auto"]
+        assert rank["kept"][0] is None
+        assert rank["lanes"] == [["launches", "collectives"]] * 3
+        assert rank["measured"]
         assert rank["explained"]
+        assert rank["same"] == [True] * 3
+    assert ranks[0]["decision"] == ranks[1]["decision"]
+
+
+def test_torch_compile_traces_collectives(found):
+    for rank in found.of("compiled"):
+        names = ("summed", "_in_place", "asynchronous")
+        assert rank == {name: [True] * 3 for name in names}
+
+
+def test_collectives_start_early_and_are_waited_for_late(found):
+    for rank in found.of("moved_launches"):
         assert rank["same"]
+        assert sorted(rank["names"]) == sorted(rank["recorded"])
+        started = [at for at, one in enumerate(rank["names"]) if one == "all_reduce"]
+        waits = [at for at, one in enumerate(rank["names"]) if one == "wait_tensor"]
+        assert started[0] == 0
+        assert waits[0] > started[0] + 1
+        assert rank["bytes"][0] == rank["bytes"][1]
+        assert rank["collectives"] == [["collectives", at] for at in started]
+        assert all(rank["ends"])
+
+
+def test_timelines_of_ranks_are_on_one_axis(found):
+    first, second = found.of("timelines_in_one_file")
+    assert second == [None, None]
+    assert first["offsets"][0] == first["errors"][0] == 0
+    assert 0 < first["errors"][1] < 1e8
+    assert abs(first["offsets"][1] - OFFSET_NS) <= first["errors"][1]
+    # Processes of one machine have one clock.
+    assert abs(first["offsets of one clock"][1]) <= first["errors of one clock"][1]
+
+    trace = first["trace"]
+    said = trace["clockAlignment"]["ranks"]
+    assert [one["rank"] for one in said] == [0, 1]
+    assert said[1]["error_ns"] == first["errors"][1]
+    events = trace["traceEvents"]
+    assert sum(one.get("cat") == "collective" for one in events) == 4
+    exchanges = []  # by rank from the begin of each start to the end of its wait
+    for rank in (0, 1):
+        launches = [one for one in events if one.get("cat") == "kernel" and one["pid"] == rank]
+        starts = [one["ts"] for one in launches if one["name"].endswith("all_reduce")]
+        waits = [one["ts"] + one["dur"] for one in launches if one["name"].endswith("wait_tensor")]
+        exchanges.append(list(zip(sorted(starts), sorted(waits), strict=True)))
+        assert len(starts) == 2
+    for (begin, end), (other_begin, other_end) in zip(*exchanges, strict=True):
+        # None has ended before the other rank began to start it.
+        assert max(begin, other_begin) <= min(end, other_end) + said[1]["error_ns"] / 1e3
 
 
 def test_what_one_rank_would_decide_is_refused(found):

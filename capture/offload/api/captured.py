@@ -34,11 +34,13 @@ from offload.load.device_options import Watts, one_device, several_devices
 from offload.load.devices import load_on_devices
 from offload.load.launch_times import check_costs
 from offload.load.pipeline import load_program
+from offload.load.stages import Pipeline, load_stage, refuse_beside_pipeline
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable
 from offload.run.debug_lines import program_line
 from offload.run.placed_executable import PlacedExecutable
+from offload.run.stage_executable import StageExecutable
 from offload.timeline import Scheduling
 
 
@@ -203,6 +205,19 @@ class Captured:
         progress: Progress = ...,
     ) -> PlacedExecutable: ...
 
+    @overload
+    def load(
+        self,
+        device: str | torch.device | Backend | None = ...,
+        *,
+        pipeline: Pipeline,
+        scheduling: str | None = ...,
+        verify: bool = ...,
+        fuse: bool = ...,
+        lanes: int | Literal["auto"] = ...,
+        progress: Progress = ...,
+    ) -> StageExecutable: ...
+
     def load(
         self,
         device: str | torch.device | Backend | list[str | torch.device | Backend] | None = None,
@@ -221,7 +236,8 @@ class Captured:
         costs: LaunchCosts | None = None,
         watts: Sequence[Watts] | None = None,
         max_slowdown: float | None = None,
-    ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable:
+        pipeline: Pipeline | None = None,
+    ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable | StageExecutable:
         """Make the Program resident on a device.
 
         Args:
@@ -269,7 +285,9 @@ class Captured:
                 branches of the graph, with the bits of one lane. Lanes are planned by what launches
                 take on made-up inputs. "auto": several where calls are quicker so than on one lane
                 (on the CPU with one thread, and with torch's), by executions of each. `explain()`
-                says what was chosen, and why.
+                says what was chosen, and why. Of a Program with collectives 2 is one lane of
+                launches, and beside it what process groups exchange: collectives start early and
+                are waited for late. "auto" takes that where calls on all ranks are quicker so.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -300,6 +318,9 @@ class Captured:
                 read while the devices are idle and busy, by RAPL or NVML; `explain()` says which.
             max_slowdown: of `energy`, how many times the least latency that is found a call may
                 take, 1 or more. None: 1.1.
+            pipeline: cut the Program into stages, of which each rank of a process group loads one,
+                with the weights of that one. All ranks have captured the same micro-batch and load
+                at once; the stages are cut where the slowest takes least.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -307,14 +328,15 @@ class Captured:
             CaptureError: the device cannot capture the Program, or the proof failed; or another
                 rank refuses, or its Program has other collectives.
             BindingError: a process group is not here, or has other members than the recorded one;
+                a Program that `pipeline` cannot cut, or an option that excludes it;
                 there is no such scheduling; `fuse`, `lanes` or `progress` is none; `costs` is no
                 LaunchCosts, or nothing is planned by it; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
-                step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
-                collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
-                or lanes; `promoted` is given without `fuse`, or where the program leaves more than
-                results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
-                than when it was recorded.
+                step that trains), or more than 2 with collectives; `weights_budget` or
+                `fuse="auto"` for a Program with collectives; `sizes` is no Sizes, or given where
+                none vary, or beside a budget or lanes; `promoted` is given without `fuse`, or where
+                the program leaves more than results; OFFLOAD_DEBUG is no level; or a weight has
+                another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
             FileError: a weight's file is gone, or shorter than it was; or the folder of
@@ -326,6 +348,19 @@ class Captured:
         """
         one = one_device(device)
         check_costs(costs, plans=lanes != 1 or isinstance(device, list))
+        if pipeline is not None:
+            refuse_beside_pipeline(
+                pipeline,
+                several_devices=device if isinstance(device, list) else None,
+                objective=objective,
+                placement=placement,
+                sizes=sizes,
+                groups=groups,
+                weights_budget=weights_budget,
+                watts=watts,
+                max_slowdown=max_slowdown,
+                costs=costs,
+            )
 
         def load(
             bound: BoundProgram,
@@ -350,6 +385,10 @@ class Captured:
             self._loads.add(run)
             return run
 
+        if pipeline is not None:
+            return load_stage(
+                self.bound, pipeline, lambda bound: load(bound, fuse), self.name, progress
+            )
         on_several = (objective, placement, watts, max_slowdown)
         if isinstance(device, list) or any(one is not None for one in on_several):
             asked = several_devices(

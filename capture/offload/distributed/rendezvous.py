@@ -10,12 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from offload.distributed.groups import active_groups, distributed, group_here, rank_in, timeout_s
+from offload.distributed.groups import (
+    active_groups,
+    distributed,
+    group_here,
+    rank_in,
+    timeout_s,
+    world,
+)
 from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
 from offload.program.collectives import Meeting
@@ -54,6 +62,7 @@ class Rendezvous:
         self._which = f"{name}|{_begun[f'{kind}/{name}']}"
         self._channels: dict[str, Channel] = {}
         self._groups: dict[str, Group] = {}
+        self._n_gathered = 0
         self._over = False
 
     def group(self, name: str) -> Group:
@@ -94,6 +103,59 @@ class Rendezvous:
         arrivals = [self.come(dataclasses.replace(one.first, what=what)) for one in channels]
         for arrival in arrivals:
             arrival.wait()
+
+    def gather(self, values: Sequence[float]) -> dict[int, tuple[float, ...]]:
+        """Exchange numbers with all ranks that were met before, and with those that these have met.
+
+        Args:
+            values: of this rank, finite or not.
+
+        Returns:
+            By rank in the world its numbers: this rank's, and those of all others.
+
+        Raises:
+            CaptureError: a rank refused.
+            ExecutionError: one did not come in time, or the store is gone.
+        """
+        channels = {
+            channel.word_key(self._n_gathered): channel for channel in self._channels.values()
+        }
+        self._n_gathered += 1
+        meets = {
+            key: {str(number): rank for number, rank in channel.members.items()}
+            for key, channel in channels.items()
+        }
+        found: dict[int, tuple[float, ...]] = {world()[0]: tuple(values)}
+        with self._store_watched():
+            for key, channel in channels.items():
+                _store().set(f"{key}/{channel.own}", json.dumps([list(values), meets]))
+            asked, seen = dict(meets), set(meets)
+            while asked:
+                key, members = asked.popitem()
+                for number, rank in members.items():
+                    if rank in found:
+                        continue
+                    numbers, beside = self._told(f"{key}/{number}", rank)
+                    found[rank] = tuple(numbers)
+                    asked |= {one: beside[one] for one in beside.keys() - seen}
+                    seen |= beside.keys()
+        return found
+
+    def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
+        """What a rank has left under a key, once it has."""
+        slowest = max(timeout_s(one.group.name) for one in self._channels.values())
+        until, sleep_s = time.monotonic() + slowest, _FIRST_SLEEP_S
+        while not _store().check([key]):
+            for channel in self._channels.values():
+                self._heed(channel, channel.refusals())
+            if time.monotonic() > until:
+                why = f"no word for {slowest:g} s from rank {rank}, which was to tell its times"
+                self.refuse(why)
+                raise ExecutionError(why)
+            time.sleep(sleep_s)
+            sleep_s = min(2 * sleep_s, _LAST_SLEEP_S)
+        numbers, beside = json.loads(_store().get(key).decode())
+        return numbers, beside
 
     def refuse(self, why: str) -> None:
         """Let the others know that this rank goes no further; once.
@@ -248,6 +310,10 @@ class Channel:
     def key(self, arrival: int, member: int) -> str:
         """Under which a member leaves word that it is at an arrival of this number."""
         return f"{self._prefix}/{self._epoch}/{self._number}/{arrival}/{member}"
+
+    def word_key(self, number: int) -> str:
+        """Under which members leave numbers, each behind a `/` and its own number."""
+        return f"{self._prefix}/{self._epoch}/{self._number}/numbers/{number}"
 
     def end(self, told: str) -> None:
         """Leave word of a refusal, and begin the next epoch."""

@@ -18,6 +18,9 @@ from offload.timeline import Scheduling
 AUTO: Literal["auto"] = "auto"
 """The budget that takes what memory is free; the fusion, and the lanes, that are quicker."""
 
+_WITH_COLLECTIVES = 2
+"""The lanes of a Program with collectives: launches, and what process groups exchange meanwhile."""
+
 MOST_LANES = 64
 """As many as the planner knows."""
 
@@ -33,7 +36,8 @@ class Options:
         is_streamed: some weights may have to be brought from a store.
         verify: whether captured graphs are proved and launches are timed.
         share_store: whether executables share what lies in the host's memory.
-        lanes: at most so many run launches at once; `auto`: several where that is quicker.
+        lanes: at most so many run launches at once, or with collectives 2: these run beside
+            launches; `auto`: several where that is quicker.
         one_lane: why it is one whatever executions would show; empty: that is not known yet.
         costs: kept durations of launches, by which lanes are planned; None: they are measured.
     """
@@ -82,6 +86,12 @@ def checked(
     _check_fuse(fuse, backend, is_streamed=is_streamed)
     _check_lanes(lanes)
     one_lane = "" if lanes == 1 else _one_lane(bound, backend, how, is_streamed=is_streamed)
+    if bound.program.groups and lanes not in (1, _WITH_COLLECTIVES, AUTO) and not one_lane:
+        raise BindingError(
+            f"lanes={lanes!r}: the program exchanges tensors with other ranks: expected 1, for "
+            f"launches in recorded order, {_WITH_COLLECTIVES}, for a lane of launches and one of "
+            f"collectives beside it, or {AUTO!r}, for whichever of both is quicker"
+        )
     if one_lane and lanes != AUTO:
         kind = BindingError if _has_lanes(backend) else BackendUnavailable
         raise kind(f"lanes={lanes!r}: {one_lane}: load without lanes=, or with lanes={AUTO!r}")
@@ -114,16 +124,11 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
 
 def _one_order(bound: BoundProgram, how: Scheduling, *, is_streamed: bool) -> str:
     """Why launches that could run at once keep their order; empty if they need not."""
-    if bound.program.groups:
-        return (
-            "the program exchanges tensors with other ranks, which start collectives in one order, "
-            "and lanes would be tried by executions of this rank alone"
-        )
     if how is Scheduling.HOST:
         return "the host delivers launches one by one"
     if is_streamed:
         return "weights are brought as launches run, in the order in which one lane reads them"
-    if bound.bindings.before_execution is not None:
+    if bound.bindings.before_execution is not None and not bound.program.groups:
         return "steps that train do not run on several lanes yet"
     return ""
 

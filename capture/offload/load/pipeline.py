@@ -1,7 +1,8 @@
 """The whole chain: a Program is fused, prepared, planned, instantiated and proved.
 
 `options` has what the caller asked for, checked, `switched` what the environment asks; `budget`
-plans weights that are streamed, `lanes` threads that run launches at once.
+plans weights that are streamed, `lanes` threads that run launches at once, `overlap` collectives
+that are exchanged while launches run.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from offload.load.fusion_choice import chosen
 from offload.load.graph_lanes import placed_in_lanes
 from offload.load.lanes import load_on_lanes
 from offload.load.options import AUTO, Options, checked, delivering, named_backend, weight_streamer
+from offload.load.overlap import load_overlapped
 from offload.load.place import place
 from offload.load.ranks import loaded_together
 from offload.load.switched import switched
@@ -57,8 +59,9 @@ def load_program(
     with (
         telling(progress),
         switched(name) as asked,
-        loaded_together(bound, groups, name) as found,
+        loaded_together(bound, groups, name) as ranks,
     ):
+        found = ranks.bound
         backend, index = named_backend(found.program.device if device is None else device)
         backend = delivering(backend, scheduling)
         options = checked(found, backend, scheduling, weights_budget, fuse, lanes=lanes)
@@ -74,6 +77,8 @@ def load_program(
             run = load(fused, fusion)
             if options.one_lane:
                 run.lane_choice = LaneChoice(AUTO, refusal=options.one_lane)
+        elif fused.program.groups:
+            run = load_overlapped(fused, backend, options, fusion, ranks)
         else:
             run = load_on_lanes(backend.prepare(fused), backend, options, fusion)
         return asked.done(recorded, run, verify=verify)

@@ -6,6 +6,7 @@ import dataclasses
 
 from offload.backends import Backend, Prepared
 from offload.plan import Plan, graph_lifetimes, place_values, value_lifetimes
+from offload.plan.collective_lanes import collective_lanes
 from offload.plan.steps import Lane
 
 
@@ -22,4 +23,5 @@ def place(
         lifetimes = value_lifetimes(program, launch_lanes)
     machine = backend.machine(program.device_index)
     plan = place_values(program, machine, prepared.operator_allocated, lifetimes)
-    return dataclasses.replace(plan, launch_lanes=launch_lanes)
+    beside = collective_lanes(program) if program.groups else None
+    return dataclasses.replace(plan, launch_lanes=launch_lanes, collective_lanes=beside)

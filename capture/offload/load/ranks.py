@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from offload.distributed import Rendezvous, find_groups
@@ -18,10 +18,34 @@ from offload.program.collectives import Group, Meeting, meeting_of
 _SHOWN = 160
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedTogether:
+    """One rank's part of a load that all ranks of a Program's groups make at once.
+
+    Attributes:
+        bound: the Program over the groups of this process.
+        rendezvous: where the ranks meet; None: the Program has no groups.
+    """
+
+    bound: BoundProgram
+    rendezvous: Rendezvous | None = None
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """Exchange numbers with the other ranks; gives the largest of each, the same on all ranks.
+
+        Raises:
+            CaptureError: another rank refuses.
+            ExecutionError: one does not come in time.
+        """
+        if self.rendezvous is None:
+            return list(numbers)
+        return [max(each) for each in zip(*self.rendezvous.gather(numbers).values(), strict=True)]
+
+
 @contextlib.contextmanager
 def loaded_together(
     bound: BoundProgram, groups: Mapping[str, Any] | None, name: str
-) -> Iterator[BoundProgram]:
+) -> Iterator[LoadedTogether]:
     """Load with the other ranks of a Program's groups; what one refuses, all do.
 
     Args:
@@ -30,7 +54,8 @@ def loaded_together(
         name: of what is loaded, for people.
 
     Returns:
-        The Program over the groups of here; to be loaded in the block.
+        The Program over the groups of here, to be loaded in the block, and what ranks tell one
+        another meanwhile.
 
     Raises:
         BindingError: a group is not here, or is another than that of the recording; or groups are
@@ -40,7 +65,7 @@ def loaded_together(
     """
     names = find_groups(bound.program.groups, groups)
     if not names:
-        yield bound
+        yield LoadedTogether(bound)
         return
     here = {
         one.name: dataclasses.replace(one, name=names[one.name]) for one in bound.program.groups
@@ -50,7 +75,7 @@ def loaded_together(
     try:
         for arrival in [rendezvous.come(one) for one in _summaries(bound.program)]:
             arrival.wait()
-        yield bound
+        yield LoadedTogether(bound, rendezvous)
         rendezvous.agree("the program is loaded")
     except BaseException as error:
         rendezvous.refuse(f"{type(error).__qualname__}: {error}")

@@ -154,18 +154,20 @@ def calls_in_turns_ns(
     runs: Sequence[Called],
     what: str,
     made_up: Callable[[Called], Callable[[], object]] = made_up_call,
+    agree: Callable[[Sequence[float]], list[float]] = list,
 ) -> list[float]:
     """What a call takes in the median where calls follow one another, in nanoseconds.
 
     Executables have their turns one after the other, so that what disturbs the machine meets all of
     them; a turn begins with calls that are not timed. `what` is said while it lasts; `made_up`
-    makes what is called.
+    makes what is called. `agree` makes what each rank has measured the same on all ranks, which
+    then make equally many calls.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
     """
     with _gradients_as_needed(*runs):
-        return _calls_in_turns_ns([made_up(run) for run in runs], what)
+        return _calls_in_turns_ns([made_up(run) for run in runs], what, agree)
 
 
 def call_and_submission_ns(run: Executable, n_calls: int) -> tuple[float, float]:
@@ -183,8 +185,12 @@ def call_and_submission_ns(run: Executable, n_calls: int) -> tuple[float, float]
     return statistics.median(calls_ns), statistics.median(submitted_ns)
 
 
-def _calls_in_turns_ns(calls: Sequence[Callable[[], object]], what: str) -> list[float]:
-    quickest_ns = [min(_time_ns(call) for _ in range(3)) for call in calls]
+def _calls_in_turns_ns(
+    calls: Sequence[Callable[[], object]],
+    what: str,
+    agree: Callable[[Sequence[float]], list[float]],
+) -> list[float]:
+    quickest_ns = agree([min(_time_ns(call) for _ in range(3)) for call in calls])
     n_calls = [max(1, round(_TURN_NS / ns)) for ns in quickest_ns]
     n_before = [max(1, round(_BEFORE_NS / ns)) for ns in quickest_ns]
     round_ns = sum(map(_turn_ns, quickest_ns, n_calls, n_before))
@@ -195,7 +201,7 @@ def _calls_in_turns_ns(calls: Sequence[Callable[[], object]], what: str) -> list
             for turn in zip(calls, n_calls, n_before, times_ns, strict=True):
                 _take_turn(*turn)
             told.advance()
-    return [statistics.median(times) for times in times_ns]
+    return agree([statistics.median(times) for times in times_ns])
 
 
 def _take_turn(

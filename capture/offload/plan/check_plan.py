@@ -12,6 +12,7 @@ from offload.plan.place_lifetimes import check_lifetimes
 from offload.plan.plan import Plan, SlotKind
 from offload.plan.steps import Copy, LaneKind
 from offload.program import PLACED_ROLES, Effect, EffectKind, Launch, Program
+from offload.program.collectives import COPIED_AT_START
 
 
 def check_plan(program: Program, plan: Plan) -> None:
@@ -52,7 +53,8 @@ def check_plan(program: Program, plan: Plan) -> None:
                 )
     _check_shared(program, plan)
     # Of one lane of launches lifetimes tell as much, and `check_streaming` what copies may do.
-    if plan.launch_lanes or sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes) > 1:
+    n_of_launches = sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes)
+    if plan.launch_lanes or plan.collective_lanes or n_of_launches > 1:
         check_order(program, plan)
 
 
@@ -144,6 +146,9 @@ class _PlanTouches:
         one = self.program.launches[launch]
         yield from self._effects(one)
         yield from self._overlaps(one)
+        yield from self._values(one, execution)
+
+    def _values(self, one: Launch, execution: int) -> Iterator[Touch]:
         for value in dict.fromkeys((*one.reads, *one.writes)):
             if value in self._pieces:
                 for is_write in (False, True)[: 1 + (value in one.writes)]:
@@ -160,7 +165,7 @@ class _PlanTouches:
                 place.offset_bytes + self.program.values[value].size_bytes,
             )
             content = (value, execution) if is_made else None
-            is_first = is_made and self._makers[value] == launch
+            is_first = is_made and self._makers[value] == one.index
             memory = _name(slot.index, slot.name)
             if not is_first:
                 yield Touch(memory, begin, end, content, False)
@@ -187,15 +192,24 @@ class _PlanTouches:
             yield Touch(_GUARD, 0, 1, None, False)
 
     def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:
-        """Its piece."""
-        yield self._piece(copy.piece, is_write=True)
+        """Its piece, or what the launch touches that starts its collective."""
+        if self.plan.collective_lanes is not None:
+            started = self.program.launches[copy.piece]
+            if started.name in COPIED_AT_START:
+                started = dataclasses.replace(started, reads=())
+            yield from self._overlaps(started)
+            yield from self._values(started, execution)
+        else:
+            yield self._piece(copy.piece, is_write=True)
 
     def launch_name(self, launch: int) -> str:
         """With its line."""
         return str(self.program.launches[launch].name) + f" (launch {launch})"
 
     def copy_name(self, copy: Copy) -> str:
-        """By the weight."""
+        """By the weight, or the launch that starts the collective."""
+        if self.plan.collective_lanes is not None:
+            return f"the exchange that {self.launch_name(copy.piece)} starts"
         assert self.plan.streaming is not None
         piece = self.plan.streaming.pieces[copy.piece]
         return f"the copy of {self.program.values[piece.value].name}"

@@ -126,6 +126,8 @@ class Plan:
         streaming: where weights lie and when they are brought there; None: used where they are.
         launch_lanes: the lanes of launches, where an execution has such; on the CPU each shares the
             work of a launch with no other thread. None: one, as the device runs it.
+        collective_lanes: of a Program with collectives its launches in order, and beside them a
+            lane for each process group (`plan.collective_lanes`). None: it has none.
     """
 
     slots: tuple[Slot, ...]
@@ -139,12 +141,15 @@ class Plan:
     n_launches: int
     streaming: Streaming | None = None
     launch_lanes: tuple[Lane, ...] | None = None
+    collective_lanes: tuple[Lane, ...] | None = None
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         """What an execution consists of, in the order of each lane; the first one has launches."""
         if self.launch_lanes is not None:
             return self.launch_lanes
+        if self.collective_lanes is not None:
+            return self.collective_lanes
         if self.streaming is not None:
             return self.streaming.lanes
         return (launch_lane(self.n_launches),)

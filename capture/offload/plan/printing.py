@@ -70,8 +70,9 @@ def _streaming_lines(program: Program, plan: Plan) -> Iterator[str]:
 def lane_lines(program: Program, plan: Plan) -> Iterator[str]:
     """The steps of an execution, lane by lane."""
     n_of_launches = sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes)
+    is_numbered = n_of_launches > 1 or plan.collective_lanes is not None
     for number, lane in enumerate(plan.lanes):
-        yield f"lane {lane.kind}{f' {number}' * (n_of_launches > 1)}:"
+        yield f"lane {lane.kind}{f' {number}' * is_numbered}:"
         if not lane.steps:
             yield "  nothing"
         for step in lane.steps:
@@ -85,6 +86,8 @@ def _step_line(step: Step, program: Program, plan: Plan) -> str:
             if last - first == 1:
                 return f"run launch {first}, {names[0]}"
             return f"run launches {first} to {last - 1}, {names[0]} to {names[-1]}"
+        case Copy(piece) if plan.collective_lanes is not None:
+            return f"exchange what launch {piece} starts, {one_line(program.launches[piece].name)}"
         case Copy(piece, ahead):
             assert plan.streaming is not None  # whose lanes have copies
             one = plan.streaming.pieces[piece]
@@ -101,8 +104,9 @@ def _step_line(step: Step, program: Program, plan: Plan) -> str:
 
 def plan_data(plan: Plan) -> dict[str, Any]:
     """A Plan as JSON data; indices of places and lifetimes are those of the Program's Values."""
-    data = dataclasses.asdict(dataclasses.replace(plan, streaming=None, launch_lanes=None))
-    del data["launch_lanes"]  # `steps_data` has them
+    without = dataclasses.replace(plan, streaming=None, launch_lanes=None, collective_lanes=None)
+    data = dataclasses.asdict(without)
+    del data["launch_lanes"], data["collective_lanes"]  # `steps_data` has them
     if plan.streaming is not None:
         data["streaming"] = dataclasses.asdict(dataclasses.replace(plan.streaming, lanes=()))
         del data["streaming"]["lanes"]  # `steps_data` has them

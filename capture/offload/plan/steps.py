@@ -29,10 +29,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
-    """A piece of a weight is copied from its store to its place.
+    """A piece of a weight is copied from its store to its place, or a collective is exchanged.
 
     Attributes:
-        piece: its index in `Streaming.pieces`.
+        piece: its index in `Streaming.pieces`; on a lane of collectives the index of the launch
+            that starts the collective.
         ahead: 0: for the launches of this execution; 1: for those of the next one, whose first
             has it copied beforehand.
     """
@@ -69,6 +70,7 @@ class LaneKind(enum.StrEnum):
 
     LAUNCHES = "launches"
     COPIES = "copies"
+    COLLECTIVES = "collectives"  # what a process group exchanges
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

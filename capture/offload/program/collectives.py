@@ -31,6 +31,11 @@ SENT_AS_GIVEN = frozenset(
     )
 )  # fmt: skip
 
+# These copy what they are given to their results when they are started, and send from there.
+COPIED_AT_START = frozenset(
+    f"{NAMESPACE}{name}" for name in ("all_reduce", "all_reduce_coalesced", "broadcast")
+)
+
 # Of these each rank may give and get another number of rows.
 _ROWS_VARY = frozenset({f"{NAMESPACE}all_to_all_single"})
 

@@ -27,6 +27,7 @@ from offload.run.explanation import explain
 from offload.run.lane_choice import LaneChoice
 from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
+from offload.run.overlap_choice import OverlapChoice
 from offload.run.predicted_timeline import with_prediction
 from offload.run.recorded_timeline import execution_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
@@ -77,6 +78,7 @@ class Executable(ExecutionSubmitting):
         scheduling: as one task, or launch by launch.
         fusion: what became of launches in `load(fuse=True)`; None where nothing was fused.
         lane_choice: what became of `load(lanes=...)`; None where one lane was asked for.
+        overlap: the same of a Program with collectives; None where one lane was asked for.
         copy_choices: for each input and output that may be copied instead of re-setting the nodes
             that hold its address: what was chosen, and by which costs; empty where none has
             more than one such node.
@@ -104,6 +106,7 @@ class Executable(ExecutionSubmitting):
             prepared = dataclasses.replace(prepared, bound=prepared.bound.unguarded())
         self.fusion = fusion
         self.lane_choice = lane_choice
+        self.overlap: OverlapChoice | None = None
         self._check_stored = check_stored
         self.bound = prepared.bound
         self.program = prepared.program
@@ -354,6 +357,7 @@ class Executable(ExecutionSubmitting):
                 self.device,
                 streaming=self.plan.streaming,
                 launch_lanes=self.plan.launch_lanes or (),
+                collectives=None if self.overlap is None else self.overlap.times,
             )
             for one in timeline.executions
         )

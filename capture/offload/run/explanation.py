@@ -129,6 +129,8 @@ def proof_lines(run: Executable) -> list[str]:
 def lane_lines(run: Executable) -> list[str]:
     """On how many lanes launches run and why, and in how many executions helpers took part."""
     lines = [] if run.lane_choice is None else [*run.lane_choice.explain()]
+    if run.overlap is not None:
+        lines += run.overlap.explain()
     if run.lanes is not None and len(run.plan.lanes) > 1:
         counts = run.lanes.counts()
         lines.append(

@@ -70,6 +70,7 @@ def _by_costs(run: Executable, one: ExecutionTimeline, costs: CostModel) -> Exec
         run.device,
         streaming=streaming,
         launch_lanes=run.plan.launch_lanes or (),
+        collectives=None if run.overlap is None else run.overlap.times,
     )
 
 

@@ -7,11 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from offload.costs import STAGES, CostModel, HeaderShape
 from offload.plan import simulate_streaming, weight_demand
+from offload.plan.collective_lanes import (
+    CollectiveTimes,
+    collective_lanes,
+    simulate_collectives,
+)
 from offload.plan.simulate_steps import simulate_steps
 from offload.plan.steps import Lane, lanes_of_launches
 from offload.plan.streaming import Streaming
 from offload.program import Launch, Program
-from offload.run.recorded_timeline import lane_name
+from offload.run.recorded_timeline import collective_spans, lane_name
 from offload.timeline import HOST_LANE, WEIGHT_WAIT, WEIGHTS_LANE, ExecutionTimeline, Span, SpanKind
 
 
@@ -24,12 +29,14 @@ def with_prediction(
     *,
     streaming: Streaming | None = None,
     launch_lanes: Sequence[Lane] = (),
+    collectives: CollectiveTimes | None = None,
 ) -> ExecutionTimeline:
     """An execution with the spans that `costs` predict of it.
 
     Where weights are streamed, and the program is delivered as one task, launches begin as
     `simulate_streaming` says, with what they wait and what is brought meanwhile. Host scheduling is
-    predicted as if all weights were there. On lanes launches begin as `simulate_steps` says.
+    predicted as if all weights were there. On lanes launches begin as `simulate_steps` says, and
+    with `collectives`, the times that the load measured on all ranks, as `simulate_collectives`.
 
     Raises:
         CostModelError: a launch of the program was never measured on this machine.
@@ -51,6 +58,8 @@ def with_prediction(
     if streaming is not None and not streaming.is_resident and not prediction.issues:
         durations_ns = costs.durations_ns(program)
         spans += _streamed(program, streaming, durations_ns, origin_ns + round(at_ns), device_lane)
+    elif collectives is not None and not prediction.issues:
+        spans += _exchanging(program, collectives, origin_ns + round(at_ns), device_lane)
     elif len(launch_lanes) > 1:
         durations_ns = costs.durations_ns(program)
         for launch, lane, span in _on_lanes(program, launch_lanes, durations_ns, at_ns):
@@ -73,6 +82,24 @@ def _on_lanes(
         program.launches, found.launch_begin_ns, found.launch_end_ns, strict=True
     ):
         yield launch, lane_of[launch.index], (begin_ns + begin, begin_ns + end)
+
+
+def _exchanging(
+    program: Program, times: CollectiveTimes, origin_ns: int, device_lane: str
+) -> Iterator[Span]:
+    """Launches, and beside them what ranks exchange."""
+    one = simulate_collectives(program, times)
+    for launch, begin_ns, end_ns in zip(
+        program.launches, one.launch_begin_ns, one.launch_end_ns, strict=True
+    ):
+        begin, end = (origin_ns + round(moment) for moment in (begin_ns, end_ns))
+        yield Span(SpanKind.LAUNCH, launch.name, device_lane, begin, end, launch.index)
+    starts = [step.piece for lane in collective_lanes(program)[1:] for step in lane.copies]
+    spans = {
+        start: (origin_ns + round(begin_ns), origin_ns + round(end_ns))
+        for start, begin_ns, end_ns in zip(starts, one.copy_begin_ns, one.copy_end_ns, strict=True)
+    }
+    yield from collective_spans(program, spans)
 
 
 def predicted_pass(

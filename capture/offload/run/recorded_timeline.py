@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from offload.native import _native
+from offload.plan.collective_lanes import exchanged_spans, started_collectives
 from offload.program import Program
 from offload.run.reports import substages_of
 from offload.timeline import (
+    COLLECTIVES_LANE,
     HOST_LANE,
     WEIGHT_WAIT,
     WEIGHTS_LANE,
@@ -50,6 +52,7 @@ def execution_timeline(
         *_transfers(trace),
         *_launches(trace.launches, SpanKind.LAUNCH, device_lane, program, launch_lanes),
         *_weights(trace, device_lane),
+        *_collectives(trace.launches, program),
     ]
     if scheduling is Scheduling.HOST:
         spans += _launches(trace.issues, SpanKind.ISSUE, HOST_LANE, program)
@@ -124,6 +127,36 @@ def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
             wait.begin_ns,
             wait.end_ns,
             wait.launch,
+        )
+
+
+def _collectives(times: _native.LaunchTimes, program: Program) -> Iterator[Span]:
+    """What ranks exchange, as the launches show that start it and wait for it."""
+    if not program.groups or not times.begin_ns:
+        return
+    spans = exchanged_spans(program, times.begin_ns, times.end_ns)
+    yield from collective_spans(program, spans)
+
+
+def collective_spans(program: Program, spans: Mapping[int, tuple[int, int]]) -> Iterator[Span]:
+    """Spans of collectives, each on the lane of its group.
+
+    Args:
+        program: has the launches.
+        spans: by the launch that starts it when a collective begins and ends, in ns.
+    """
+    for one in started_collectives(program):
+        launch = program.launches[one.start]
+        lane = COLLECTIVES_LANE if len(program.groups) == 1 else f"{COLLECTIVES_LANE} {one.group}"
+        begin_ns, end_ns = spans[one.start]
+        yield Span(
+            SpanKind.COLLECTIVE,
+            launch.name,
+            lane,
+            begin_ns,
+            end_ns,
+            launch.index,
+            place=launch.place,
         )
 
 

@@ -1,6 +1,7 @@
 """Timelines: what executions did and when, as data. `observe.timelines` draws them."""
 
 from offload.timeline.spans import (
+    COLLECTIVES_LANE,
     HOST_LANE,
     WEIGHT_WAIT,
     WEIGHTS_LANE,
@@ -12,6 +13,7 @@ from offload.timeline.spans import (
 from offload.timeline.timeline import Timeline
 
 __all__ = [
+    "COLLECTIVES_LANE",
     "HOST_LANE",
     "WEIGHTS_LANE",
     "WEIGHT_WAIT",

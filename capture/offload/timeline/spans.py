@@ -11,6 +11,9 @@ HOST_LANE = "host"
 WEIGHTS_LANE = "weights"
 """The lane of what brings weights to the device's memory."""
 
+COLLECTIVES_LANE = "collectives"
+"""The lane of what a process group exchanges; of several groups each has one, with its name."""
+
 WEIGHT_WAIT = "wait for weights"
 """The name of a wait."""
 
@@ -41,6 +44,9 @@ class SpanKind(enum.StrEnum):
     """Bytes of a weight are brought to the device's memory while launches run."""
     WAIT = "wait"
     """A launch waits for its weights."""
+    COLLECTIVE = "collective"
+    """Ranks exchange tensors: from the launch that starts it, or the end of the exchange before, to
+    the end of the launch that waits for it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,7 +59,8 @@ class Span:
             out`), or the weight that is brought.
         lane: `host`, or the device's lane.
         begin_ns, end_ns: since the beginning of the timeline; end_ns >= begin_ns.
-        launch: the index of the launch in the program, of an issue, launch or wait; -1 otherwise.
+        launch: the index of the launch in the program, of an issue, launch, wait or collective (the
+            launch that starts it); -1 otherwise.
         size_bytes: of a transfer, or of a weight's piece. Of a piece that comes partly outside the
             execution the span is the part within, and the size that of the piece.
         place: of an issue or launch, where it is in the user's code: `encoder/attention net.py:12`.

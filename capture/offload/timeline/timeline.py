@@ -12,6 +12,8 @@ from offload.timeline.spans import ExecutionTimeline
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from offload.timeline.rank_timelines import RankTimelines
+
 _PICTURES = "python -m pip install 'offload[pictures]'"
 
 
@@ -70,6 +72,26 @@ class Timeline:
         both.clock_reads = self.clock_reads + other.clock_reads
         both.clock_read_ns = max(self.clock_read_ns, other.clock_read_ns)
         return both
+
+    def of_ranks(self, group: Any = None) -> RankTimelines | None:
+        """Gather the timelines of all ranks of a process group on one axis, clocks aligned.
+
+        All ranks call it at once, behind their blocks. The clocks' offsets are estimated by round
+        trips (`distributed.clocks`).
+
+        Args:
+            group: of `torch.distributed`, on the CPU; None: the default one.
+
+        Returns:
+            All timelines on the group's first rank, to be saved as one trace; None on the others.
+
+        Raises:
+            ExecutionError: torch.distributed is not initialised, a rank ended, or did not come
+                within the group's timeout.
+        """
+        ranks = _module("offload.timeline.rank_timelines")
+        found: RankTimelines | None = ranks.gather_timelines(self, group)
+        return found
 
     def show(self, console: Console | None = None) -> None:
         """Print tables: m_l_t by stage, launches and transfers, predicted beside measured.

@@ -45,6 +45,7 @@ _KINDS = {
     SpanKind.TRANSFER: "#86cb8b",
     SpanKind.WEIGHTS: "#5fb3a1",
     SpanKind.WAIT: "#d9d9d9",
+    SpanKind.COLLECTIVE: "#d98ba6",
 }
 _KIND_NAMES = {
     SpanKind.SUBSTAGE: "of submit",
@@ -53,6 +54,7 @@ _KIND_NAMES = {
     SpanKind.TRANSFER: "transfer",
     SpanKind.WEIGHTS: "weights brought",
     SpanKind.WAIT: "wait for weights",
+    SpanKind.COLLECTIVE: "collective",
 }
 
 _LEFT, _RIGHT = 84.0, 18.0

@@ -194,6 +194,7 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
             ("transfers", SpanKind.TRANSFER),
             ("weights brought", SpanKind.WEIGHTS),
             ("waits for weights", SpanKind.WAIT),
+            ("collectives", SpanKind.COLLECTIVE),
         )
         if kind in kinds
     ]

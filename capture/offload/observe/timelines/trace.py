@@ -44,10 +44,19 @@ def save_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     Raises:
         TimelineError: the path ends otherwise.
     """
+    write_trace(trace_of(timeline), path)
+
+
+def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
+    """Write a trace, compressed where the path says so.
+
+    Raises:
+        TimelineError: the path does not end in `.json` or `.json.gz`.
+    """
     path = Path(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise TimelineError(f"{path}: a trace's name must end in .json or .json.gz")
-    text = json.dumps(trace_of(timeline))
+    text = json.dumps(trace)
     if path.suffix == ".gz":
         path.write_bytes(gzip.compress(text.encode(), mtime=0))
     else:
@@ -70,6 +79,11 @@ def trace_of(timeline: Timeline) -> dict[str, Any]:
         "versions": timeline.versions,
         "traceEvents": [*writer.metadata(), *writer.events],
     }
+
+
+def process_names(process: int) -> str:
+    """What a trace's process is of: the host, the device or predictions."""
+    return {_HOST: "host", _DEVICE: "device", _PREDICTED: "predicted"}[process]
 
 
 class _Writer:
@@ -167,8 +181,9 @@ class _Writer:
         return slices
 
     def _add_device_event(self, span: Span, thread: int, cause: Event | None) -> None:
-        if span.kind is SpanKind.WAIT:  # the device does nothing
-            self.events.append(_slice("wait", span.name, span, _DEVICE, thread))
+        if span.kind in (SpanKind.WAIT, SpanKind.COLLECTIVE):  # the device runs no launch for it
+            category = "wait" if span.kind is SpanKind.WAIT else "collective"
+            self.events.append(_slice(category, span.name, span, _DEVICE, thread))
             return
         transfer = span.kind in (SpanKind.TRANSFER, SpanKind.WEIGHTS)
         event = _slice(

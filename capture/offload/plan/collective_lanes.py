@@ -1,0 +1,130 @@
+"""Collectives as Steps: launches on one lane, and beside it what each process group exchanges.
+
+A group carries out its collectives in the order in which they are started, while launches go on.
+So a group is a lane: its `Copy` waits for the launch that starts the collective, and the launch
+that waits for the collective waits for that `Copy`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from offload.plan.simulate_steps import SimulatedExecution, simulate_steps
+from offload.plan.steps import Copy, Lane, LaneKind, Record, Run, Step, Wait
+from offload.program import Program
+from offload.program.collectives import group_name
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartedCollective:
+    """A collective of a Program.
+
+    Attributes:
+        start: the launch that starts it.
+        waits: the launches that wait for it, in order: one for each of its results.
+        group: the name of its process group.
+    """
+
+    start: int
+    waits: tuple[int, ...]
+    group: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CollectiveTimes:
+    """Durations of the launches of a Program and of what its process groups exchange, in ns.
+
+    Attributes:
+        launch_ns: of each launch by itself; a launch that waits counts without the time that it is
+            blocked.
+        transfer_ns: for each launch that starts a collective the time that the group takes for it,
+            once it has come to it; 0 for other launches.
+    """
+
+    launch_ns: tuple[float, ...]
+    transfer_ns: tuple[float, ...]
+
+
+def started_collectives(program: Program) -> tuple[StartedCollective, ...]:
+    """The collectives of a Program, in the order in which they are started."""
+    waits: dict[int, list[int]] = {}  # by the launch that starts it
+    started: dict[int, int] = {}  # by a Value that is waited for
+    for launch in program.launches:
+        if launch.waits:
+            (view,) = launch.views()
+            waits[started.pop(view.value)].append(launch.index)
+        elif launch.is_collective:
+            waits[launch.index] = []
+            started.update(dict.fromkeys(launch.writes, launch.index))
+    return tuple(
+        StartedCollective(start, tuple(found), group_name(program.launches[start].arguments))
+        for start, found in waits.items()
+    )
+
+
+def collective_lanes(program: Program) -> tuple[Lane, ...]:
+    """The Steps of a Program with collectives: its launches in order, and a lane for each group.
+
+    Events 2i and 2i + 1 are of collective i: it was started, and it has ended.
+    """
+    collectives = started_collectives(program)
+    begun = {one.start: 2 * at for at, one in enumerate(collectives)}
+    awaited = {one.waits[0]: 2 * at + 1 for at, one in enumerate(collectives) if one.waits}
+    launches: list[Step] = []
+    first = 0
+    for index in range(len(program.launches)):
+        if index in awaited:
+            launches += [*_run(first, index), Wait(awaited[index])]
+            first = index
+        if index in begun:
+            launches += [Run(first, index + 1), Record(begun[index])]
+            first = index + 1
+    launches += _run(first, len(program.launches))
+    transfers: dict[str, list[Step]] = {}
+    for at, one in enumerate(collectives):
+        steps: list[Step] = [Wait(2 * at), Copy(one.start)]
+        if one.waits:
+            steps.append(Record(2 * at + 1))
+        transfers.setdefault(one.group, []).extend(steps)
+    groups = (Lane(LaneKind.COLLECTIVES, tuple(transfers[name])) for name in sorted(transfers))
+    return (Lane(LaneKind.LAUNCHES, tuple(launches)), *groups)
+
+
+def simulate_collectives(program: Program, times: CollectiveTimes) -> SimulatedExecution:
+    """Simulate the Steps of a Program with collectives.
+
+    Raises:
+        PlanError: the durations are not of this Program's launches.
+    """
+    return simulate_steps(collective_lanes(program), times.launch_ns, times.transfer_ns)
+
+
+def exchanged_spans(
+    program: Program, begin_ns: Sequence[int], end_ns: Sequence[int]
+) -> dict[int, tuple[int, int]]:
+    """When each collective was under way at most, as its launches of one execution tell.
+
+    A group does one after the other. So a collective begins once it is started and the one before
+    has ended, and has ended when the launch that waits for it has: earlier, if that did not block.
+
+    Args:
+        program: has the launches.
+        begin_ns: of each launch.
+        end_ns: likewise.
+
+    Returns:
+        By the launch that starts it when it begins and when it ends.
+    """
+    found: dict[int, tuple[int, int]] = {}
+    free_ns: dict[str, int] = {}
+    for one in started_collectives(program):
+        begin = max(end_ns[one.start], free_ns.get(one.group, 0))
+        ended = end_ns[one.waits[0]] if one.waits else begin
+        found[one.start] = (begin, max(begin, ended))
+        free_ns[one.group] = found[one.start][1]
+    return found
+
+
+def _run(first: int, last: int) -> list[Step]:
+    return [Run(first, last)] if first < last else []

@@ -1,0 +1,300 @@
+"""Stages: some launches of a Program in a row, and the messages that bring what they read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from offload.errors import ProgramError
+from offload.program.bindings import Bindings, BoundProgram
+from offload.program.check import check_program
+from offload.program.collectives import RECEIVES, SENDS, WAIT, Group
+from offload.program.launch import Launch, Operator
+from offload.program.program import Program
+from offload.program.rewrite import renumbered
+from offload.program.structure import Structure
+from offload.program.values import ITEM_BYTES, MADE_ROLES, Role, TensorView, Value
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Message:
+    """A Value that one stage sends to a later one.
+
+    Attributes:
+        value: of the whole Program.
+        sender, receiver: stages.
+        tag: tells messages between the same two stages apart.
+    """
+
+    value: int
+    sender: int
+    receiver: int
+    tag: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage as a Program by itself.
+
+    Attributes:
+        bound: the first stage is called as the whole Program is, the last one gives what that does;
+            others take no arguments, and give none. Weights are those that its launches use.
+        messages: that it receives and sends.
+    """
+
+    bound: BoundProgram
+    messages: tuple[Message, ...]
+
+
+def check_stageable(program: Program) -> None:
+    """Check that a Program may be executed in stages on several ranks.
+
+    Raises:
+        ProgramError: it is one opaque launch, has collectives, writes inputs or weights, has
+            effects (random numbers, guards, unseen work), or returns an input or a weight; the
+            message says which.
+    """
+    why = ""
+    if program.opaque is not None:
+        why = f"it is one launch, which no cut divides: {program.opaque.reason}"
+    elif program.groups:
+        why = "it has collectives of its own"
+    for launch in program.launches:
+        if launch.effects and not why:
+            kinds = {"generator": "draws random numbers", "guard": "may end the execution"}
+            does = kinds.get(min(launch.effects).kind, "may do what nobody sees")
+            why = f"{launch.source}: {launch.name} {does}, of which other ranks would not know"
+    if program.leaves_something and not why:
+        why = "it writes inputs or weights, as a step that trains does"
+    elif program.overlaps and not why:
+        why = "inputs share memory, which ranks do not"
+    for result in program.results:
+        if program.values[result.view.value].role not in MADE_ROLES and not why:
+            why = f"it returns {program.values[result.view.value].name}, which no launch makes"
+    if why:
+        raise ProgramError(f"the program cannot be executed in stages: {why}")
+
+
+def messages_of(program: Program, stages: Sequence[Sequence[int]]) -> tuple[Message, ...]:
+    """What stages send to later ones: what these read, or in the last one what callers see.
+
+    Args:
+        program: that passes `check_stageable`.
+        stages: the launches of each, in recorded order; the first stage has the inputs.
+    """
+    stage_of = {launch: stage for stage, launches in enumerate(stages) for launch in launches}
+    makers = {view.value: 0 for view in program.inputs}
+    readers: dict[int, set[int]] = {}
+    for launch in program.launches:
+        stage = stage_of[launch.index]
+        for value in launch.touched():
+            if program.values[value].role is not Role.WEIGHT:
+                makers.setdefault(value, stage)
+                readers.setdefault(value, set()).add(stage)
+    for result in program.results:
+        readers.setdefault(result.view.value, set()).add(len(stages) - 1)
+    pairs = [
+        (value, makers[value], reader)
+        for value in sorted(readers)
+        for reader in sorted(readers[value])
+        if reader != makers[value]
+    ]
+    return tuple(Message(*pair, tag) for tag, pair in enumerate(pairs))
+
+
+def stage_program(
+    bound: BoundProgram, stages: Sequence[Sequence[int]], number: int, group: Group | None
+) -> Stage:
+    """Make one stage of a Program, with the messages that it receives and sends.
+
+    Args:
+        bound: the whole Program, which passes `check_stageable`.
+        stages: the launches of each stage in recorded order. A Value that is written more than once
+            is made and written within one.
+        number: of the stage, which is that of its rank in the group.
+        group: whose ranks have the stages; None: there is one stage.
+
+    Raises:
+        ProgramError: a stage reads or writes what is no whole tensor of another one.
+    """
+    program = bound.program
+    own = tuple(one for one in messages_of(program, stages) if number in (one.sender, one.receiver))
+    for one in own:
+        _check_whole(program.values[one.value])
+    made = _StageLaunches(program, group, number)
+    made.add_received([one for one in own if one.receiver == number])
+    for index in stages[number]:
+        made.add(program.launches[index])
+    made.add_sent([one for one in own if one.sender == number])
+    staged, positions = made.program(is_last=number == len(stages) - 1)
+    check_program(staged)
+    is_first = number == 0
+    bindings = dataclasses.replace(
+        bound.bindings.moved(positions),
+        input_samples=bound.bindings.input_samples if is_first else (),
+        arguments=bound.bindings.arguments if is_first else None,
+        results=bound.bindings.results if number == len(stages) - 1 else None,
+    )
+    return Stage(BoundProgram(staged, _own(bindings, staged)), own)
+
+
+class _StageLaunches:
+    """The launches of one stage as they are added, over Values of the whole Program."""
+
+    def __init__(self, program: Program, group: Group | None, number: int) -> None:
+        self._whole = program
+        self._group = group
+        self._number = number
+        self._launches: list[Launch] = []
+        self._values = list(program.values)
+        self._received: set[int] = set()
+
+    def add(self, launch: Launch) -> None:
+        self._launches.append(launch)
+
+    def add_received(self, messages: Sequence[Message]) -> None:
+        """Receive all, and wait for all."""
+        self._received = {one.value for one in messages}
+        for one in messages:
+            view = self._flat(one.value)
+            self._add(RECEIVES, (view, one.sender, one.tag, self._name), (one.value,), (one.value,))
+        for one in messages:
+            self._add(WAIT, (self._flat(one.value),), (one.value,), (one.value,))
+
+    def add_sent(self, messages: Sequence[Message]) -> None:
+        """Send all, and wait for all; a Value of no bytes stands for a message being sent."""
+        sent = []
+        for one in messages:
+            view = self._flat(one.value)
+            value = Value(
+                len(self._values), Role.ACTIVATION, (0,), (1,), view.dtype, 0, f"sent_{one.tag}"
+            )
+            self._values.append(value)
+            sent.append((one, TensorView(value.index, 0, (0,), (1,), view.dtype)))
+        for one, being_sent in sent:
+            self._add(
+                SENDS,
+                (self._flat(one.value), one.receiver, one.tag, self._name),
+                (one.value,),
+                (being_sent.value,),
+                (being_sent,),
+            )
+        for one, being_sent in sent:
+            reads = tuple(sorted((one.value, being_sent.value)))
+            self._add(WAIT, (being_sent,), reads, (being_sent.value,))
+
+    def program(self, *, is_last: bool) -> tuple[Program, Mapping[int, int]]:
+        """The stage, and by Value of the whole Program its index there."""
+        whole, is_first = self._whole, self._number == 0
+        used = {value for launch in self._launches for value in launch.touched()}
+        if is_first:
+            used |= {view.value for view in whole.inputs}
+        if is_last:
+            used |= {result.view.value for result in whole.results}
+        kept = [value for value in self._values if value.index in used]
+        positions = {value.index: position for position, value in enumerate(kept)}
+        moved = [renumbered(one, at, positions) for at, one in enumerate(self._launches)]
+        given = _moved_views(whole, positions) if is_first else ()
+        returned = (
+            tuple(dataclasses.replace(one, view=_at(one.view, positions)) for one in whole.results)
+            if is_last
+            else ()
+        )
+        nothing = Structure("tuple", (), type_name="builtins.tuple", container=tuple)
+        no_keywords = Structure("dict", type_name="builtins.dict", container=dict)
+        staged = dataclasses.replace(
+            whole,
+            values=tuple(
+                dataclasses.replace(
+                    one, index=at, role=self._role(one, is_first=is_first, is_last=is_last)
+                )
+                for at, one in enumerate(kept)
+            ),
+            launches=tuple(moved),
+            inputs=given,
+            results=returned,
+            arguments_structure=whole.arguments_structure
+            if is_first
+            else Structure("tuple", (nothing, no_keywords)),
+            result_structure=whole.result_structure if is_last else nothing,
+            weight_views={
+                positions[index]: tuple(_at(view, positions) for view in views)
+                for index, views in whole.weight_views.items()
+                if index in positions
+            },
+            parameter_names=whole.parameter_names if is_first else (),
+            keyword_only_names=whole.keyword_only_names if is_first else (),
+            host_reads=(),
+            groups=(self._group,) if self._has_messages() and self._group is not None else (),
+        )
+        return staged, positions
+
+    @property
+    def _name(self) -> str:
+        assert self._group is not None  # several stages have one
+        return self._group.name
+
+    def _has_messages(self) -> bool:
+        return any(one.is_collective for one in self._launches)
+
+    def _role(self, value: Value, *, is_first: bool, is_last: bool) -> Role:
+        if value.role is Role.INPUT and not is_first:
+            return Role.ACTIVATION
+        if value.role is Role.OUTPUT and not is_last:
+            return Role.ACTIVATION
+        return value.role
+
+    def _add(
+        self,
+        name: str,
+        arguments: tuple[TensorView | int | str, ...],
+        reads: tuple[int, ...],
+        writes: tuple[int, ...],
+        results: tuple[TensorView | None, ...] = (None,),
+    ) -> None:
+        self._launches.append(
+            Launch(
+                len(self._launches),
+                Operator(name),
+                arguments,
+                results,
+                reads,
+                writes,
+                False,
+                None,
+                False,
+                f"stage {self._number}",
+            )
+        )
+
+    def _flat(self, value: int) -> TensorView:
+        """All elements of a Value in a row, as they lie."""
+        one = self._whole.values[value]
+        return TensorView(value, 0, (one.size_bytes // ITEM_BYTES[one.dtype],), (1,), one.dtype)
+
+
+def _check_whole(value: Value) -> None:
+    view = TensorView(value.index, 0, value.shape, value.strides, value.dtype)
+    if view.end_bytes != value.size_bytes or value.size_bytes % ITEM_BYTES[value.dtype]:
+        raise ProgramError(
+            f"%{value.index} ({value.name}) is more than its first tensor: whoever uses it belongs "
+            "to who made it"
+        )
+
+
+def _at(view: TensorView, positions: Mapping[int, int]) -> TensorView:
+    return dataclasses.replace(view, value=positions[view.value])
+
+
+def _moved_views(program: Program, positions: Mapping[int, int]) -> tuple[TensorView, ...]:
+    return tuple(_at(view, positions) for view in program.inputs)
+
+
+def _own(bindings: Bindings, program: Program) -> Bindings:
+    """Weights that the stage uses alone."""
+    weights = {value.index for value in program.of_role(Role.WEIGHT)}
+    return dataclasses.replace(
+        bindings,
+        weights={index: one for index, one in bindings.weights.items() if index in weights},
+        stored={index: one for index, one in bindings.stored.items() if index in weights},
+    )

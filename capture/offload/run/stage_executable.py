@@ -1,0 +1,130 @@
+"""What a rank of a pipeline loads and calls: one stage, for all micro-batches of a call."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from offload.console.amounts import show_bytes
+from offload.errors import BindingError
+from offload.plan.pipeline_stages import PipelineStages
+from offload.program import BoundProgram, Role
+from offload.run.arguments import tensors_of_call
+from offload.run.executable import Executable
+
+
+class StageExecutable:
+    """One stage of a Program whose other stages are other ranks'. Made by `Captured.load`.
+
+    All ranks call it at once. The first rank is given the micro-batches, `run([x0, x1, x2, x3])`:
+    of each the argument of the recorded call, or a tuple of its arguments. Other ranks call
+    `run()`. The last rank gives a list of the results, one for each micro-batch, others None.
+
+    A call raises:
+        BindingError: there are not as many micro-batches as were loaded for, or one does not fit;
+            nothing has run on this rank, and the other ranks wait for their group's timeout.
+        ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout.
+
+    Owner: the caller. Thread: one at a time.
+
+    Attributes:
+        run: the stage's Executable, which executes one micro-batch, messages included.
+        number: of the stage, and of this rank in its group.
+        stages: how the Program was cut.
+    """
+
+    def __init__(
+        self, run: Executable, whole: BoundProgram, stages: PipelineStages, number: int
+    ) -> None:
+        self.run = run
+        self.number = number
+        self.stages = stages
+        self._whole_bytes = _weight_bytes(whole)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights that this stage uses; others are not loaded here."""
+        return _weight_bytes(self.run.bound)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether calls on this rank give the results."""
+        return self.number == len(self.stages.launches) - 1
+
+    def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
+        """Execute the stage for all micro-batches, in order."""
+        calls = self._calls(micro_batches)
+        results = [self.run(*call) for call in calls]
+        return results if self.is_last else None
+
+    def close(self) -> None:
+        """Give the stage back; idempotent."""
+        self.run.close()
+
+    def __enter__(self) -> StageExecutable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def explain(self) -> str:
+        """How the Program was cut, what was predicted, and how this stage is executed."""
+        stages = self.stages
+        of_stages = ", ".join(
+            f"{len(launches)} launches {ns / 1e3:,.1f} us"
+            for launches, ns in zip(stages.launches, stages.stage_ns, strict=True)
+        )
+        received = stages.received_ns
+        lines = [
+            f"stage {self.number} of {len(stages.launches)}: {of_stages}",
+            f"  predicted: {stages.predicted_ns / 1e3:,.1f} us for {stages.n_micro_batches} "
+            f"micro-batches, {stages.sequential_ns / 1e3:,.1f} us one after the other on one rank; "
+            f"the slowest stage takes {stages.period_ns / 1e3:,.1f} us for each, no placement less "
+            f"than {stages.lower_bound_ns / 1e3:,.1f} us",
+            f"  receiving takes at most {', '.join(f'{ns / 1e3:,.1f}' for ns in received)} us",
+            f"  weights: {show_bytes(self.weight_bytes)} of {show_bytes(self._whole_bytes)}",
+        ]
+        return "\n".join([*lines, self.run.explain()])
+
+    def _calls(self, micro_batches: Sequence[Any] | None) -> list[tuple[Any, ...]]:
+        """The arguments of each execution, checked before the first one.
+
+        Raises:
+            BindingError: they do not fit.
+        """
+        expected = self.stages.n_micro_batches
+        if self.number:
+            if micro_batches is not None:
+                raise BindingError(
+                    f"stage {self.number} takes no arguments, as the first rank sends what it "
+                    "reads: call run() here"
+                )
+            return [()] * expected
+        with contextlib.suppress(TypeError):  # no sequence at all
+            if micro_batches is not None and len(micro_batches) == expected:
+                calls = [one if isinstance(one, tuple) else (one,) for one in micro_batches]
+                for call in calls:
+                    self._check(call)
+                return calls
+        got = "none" if micro_batches is None else f"a {type(micro_batches).__qualname__}"
+        with contextlib.suppress(TypeError):
+            got = f"{got} of {len(micro_batches or ())}"
+        raise BindingError(
+            f"expected {expected} micro-batches, each the argument of the recorded call or a tuple "
+            f"of its arguments, got {got}"
+        )
+
+    def _check(self, call: tuple[Any, ...]) -> None:
+        tensors = tensors_of_call(self.run.bound, call, {})
+        for leaf, (view, tensor) in enumerate(zip(self.run.program.inputs, tensors, strict=True)):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            if tuple(tensor.shape) != view.shape or dtype != view.dtype:
+                raise BindingError(
+                    f"input {leaf} of a micro-batch: expected {view.dtype}{list(view.shape)}, got "
+                    f"{dtype}{list(tensor.shape)}"
+                )
+
+
+def _weight_bytes(bound: BoundProgram) -> int:
+    return sum(one.size_bytes for one in bound.program.of_role(Role.WEIGHT))

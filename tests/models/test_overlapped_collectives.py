@@ -1,0 +1,161 @@
+"""Collectives that are exchanged while launches run: simulated, and executed on a virtual clock."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from virtual_ranks import VirtualProgram, virtual_program
+
+from offload.errors import PlanError
+from offload.plan.check_plan import check_order
+from offload.plan.check_reordering import check_reordering
+from offload.plan.collective_lanes import (
+    collective_lanes,
+    simulate_collectives,
+    started_collectives,
+)
+from offload.plan.overlap_collectives import in_order, lower_bound_ns, overlap_collectives
+from offload.plan.steps import Copy, LaneKind, Wait
+
+N_PROGRAMS = 30
+JITTER = 0.1
+"""By which each launch and exchange takes more or less than the simulation was told."""
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[VirtualProgram]:
+    """Random programs with sums over ranks in them."""
+    found = (virtual_program(seed, JITTER) for seed in range(2 * N_PROGRAMS))
+    with_sums = [one for one in found if one.bound.program.groups]
+    assert len(with_sums) >= N_PROGRAMS
+    return with_sums[:N_PROGRAMS]
+
+
+def test_executed_orders_take_what_the_simulation_says_within_15_percent(programs):
+    n_told_apart = 0
+    for one in programs:
+        program = one.bound.program
+        orders = overlap_collectives(program, one.times)
+        recorded = one.executable(program)
+        recorded_ns, expected = one.makespan_ns(recorded)
+        assert recorded_ns == pytest.approx(orders[-1].predicted_ns, rel=0.15)
+        for order in (orders[0], orders[len(orders) // 2]):
+            check_reordering(program, order.order)
+            run = one.executable(in_order(program, order.order))
+            makespan_ns, result = one.makespan_ns(run)
+            assert makespan_ns == pytest.approx(order.predicted_ns, rel=0.15)
+            assert torch.equal(result, expected)
+            assert not result.isnan().any()
+            run.close()
+        recorded.close()
+        # The same comparison refuses the prediction of another order.
+        n_told_apart += recorded_ns > 1.15 * orders[0].predicted_ns
+    assert n_told_apart > N_PROGRAMS // 2
+
+
+def test_the_simulation_of_the_recorded_order_is_that_of_its_steps(programs):
+    for one in programs:
+        program = one.bound.program
+        orders = overlap_collectives(program, one.times)
+        assert simulate_collectives(program, one.times).period_ns == orders[-1].predicted_ns
+        assert orders[-1].is_recorded
+        assert lower_bound_ns(program, one.times) <= orders[0].predicted_ns * (1 + 1e-9)
+        predicted = [order.predicted_ns for order in orders]
+        assert predicted == sorted(predicted)
+
+
+def test_a_collective_starts_when_its_input_is_there_and_waits_for_its_first_reader():
+    one = next(
+        found
+        for found in map(virtual_program, range(100, 160))
+        if len(started_collectives(found.bound.program)) == 1
+    )
+    program = one.bound.program
+    (collective,) = started_collectives(program)
+    times = dataclasses.replace(  # an exchange longer than all launches
+        one.times, transfer_ns=tuple(1e9 if ns else 0.0 for ns in one.times.transfer_ns)
+    )
+    order = overlap_collectives(program, times)[0].order
+    place = {launch: at for at, launch in enumerate(order)}
+    (received,) = program.launches[collective.start].writes
+    readers = [at for at in program.launches if received in at.reads and not at.is_collective]
+    behind = {at.index for at in readers}
+    for launch in program.launches:  # in recorded order each comes behind what it reads
+        if any(program.launches[at].writes[0] in launch.reads for at in behind):
+            behind.add(launch.index)
+    assert all(
+        (place[at] > place[collective.waits[0]]) == (at in behind)
+        for at in place
+        if at not in (collective.start, collective.waits[0])
+    )
+
+
+def test_the_checker_refuses_steps_without_a_wait(programs):
+    one = programs[0]
+    run = one.executable(one.bound.program)
+    launches, *groups = run.plan.collective_lanes
+    assert [lane.kind for lane in groups] == [LaneKind.COLLECTIVES] * len(groups)
+    check_order(run.program, run.plan)
+    for lanes in (
+        (dataclasses.replace(launches, steps=_without_last_wait(launches.steps)), *groups),
+        (launches, dataclasses.replace(groups[0], steps=_without_last_wait(groups[0].steps))),
+    ):
+        with pytest.raises(PlanError, match=r"nothing orders the two|would not find"):
+            check_order(run.program, dataclasses.replace(run.plan, collective_lanes=lanes))
+    run.close()
+
+
+def _without_last_wait(steps):
+    last = max(at for at, step in enumerate(steps) if isinstance(step, Wait))
+    return (*steps[:last], *steps[last + 1 :])
+
+
+def test_every_wrong_neighbour_exchange_is_refused(programs):
+    n_refused = n_taken = 0
+    for one in programs:
+        program = one.bound.program
+        run = one.executable(program)
+        _, expected = one.makespan_ns(run)
+        for at in range(len(program.launches) - 1):
+            order = [*range(len(program.launches))]
+            order[at], order[at + 1] = order[at + 1], order[at]
+            try:
+                check_reordering(program, order)
+            except PlanError:
+                n_refused += 1
+                continue
+            n_taken += 1
+            if n_taken % 10 == 0:
+                other = one.executable(in_order(program, order))
+                assert torch.equal(one.makespan_ns(other)[1], expected)
+                other.close()
+        run.close()
+    assert n_refused > 50
+    assert n_taken > 50
+
+
+def test_each_collective_is_a_copy_on_the_lane_of_its_group(programs):
+    for one in programs:
+        program = one.bound.program
+        launches, *groups = collective_lanes(program)
+        copies = [step.piece for lane in groups for step in lane.steps if isinstance(step, Copy)]
+        assert copies == [found.start for found in started_collectives(program)]
+        assert not launches.copies
+
+
+def test_orders_of_a_limited_number_under_way_keep_less_memory(programs):
+    for one in programs:
+        program = one.bound.program
+        for order in overlap_collectives(program, one.times):
+            check_reordering(program, order.order)
+            if not order.method.endswith("1 at once"):
+                continue
+            n_under_way = most = 0
+            for at in order.order:
+                launch = program.launches[at]
+                n_under_way += launch.is_collective and not launch.waits
+                n_under_way -= launch.waits
+                most = max(most, n_under_way)
+            assert most == 1
