@@ -180,6 +180,7 @@ class Captured:
         fuse: bool | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: Sizes,
+        host_cores: int | Literal["auto"] | None = ...,
     ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize: ...
 
     @overload
@@ -211,6 +212,7 @@ class Captured:
         groups: Mapping[str, Any] | None = None,
         objective: str | None = None,
         placement: str | None = None,
+        host_cores: int | Literal["auto"] | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable:
         """Make the Program resident on a device.
 
@@ -282,6 +284,13 @@ class Captured:
                 moves segments to other devices, where they are loaded as well, once executions take
                 longer than expected; `dynamic` chooses at each execution whichever device has a
                 segment done first. None: `static`.
+            host_cores: with `sizes`, where the host launches a capturer's kernels on an Ascend
+                device: on how many cores (1 to 64) it carries out the stages of a launch at new
+                sizes. 1: one after the other. 2: infer shapes and tile | write addresses and
+                launch. 3: infer shapes and tile | write addresses | launch; more of them tile as
+                well. At sizes that are kept the calling thread does everything. "auto": 3 where an
+                execution at new sizes is quicker so than on 1; `explain()` has both times. None:
+                the environment variable MAX_RUNTIME_CORE_NUMBER, else 1.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -293,7 +302,8 @@ class Captured:
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
                 step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
                 collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
-                or lanes; `promoted` is given without `fuse`, or where the program leaves more than
+                or lanes; `host_cores` is no such number, or more than 1 where stages stay on one
+                core; `promoted` is given without `fuse`, or where the program leaves more than
                 results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
                 than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
@@ -328,6 +338,11 @@ class Captured:
             self._loads.add(run)
             return run
 
+        if sizes is None and host_cores is not None:
+            raise BindingError(
+                f"host_cores={host_cores!r} is for sizes that vary, and a program of one size is "
+                "prepared when it is loaded: load with sizes=, or without host_cores="
+            )
         if isinstance(device, list) or objective is not None or placement is not None:
             asked = several_devices(
                 device,
@@ -369,6 +384,7 @@ class Captured:
             verify=verify,
             progress=progress,
             name=self.name,
+            host_cores=host_cores,
         )
         if isinstance(found, Executable):
             self._loads.add(found)
