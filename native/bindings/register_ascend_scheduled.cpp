@@ -5,6 +5,7 @@
 
 #include "ascend/scheduled_resident.hpp"
 #include "gil.hpp"
+#include "raised_in_python.hpp"
 #include "registers.hpp"
 #include "resident_seam.hpp"
 
@@ -59,11 +60,15 @@ SizedKernel to_kernel(const KernelTuple& given) {
 ScheduledProgram::Tile to_tile(py::object function) {
   return [function = held(std::move(function))](std::size_t launch, const Sizes& sizes) {
     const GilHeld gil;
-    std::vector<SizedKernel> kernels;
-    for (const py::handle one : py::handle(function.get())(launch, sizes)) {
-      kernels.push_back(to_kernel(one.cast<KernelTuple>()));
+    try {
+      std::vector<SizedKernel> kernels;
+      for (const py::handle one : py::handle(function.get())(launch, sizes)) {
+        kernels.push_back(to_kernel(one.cast<KernelTuple>()));
+      }
+      return kernels;
+    } catch (py::error_already_set& error) {  // which can be raised once, on a thread with the GIL
+      throw RaisedInPython(error.value());
     }
-    return kernels;
   };
 }
 

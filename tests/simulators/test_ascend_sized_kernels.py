@@ -275,6 +275,33 @@ def test_a_failing_tile_surfaces_once_and_is_not_kept(host_cores, error, kind, s
 
 
 @pytest.mark.parametrize("host_cores", [1, 3])
+def test_a_ticket_tells_of_a_failing_tile_as_often_as_it_is_asked(host_cores, load):
+    """With the error that the function raised as its cause; executions behind it go on."""
+    failing = Failing(9, ValueError("no tile"))
+    with load(model, *inputs(6), kernels=with_tile(failing), host_cores=host_cores) as run:
+        given = inputs(4)
+        failed, after = run.submit(*inputs(9)), run.submit(*given)
+        for _ in range(3):
+            with pytest.raises(offload.ExecutionError, match="no tile") as raised:
+                failed.result()
+            assert isinstance(raised.value.__cause__, ValueError)
+        assert torch.equal(after.result(), model(*given))
+        assert failing.n_calls == 1
+
+
+@pytest.mark.parametrize("host_cores", [1, 3])
+def test_an_interrupt_in_a_tile_ends_the_call_alone(host_cores, load):
+    """What is no Exception is raised as it is."""
+    failing = Failing(9, KeyboardInterrupt())
+    with load(model, *inputs(6), kernels=with_tile(failing), host_cores=host_cores) as run:
+        with pytest.raises(KeyboardInterrupt):
+            run(*inputs(9))
+        failing.fails = False
+        given = inputs(9)
+        assert torch.equal(run(*given), model(*given))
+
+
+@pytest.mark.parametrize("host_cores", [1, 3])
 def test_a_launch_that_the_runtime_refuses_names_itself(host_cores, ascend, load):
     with load(model, *inputs(6), host_cores=host_cores) as run:
         ascend.fail(LAUNCH, 207001, nth=3)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offload.errors import PlanError
 from offload.plan.host_stages import LaunchCosts, host_stage_lanes, predict_host_stages
 
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TIMES = st.integers(0, 50_000)
 COSTS = st.lists(st.builds(LaunchCosts, TIMES, TIMES, TIMES, TIMES), max_size=12)
 
@@ -35,6 +36,7 @@ def by_recurrence(costs: list[LaunchCosts], n_cores: int) -> float:
     return free.get("device", 0.0)
 
 
+@SLOW
 @given(COSTS, st.integers(1, 6))
 def test_the_steps_take_what_a_recurrence_says(costs, n_cores):
     found = predict_host_stages(costs, n_cores)
@@ -43,6 +45,7 @@ def test_the_steps_take_what_a_recurrence_says(costs, n_cores):
     assert found.idle_ns == pytest.approx(found.total_ns - kernels_ns, abs=1e-3)
 
 
+@SLOW
 @given(COSTS)
 def test_more_cores_are_never_slower_where_handing_over_is_free(costs):
     totals = [predict_host_stages(costs, n_cores).total_ns for n_cores in (1, 2, 3)]
