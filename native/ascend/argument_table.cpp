@@ -9,18 +9,6 @@
 namespace offload::acl {
 namespace {
 
-void check_own(const std::vector<ArgumentBlock>& blocks, const OwnAddress& own) {
-  const ArgumentWord& word = own.word;
-  const std::size_t n_bytes = word.block < blocks.size() ? blocks[word.block].size() : 0;
-  if (word.offset_bytes % 8 == 0 && n_bytes >= 8 && word.offset_bytes <= n_bytes - 8 &&
-      own.target_bytes <= n_bytes) {
-    return;
-  }
-  throw std::invalid_argument("the own address at byte " + std::to_string(word.offset_bytes) +
-                              " of block " + std::to_string(word.block) +
-                              " lies in no block, or points behind it");
-}
-
 class HostRefresh final : public TableRefresh {
  public:
   HostRefresh(const Runtime& runtime, const TableParts& parts)
@@ -52,21 +40,39 @@ class HostRefresh final : public TableRefresh {
 
 }  // namespace
 
-HostTable::HostTable(const Runtime& runtime, const TableParts& parts,
-                     const std::vector<OwnAddress>& own)
+void check_own(const TableParts& parts) {
+  for (const OwnAddress& own : parts.own) {
+    const ArgumentWord& word = own.word;
+    const std::size_t n_bytes =
+        word.block < parts.blocks.size() ? parts.blocks[word.block].size() : 0;
+    if (word.offset_bytes % 8 == 0 && n_bytes >= 8 && word.offset_bytes <= n_bytes - 8 &&
+        own.target_bytes <= n_bytes) {
+      continue;
+    }
+    throw std::invalid_argument("the own address at byte " + std::to_string(word.offset_bytes) +
+                                " of block " + std::to_string(word.block) +
+                                " lies in no block, or points behind it");
+  }
+}
+
+void write_own(const ArgumentLayout& layout, const std::vector<OwnAddress>& own,
+               std::uint64_t table, std::vector<unsigned char>& content) {
+  for (const OwnAddress& one : own) {
+    const std::size_t block_bytes = layout.block_offsets_bytes[one.word.block];
+    const std::uint64_t address = table + block_bytes + one.target_bytes;
+    std::memcpy(content.data() + block_bytes + one.word.offset_bytes, &address, sizeof address);
+  }
+}
+
+HostTable::HostTable(const Runtime& runtime, const TableParts& parts)
     : runtime_(runtime),
       copies_(runtime),
       layout_(lay_out(parts.blocks, parts.words, parts.relocations, parts.triggers)),
       host_(table_content(layout_, parts.blocks)),
       device_(runtime, layout_.size_bytes, "allocating the table of kernel arguments"),
       missing_(layout_.size_bytes) {
-  for (const OwnAddress& one : own) {
-    check_own(parts.blocks, one);
-    const std::uint64_t address =
-        reinterpret_cast<std::uint64_t>(block(one.word.block)) + one.target_bytes;
-    std::memcpy(host_.data() + layout_.block_offsets_bytes[one.word.block] + one.word.offset_bytes,
-                &address, sizeof address);
-  }
+  check_own(parts);
+  write_own(layout_, parts.own, device_.address(), host_);
 }
 
 void HostTable::write(std::uint32_t word, std::uint64_t address) noexcept {

@@ -55,31 +55,38 @@ class TableRefresh {
   RefreshCounts counts_;
 };
 
-// What a table is made of; see lay_out.
-struct TableParts {
-  std::vector<ArgumentBlock> blocks;
-  std::vector<ArgumentWord> words;
-  std::vector<Relocation> relocations;  // one for each word
-  std::vector<Trigger> triggers;        // by slot
-};
-
 // A word that holds an address in its own block, at this byte of it.
 struct OwnAddress {
   ArgumentWord word;
   std::uint64_t target_bytes = 0;
 };
 
+// What a table is made of; see lay_out.
+struct TableParts {
+  std::vector<ArgumentBlock> blocks;
+  std::vector<ArgumentWord> words;
+  std::vector<Relocation> relocations;  // one for each word
+  std::vector<Trigger> triggers;        // by slot
+  std::vector<OwnAddress> own = {};     // which stay, as the table does
+};
+
+// Throws std::invalid_argument for an own address whose word lies in no block, or that points
+// behind its block.
+void check_own(const TableParts& parts);
+
+// Writes own addresses into a table's content; `table` is where it lies on the device.
+void write_own(const ArgumentLayout& layout, const std::vector<OwnAddress>& own,
+               std::uint64_t table, std::vector<unsigned char>& content);
+
 // A table on the device and its image on the host, in which words are written: one copy brings the
 // range from the first to the last word that changed. The image may change again at once: see
 // HostCopies.
 //
 // Owner, thread, errors: as TableRefresh. At first the device's table holds nothing. The
-// constructor throws std::invalid_argument as lay_out, and for an own address whose word lies in no
-// block or that points behind its block.
+// constructor throws std::invalid_argument as lay_out and check_own.
 class HostTable {
  public:
-  HostTable(const Runtime& runtime, const TableParts& parts,
-            const std::vector<OwnAddress>& own = {});
+  HostTable(const Runtime& runtime, const TableParts& parts);
 
   void write(std::uint32_t word, std::uint64_t address) noexcept;
 

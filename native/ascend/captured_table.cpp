@@ -17,9 +17,8 @@ constexpr LaunchAttributeId kToldAttributes[] = {kLaunchSchedulingMode, kLaunchL
 }  // namespace
 
 CapturedTable::CapturedTable(const Runtime& runtime, Model model, const TableParts& parts,
-                             const std::vector<MovedKernel>& kernels,
-                             const std::vector<OwnAddress>& own)
-    : runtime_(runtime), model_(model), table_(runtime, parts, own) {
+                             const std::vector<MovedKernel>& kernels)
+    : runtime_(runtime), model_(model), table_(runtime, parts) {
   runtime.require(Capability::kTaskUpdate, "one argument table for a captured model");
   if (kernels.size() != parts.blocks.size()) {
     throw std::invalid_argument("each kernel of a captured model needs one block of the table");

@@ -39,7 +39,7 @@ struct MovedKernel {
 class CapturedTable {
  public:
   CapturedTable(const Runtime& runtime, Model model, const TableParts& parts,
-                const std::vector<MovedKernel>& kernels, const std::vector<OwnAddress>& own);
+                const std::vector<MovedKernel>& kernels);
   CapturedTable(const CapturedTable&) = delete;
   CapturedTable& operator=(const CapturedTable&) = delete;
 

@@ -1,6 +1,8 @@
 #include "ascend/gather_refresh.hpp"
 
+#include <cstring>
 #include <utility>
+#include <vector>
 
 #include "ascend/table_copies.hpp"
 
@@ -33,9 +35,17 @@ GatherRefresh::GatherRefresh(const Runtime& runtime, const TableParts& parts,
   for (std::uint32_t base = 0; base < tables.slots.size(); ++base) {
     relocations_.push_back({base, tables.slots[base], 0});
   }
-  upload(runtime, table_, table_content(layout_, parts.blocks), "copying kernel arguments");
+  check_own(parts);
+  std::vector<unsigned char> content = table_content(layout_, parts.blocks);
+  write_own(layout_, parts.own, table_.address(), content);
+  std::vector<std::uint64_t> offsets = tables.offset;
+  for (const OwnAddress& own : parts.own) {  // as of any word that is no address of a slot
+    const std::size_t at = layout_.block_offsets_bytes[own.word.block] + own.word.offset_bytes;
+    if (at / 8 < offsets.size()) std::memcpy(&offsets[at / 8], content.data() + at, 8);
+  }
+  upload(runtime, table_, content, "copying kernel arguments");
   upload(runtime, index_, tables.index, "copying the index of the refresh");
-  upload(runtime, offset_, tables.offset, "copying the offsets of the refresh");
+  upload(runtime, offset_, offsets, "copying the offsets of the refresh");
 }
 
 void GatherRefresh::patch(const std::vector<Patch>& patches) noexcept {

@@ -21,4 +21,5 @@ PYBIND11_MODULE(_native, module) {
   offload::register_ascend_weights(module);
   offload::register_ascend(module);
   offload::register_ascend_captured(module);
+  offload::register_ascend_scheduled(module);
 }

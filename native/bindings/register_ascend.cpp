@@ -84,6 +84,7 @@ std::shared_ptr<AscendResident> make_resident(
     std::vector<Trigger> triggers, std::size_t n_launches, const std::optional<std::string>& form,
     bool copies_on_device, const std::optional<GatherWay>& gather,
     std::shared_ptr<acl::StreamedSteps> steps, std::vector<std::size_t> for_next_pass,
+    const std::vector<std::tuple<std::uint32_t, std::size_t, std::uint64_t>>& own_addresses,
     py::object keep) {
   acl::AscendProgram program;
   program.device = device_index;
@@ -98,6 +99,9 @@ std::shared_ptr<AscendResident> make_resident(
   }
   for (const auto& [word, slot, offset_bytes] : relocations) {
     program.table.relocations.push_back({word, slot, offset_bytes});
+  }
+  for (const auto& [block, offset_bytes, target_bytes] : own_addresses) {
+    program.table.own.push_back({{block, offset_bytes}, target_bytes});
   }
   program.table.triggers = std::move(triggers);
   program.n_launches = n_launches;
@@ -164,7 +168,8 @@ void register_resident(py::module_& module) {
            py::arg("kernels"), py::arg("words"), py::arg("relocations"), py::arg("triggers"),
            py::arg("n_launches"), py::arg("form") = py::none(), py::arg("copies_on_device") = true,
            py::arg("gather") = py::none(), py::arg("steps") = py::none(),
-           py::arg("for_next_pass") = py::list(), py::arg("keep") = py::none())
+           py::arg("for_next_pass") = py::list(), py::arg("own_addresses") = py::list(),
+           py::arg("keep") = py::none())
       .def("patch", &patch_words<AscendResident>, py::arg("words"))
       .def("set_stream", &AscendResident::set_stream, py::arg("stream"), Unlocked())
       .def("copy", &AscendResident::copy, py::arg("to"), py::arg("from_"), py::arg("size_bytes"),

@@ -163,17 +163,16 @@ std::shared_ptr<CapturedTable> make_table(int device_index, std::uint64_t model,
     parts.relocations.push_back({word, is_io ? 0U : 1U, 0});
   }
   parts.triggers = {Trigger::kIo, Trigger::kFeatureMap};
-  std::vector<acl::OwnAddress> addresses;
   for (const auto& [block, offset_bytes, target_bytes] : own) {
-    addresses.push_back({{block, offset_bytes}, target_bytes});
+    parts.own.push_back({{block, offset_bytes}, target_bytes});
   }
   const GilReleased release;
   const Runtime& runtime = Runtime::get();
   const acl::Device device(runtime, device_index);
   const acl::ContextScope scope(runtime, device);
-  return held_on_device(runtime, device,
-                        std::make_unique<CapturedTable>(runtime, to_handle<acl::Model>(model),
-                                                        parts, moved, addresses));
+  return held_on_device(
+      runtime, device,
+      std::make_unique<CapturedTable>(runtime, to_handle<acl::Model>(model), parts, moved));
 }
 
 void install_table(CapturedTable& table, int device_index) {

@@ -25,5 +25,6 @@ void register_cuda(pybind11::module_& module);
 void register_ascend_weights(pybind11::module_& module);
 void register_ascend(pybind11::module_& module);
 void register_ascend_captured(pybind11::module_& module);
+void register_ascend_scheduled(pybind11::module_& module);
 
 }  // namespace offload

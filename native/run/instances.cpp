@@ -97,6 +97,7 @@ std::size_t memory_of(const Instance& instance) {
     n_bytes += sizeof(SizedPlaces) + program.places->offsets_bytes.size() * sizeof(std::int64_t) +
                program.places->rooms_bytes.size() * sizeof(std::size_t);
   }
+  if (program.work) n_bytes += program.work->size_bytes;
   return n_bytes;
 }
 
@@ -185,6 +186,7 @@ std::shared_ptr<const Instance> Instances::made(const std::vector<std::int64_t>&
     }
     program.places = places_for(sizes);
     resident_->check(program);
+    program.work = resident_->work_of(sizes);
   } catch (const ExpressionError& error) {
     parts_.refuse(sizes);
     refuse_all(error);

@@ -10,6 +10,7 @@
 
 #include "offload/claimed_lanes.hpp"
 #include "offload/errors.hpp"
+#include "offload/host_stages.hpp"
 #include "offload/lease.hpp"
 #include "run/kernel_scope.hpp"
 #include "run/overlaps.hpp"
@@ -97,7 +98,8 @@ void Replay::join(const Replay& other) {
 // Threads that carry out launches beside the one that executes.
 bool Replay::is_launching_here() const {
   return (host_scheduler_ && host_scheduler_->is_device_thread()) ||
-         ClaimedLanes::is_helping_with(resident_.get());
+         ClaimedLanes::is_helping_with(resident_.get()) ||
+         HostStages::is_helping_with(resident_.get());
 }
 
 // A launch may run Python, which may call back: on these threads waiting would never end.
@@ -268,6 +270,9 @@ std::uint64_t Replay::feature_map_address(const Call& call) {
   if (own_arena_.address != 0) return own_arena_.address;
   Turn& turn = *turn_;
   if (turn.arena_bytes < needed_bytes) {
+    if (has_streams()) {  // what the device still runs has its activations there
+      if (const std::unique_ptr<Fence> end = streams_->fence()) end->wait();
+    }
     turn.arena.clear();  // nobody reads it between executions
     turn.arena_bytes = 0;
     turn.arena = allocate(spec_.device, needed_bytes, "the feature map");

@@ -49,6 +49,8 @@ class AtenCapturer:
         self.on_end: Callable[[Launch], None] = lambda launch: None
         self.ascend = ascend
 
+    sized = None  # each choice of sizes has kernels of its own
+
     def capture(self, program: Program, device: int) -> KernelCapture:
         """One kernel for each launch."""
         aten = [AtenKernel(BoundProgram(program), launch) for launch in program.launches]

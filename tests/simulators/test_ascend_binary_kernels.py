@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import re
 import struct
 from collections.abc import Callable
@@ -12,56 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ascend_kernels import gather
+from binary_kernels import FLOAT, INT, KERNELS, SCALE, floats, image_of, n_made, tile
 from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
-from offload.backends.ascend import BinaryCapturer, BinaryKernel, Given, Made, Number
-from offload.native import _native
+from offload.backends.ascend import BinaryCapturer, BinaryKernel, Given, Made, Number, Tiling
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own_kernels.md"
-FLOAT, INT = "float32", "int32"
-
-
-def floats(address: int, count: int) -> np.ndarray:
-    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
-
-
-def scale(block: bytes, n_blocks: int) -> None:
-    """struct { float* from; float factor; float* to; uint32_t count; }, in parts."""
-    source, factor, destination, count = struct.unpack("<Qf4xQI4x", block)
-    step = math.ceil(count / n_blocks)
-    for begin in range(0, count, step):
-        part = slice(begin, min(begin + step, count))
-        floats(destination, count)[part] = floats(source, count)[part] * np.float32(factor)
-
-
-def add(block: bytes, n_blocks: int) -> None:
-    assert n_blocks == 1
-    count, first, second, destination = struct.unpack("<I4x3Q", block)
-    floats(destination, count)[:] = floats(first, count) + floats(second, count)
-
-
-def n_made(launch) -> int:
-    return math.prod(launch.results[0].shape)
-
-
-SCALE = BinaryKernel(
-    "scale",
-    lambda launch: -(-n_made(launch) // 4),
-    (Given(0, FLOAT), Number("f", lambda launch: launch.arguments[1]), Made(0, FLOAT),
-     Number("I", n_made)),
-)  # fmt: skip
-ADD = BinaryKernel(
-    "add", 1, (Number("I", n_made), Given(0, FLOAT), Given(1, FLOAT), Made(0, FLOAT))
-)
-KERNELS = {"aten::mul.Tensor": SCALE, "aten::add.Tensor": ADD}
 
 
 @pytest.fixture
 def image(ascend) -> bytes:
-    gather_bytes = _native.ASCEND_GATHER_ARGUMENTS_BYTES
-    return ascend.binary({"scale": (32, scale), "add": (32, add), "gather": (gather_bytes, gather)})
+    return image_of(ascend)
 
 
 @pytest.fixture
@@ -97,6 +58,18 @@ def test_a_model_runs_by_kernels_of_a_file(refresh, form, image, load, tmp_path)
             assert torch.equal(run(*given), model(*given))
 
 
+@pytest.mark.parametrize("form", ["build", "capture"])
+@pytest.mark.parametrize("refresh", ["host", "gather"])
+def test_tiling_data_lie_behind_the_arguments(refresh, form, image, load):
+    """A word of the block is an address in the block itself, whoever refreshes the others."""
+    captured = offload.capture(lambda x, y: -(x * 3.0) + y, *inputs())
+    capturer = BinaryCapturer(image, KERNELS, gather=("gather", 1))
+    with load(captured, capturer, refresh=refresh, form=form) as run:
+        for _ in range(3):
+            x, y = inputs()
+            assert torch.equal(run(x, y), -(x * 3.0) + y)
+
+
 def test_an_operator_may_be_several_kernels(ascend, image, load):
     """x * 3 as scale by 3 and again by 1, in place."""
     again = BinaryKernel(
@@ -114,7 +87,17 @@ def with_arguments(*arguments) -> dict[str, BinaryKernel]:
     return {"aten::mul.Tensor": BinaryKernel("scale", 1, arguments)}
 
 
+def negated_by(arguments, tile) -> dict[str, BinaryKernel]:
+    return {"aten::mul.Tensor": BinaryKernel("negate", 1, arguments, tile=tile)}
+
+
 REFUSED = {
+    "no tiling": (negated_by((Given(0, FLOAT),), tile), r"has 0 arguments that are Tiling and a f"),
+    "no tile": (negated_by((Tiling(8),), None), r"has 1 arguments that are Tiling and no function"),
+    "too much tiling": (
+        negated_by((Tiling(8),), lambda launch: bytes(9)), "9 bytes of tiling data: expected at mo"
+    ),
+    "no bytes": (negated_by((Tiling(8),), lambda launch: 7), "gave 7: expected bytes"),
     "no kernel": (
         {"aten::relu": SCALE}, r"no kernel was named for aten::mul\.Tensor.*for aten::relu"
     ),
@@ -160,12 +143,27 @@ def test_a_binary_that_cannot_be_read_and_a_kernel_that_is_not_in_it(image, load
         load(captured, BinaryCapturer(image, missing))
 
 
-def test_the_example_of_the_page(ascend, image, tmp_path, monkeypatch):
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+def scale_tiled(block: bytes, n_blocks: int) -> None:
+    """`scale`, whose tiles the tiling data tell."""
+    source, factor, destination, tiling, count = struct.unpack("<Qf4xQQI4x", block[:40])
+    n_tiles, elements = struct.unpack("<2I", ctypes.string_at(tiling, 8))
+    assert n_tiles == n_blocks
+    for begin in range(0, count, elements):
+        end = min(begin + elements, count)
+        floats(destination, end)[begin:] = floats(source, end)[begin:] * np.float32(factor)
+
+
+def test_the_examples_of_the_page(ascend, tmp_path, monkeypatch):
+    """The second one uses names of the first."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    image = image_of(ascend, scale_tiled=(48, scale_tiled))
     (tmp_path / "kernels.o").write_bytes(image)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("offload.backends.ascend.AscendBackend", SimulatedAscendBackend)
     ascend.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
     names = {"x": torch.randn(9000)}
-    exec(compile(block, str(PAGE), "exec"), names)
+    exec(compile(blocks[0], str(PAGE), "exec"), names)
     assert torch.equal(names["y"], names["x"] * 3.0)
+    exec(compile(blocks[1], str(PAGE), "exec"), names)
+    assert torch.equal(names["y"], names["x"][:5000] * 3.0)

@@ -186,6 +186,7 @@ class Captured:
         fuse: bool | Literal["auto"] = ...,
         progress: Progress = ...,
         sizes: Sizes,
+        host_cores: int | Literal["auto"] | None = ...,
     ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize: ...
 
     @overload
@@ -236,6 +237,7 @@ class Captured:
         costs: LaunchCosts | None = None,
         watts: Sequence[Watts] | None = None,
         max_slowdown: float | None = None,
+        host_cores: int | Literal["auto"] | None = None,
         pipeline: Pipeline | None = None,
     ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable | StageExecutable:
         """Make the Program resident on a device.
@@ -321,6 +323,13 @@ class Captured:
             pipeline: cut the Program into stages, of which each rank of a process group loads one,
                 with the weights of that one. All ranks have captured the same micro-batch and load
                 at once; the stages are cut where the slowest takes least.
+            host_cores: with `sizes`, where the host launches a capturer's kernels on an Ascend
+                device: on how many cores (1 to 64) it carries out the stages of a launch at new
+                sizes. 1: one after the other. 2: infer shapes and tile | write addresses and
+                launch. 3: infer shapes and tile | write addresses | launch; more of them tile as
+                well. At sizes that are kept the calling thread does everything. "auto": 3 where an
+                execution at new sizes is quicker so than on 1; `explain()` has both times. None:
+                the environment variable MAX_RUNTIME_CORE_NUMBER, else 1.
 
         Raises:
             BackendUnavailable: there is no such device here, it cannot run this Program, or the
@@ -334,7 +343,8 @@ class Captured:
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
                 step that trains), or more than 2 with collectives; `weights_budget` or
                 `fuse="auto"` for a Program with collectives; `sizes` is no Sizes, or given where
-                none vary, or beside a budget or lanes; `promoted` is given without `fuse`, or where
+                none vary, or beside a budget or lanes; `host_cores` is no such number, or more than
+                1 where stages stay on one core; `promoted` is given without `fuse`, or where
                 the program leaves more than results; OFFLOAD_DEBUG is no level; or a weight has
                 another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
@@ -360,6 +370,7 @@ class Captured:
                 watts=watts,
                 max_slowdown=max_slowdown,
                 costs=costs,
+                host_cores=host_cores,
             )
 
         def load(
@@ -388,6 +399,11 @@ class Captured:
         if pipeline is not None:
             return load_stage(
                 self.bound, pipeline, lambda bound: load(bound, fuse), self.name, progress
+            )
+        if sizes is None and host_cores is not None:
+            raise BindingError(
+                f"host_cores={host_cores!r} is for sizes that vary, and a program of one size is "
+                "prepared when it is loaded: load with sizes=, or without host_cores="
             )
         on_several = (objective, placement, watts, max_slowdown)
         if isinstance(device, list) or any(one is not None for one in on_several):
@@ -436,6 +452,7 @@ class Captured:
             verify=verify,
             progress=progress,
             name=self.name,
+            host_cores=host_cores,
         )
         if isinstance(found, Executable):
             self._loads.add(found)

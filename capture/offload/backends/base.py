@@ -58,8 +58,8 @@ class LaunchReport:
             (likewise, all nodes of the recorded callable as one launch), `kernel` (compiled code in
             the place of launches), `replaced` (these launches run instead, as recorded: the
             compiled code failed its proof), `model` (as tasks of one model on the device),
-            `dispatched` (the operator as recorded, delivered by the host), `none` (nothing is
-            computed).
+            `dispatched` (the operator as recorded, delivered by the host), `scheduled` (kernels of
+            a capturer's, delivered by the host), `none` (nothing is computed).
         outside_bytes: bytes that it allocates outside the arena, counted at the first execution.
     """
 
@@ -315,6 +315,13 @@ class OfflineLoader(Protocol):
 class SizeChanger(Protocol):
     """The role of a device whose residents take other sizes between two executions."""
 
+    @property
+    def one_host_core(self) -> str:
+        """Why the host's stages of a launch stay on one core; empty: they can be on several."""
+
+    def on_host_cores(self, n_cores: int) -> SizeChanger:
+        """The same, with stages on so many cores of the host; 1 where they stay on one."""
+
     def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
         """Make what a Family does resident, at the recorded sizes. Runs nothing.
 
@@ -431,7 +438,9 @@ class Backend(Protocol):
 
     @property
     def dispatch(self) -> Backend | None:
-        """A backend of the same device whose host calls torch's operators launch by launch.
+        """A backend of the same device whose host delivers launch by launch, at any sizes.
+
+        Launches are torch's operators, or a capturer's kernels.
 
         None: there is none. A device without `sizes` executes Programs whose sizes vary by it, and
         one that executes a Program as a whole all that are scheduled by the host.

@@ -10,6 +10,12 @@ from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.errors import BindingError
 from offload.host.executable_for_each_size import ExecutableForEachSize
+from offload.host.host_cores import (
+    HostCores,
+    asked_host_cores,
+    chosen_host_cores,
+    refuse_host_cores,
+)
 from offload.host.padded_executable import PaddedExecutable
 from offload.host.promoted_sizes import FusedLoad
 from offload.host.scheduling_choice import DELIVERED_BY_HOST, LOADED_EACH, chosen_scheduling
@@ -39,6 +45,7 @@ def load_family(
     verify: bool,
     progress: Progress,
     name: str,
+    host_cores: HostCores = None,
 ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
     """Make a Family resident; the arguments are those of `Captured.load`, `name` is for people.
 
@@ -53,6 +60,7 @@ def load_family(
         verify: likewise.
         progress: likewise.
         name: for people.
+        host_cores: as `Captured.load`.
 
     Raises:
         BackendUnavailable, CaptureError, BindingError, PlanError, ExecutionError: as
@@ -70,26 +78,41 @@ def load_family(
         _refuse_writing(bound.family)
     is_chosen, note = scheduling == AUTO, ""
     if sizes.pad:
+        refuse_host_cores(host_cores, "buckets are executables of one choice of sizes each")
         return PaddedExecutable(bound, sizes, load_at, fused, LOADED_EACH if is_chosen else "")
     if backend.sizes is None:
         if scheduling == Scheduling.OFFLOAD or backend.dispatch is None:
+            refuse_host_cores(host_cores, "each choice of sizes is loaded as a task of its own")
             return ExecutableForEachSize(bound, sizes, load, LOADED_EACH if is_chosen else "")
         backend = backend.dispatch
         note = DELIVERED_BY_HOST if scheduling != Scheduling.HOST else ""
         is_chosen = False
+    assert backend.sizes is not None  # dispatch has it
+    cores = asked_host_cores(host_cores, backend.sizes, bound.family)
 
     def load_all(
-        how: Scheduling, fused: FusedLoad | None = None, note: str = ""
+        how: Scheduling, fused: FusedLoad | None = None, note: str = "", cores: int = 1
     ) -> SizedExecutable:
         return SizedExecutable(
-            settle(), sizes, backend, load_at, how, verify=verify, fused=fused, note=note
+            settle(),
+            sizes,
+            backend,
+            load_at,
+            how,
+            verify=verify,
+            fused=fused,
+            note=note,
+            host_cores=cores,
         )
 
     with telling(progress), switched(name) as asked:
         how = checked(recorded, backend, asked_for, None, fuse=False).scheduling
         if is_chosen:
             how, note = chosen_scheduling(bound.family, load_all)
-        run = load_all(how, fused, note)
+        if cores == AUTO:
+            cores, why = chosen_host_cores(bound.family, lambda cores: load_all(how, cores=cores))
+            note = "\n".join(filter(None, (note, why)))
+        run = load_all(how, fused, note, cores)
         asked.done(recorded, run, verify=verify)
         return run
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from offload.backends import Backend, Loaded, Prepared, SizeChanger
+from offload.backends import Backend, Loaded, Prepared
 from offload.errors import BindingError
 from offload.host.buckets import Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes, with_arguments
@@ -54,6 +54,7 @@ class SizedExecutable(Executable):
         family: whose sizes vary.
         sizes: how much is kept, and by which buckets activations are placed.
         note: for people, why it is scheduled as it is; empty where that was not chosen.
+        host_cores: on how many cores of the host launches have their stages at new sizes.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class SizedExecutable(Executable):
         verify: bool = True,
         fused: FusedLoad | None = None,
         note: str = "",
+        host_cores: int = 1,
     ) -> None:
         """Make a Family resident at its recorded sizes.
 
@@ -79,6 +81,7 @@ class SizedExecutable(Executable):
             verify: as `Captured.load` has it.
             fused: loads sizes that repeat with kernels of their own; None: all stay as they are.
             note: for people, of how it was loaded.
+            host_cores: on how many cores of the host launches have their stages at new sizes.
 
         Raises:
             BindingError: `sizes` says no number of bytes, or a bucket of no Dim.
@@ -95,6 +98,9 @@ class SizedExecutable(Executable):
             functools.partial(_accepts, self.family)
         )
         self.note = note
+        self.host_cores = host_cores
+        assert backend.sizes is not None  # the caller has seen to it
+        self._changer = backend.sizes.on_host_cores(host_cores)
         self._promoter = None if fused is None else self._new_promoter(fused)
         prepared = backend.prepare(self._settled.bound)
         super().__init__(prepared, place(prepared, backend), backend, scheduling, verify=verify)
@@ -118,12 +124,6 @@ class SizedExecutable(Executable):
         loaded = self._changer.instantiate(self._settled, prepared, plan)
         self._buckets = Buckets(self.family, prepared.program, plan)
         return loaded
-
-    @property
-    def _changer(self) -> SizeChanger:
-        changer = self._backend.sizes
-        assert changer is not None  # the caller has seen to it
-        return changer
 
     def _sized_calls(self) -> SizedCalls:
         family = self.family
@@ -229,6 +229,10 @@ class SizedExecutable(Executable):
         promotion = () if instances.promotion is None else instances.promotion.explain()
         lines = [str(self.family), str(instances), self.note, *promotion, super().explain()]
         return "\n".join(filter(None, lines))
+
+    def forget_sizes(self) -> None:
+        """Let go of what is kept of sizes: each is prepared again when it is met."""
+        self._instances.clear()
 
     def close(self) -> None:
         """As an Executable; the instances go as well, and what was promoted.

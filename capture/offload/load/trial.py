@@ -113,6 +113,36 @@ def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
     return [times[1:] for times in times_ns]
 
 
+def taken_anew_in_turns_ns(
+    what: str, runs: Sequence[tuple[Executable, Callable[[], None]]]
+) -> list[list[int]]:
+    """As `taken_in_turns_ns`, of submissions and the wait for their end.
+
+    Args:
+        what: is said while it lasts.
+        runs: each executable, and what is called before each of its executions, untimed.
+
+    Raises:
+        BindingError, ExecutionError: as `execute_made_up`.
+    """
+    streams = [(made_up_stream(run, 1), before) for run, before in runs]
+    times_ns: list[list[int]] = [[] for _ in runs]
+    n_rounds = _WARM_UP + _LEAST_ROUNDS
+    with _gradients_as_needed(*(run for run, _ in runs)), stage(what, n_rounds) as told:
+        at = 0
+        while at < n_rounds:
+            for (stream, before), times in zip(streams, times_ns, strict=True):
+                before()
+                times.append(_time_ns(stream))
+            at += 1
+            told.advance()
+            if at == _WARM_UP:
+                round_ns = sum(times[-1] for times in times_ns)
+                n_more = min(max(int(_ROUNDS_NS / round_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
+                n_rounds = _WARM_UP + n_more
+    return [times[_WARM_UP:] for times in times_ns]
+
+
 def quickest_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
     """What each launch takes at least, in nanoseconds, waits for weights left out.
 

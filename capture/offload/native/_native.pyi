@@ -631,6 +631,28 @@ class AscendBinary:
     def __init__(self, device: int, image: bytes) -> None: ...
     def function(self, name: str) -> int: ...
 
+class AscendScheduledResident(Resident):
+    def __init__(
+        self,
+        *,
+        device: int,
+        launches: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+        values: Sequence[tuple[str, int, int]],
+        views: Sequence[tuple[int, int, Sequence[int], Sequence[tuple[int, int]]]],
+        dims: Sequence[str],
+        tile: Callable[[int, Sequence[int]], Sequence[SizedKernel]],
+        tiles_first: bool,
+        n_cores: int,
+        copies_on_device: bool,
+        keep: Any,
+    ) -> None: ...
+    def watch(self, function: Callable[[str, int, bool], object] | None) -> None: ...
+    @property
+    def n_staged(self) -> int: ...
+    def finish(self) -> None: ...
+
+SizedKernel = tuple[int, bytes, Sequence[tuple[int, int, int]], Sequence[tuple[int, int]]]
+
 class AscendResident(Resident):
     def __init__(
         self,
@@ -647,6 +669,7 @@ class AscendResident(Resident):
         gather: tuple[int, int] | Literal["operators"] | None = ...,
         steps: AscendStreamedSteps | None = ...,
         for_next_pass: Sequence[int] = ...,
+        own_addresses: Sequence[tuple[int, int, int]] = ...,
         keep: Any = ...,
     ) -> None: ...
     def patch(self, words: Sequence[tuple[int, int]]) -> None: ...

@@ -34,6 +34,11 @@ def map_numbers(program: Program, convert: Convert) -> Program:
     )
 
 
+def map_launch(launch: Launch, convert: Convert) -> Launch:
+    """The launch with other numbers, as `map_numbers` has it."""
+    return _launch(launch, convert)
+
+
 def map_numbered(program: Program, convert: Callable[[int, Any], Any]) -> Program:
     """As `map_numbers`, where `convert` is told the place of each number as well."""
     places = itertools.count()

@@ -24,6 +24,7 @@ _MODES = {
     "replaced": "run the launches that compiled code stands for, as recorded: it failed its proof",
     "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",
     "dispatched": "are operators of torch's, launched by the host into memory that they allocate",
+    "scheduled": "are kernels of one's own, launched by the host one by one",
     "model": "run as tasks of one model on the device",
     "none": "compute nothing (null device)",
 }

@@ -30,6 +30,14 @@ struct SizedPlaces {
   std::size_t number = 0;  // no two of one executable have the same
 };
 
+// What a resident keeps with the numbers of one choice of sizes, such as arguments of kernels.
+//
+// Owner: the SizedProgram, and the resident while it executes with it. Thread: that of executions.
+struct SizedWork {
+  virtual ~SizedWork() = default;
+  std::size_t size_bytes = 0;  // the most that it takes
+};
+
 // A program's numbers at one choice of sizes.
 struct SizedProgram {
   std::vector<Number> numbers;            // by expression
@@ -39,6 +47,7 @@ struct SizedProgram {
   // Where a device makes these: the stream, and the end of that work.
   std::optional<c10::Stream> constants_stream;
   std::shared_ptr<Fence> constants_end;
+  std::shared_ptr<SizedWork> work;  // the resident's own; null: it keeps nothing
 };
 
 // How the sizes of an execution were come by.
@@ -60,6 +69,13 @@ class SizeChanges {
   // Takes these numbers, which were checked, for the executions from now on; they must live until
   // others are taken. Called before patch.
   virtual void resize(const SizedProgram& sizes) = 0;
+
+  // What the resident keeps with these numbers, which were checked; `sizes` by Dim. Any thread, at
+  // any time. Throws std::bad_alloc alone.
+  virtual std::shared_ptr<SizedWork> work_of(const std::vector<std::int64_t>& sizes) const {
+    static_cast<void>(sizes);
+    return nullptr;
+  }
 
  protected:
   ~SizeChanges() = default;

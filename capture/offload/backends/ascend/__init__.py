@@ -7,9 +7,18 @@ from offload.backends.ascend.binary_kernels import (
     Given,
     Made,
     Number,
+    Tiling,
 )
 from offload.backends.ascend.captured_model import CapturedModel
-from offload.backends.ascend.kernels import Address, Capturer, GatherKernel, Kernel, KernelCapture
+from offload.backends.ascend.kernels import (
+    Address,
+    Capturer,
+    GatherKernel,
+    Kernel,
+    KernelCapture,
+    OwnAddress,
+    SizedKernels,
+)
 from offload.backends.ascend.refresh import Refresh
 from offload.backends.ascend.torch_backend import TorchAscendBackend
 from offload.backends.ascend.torch_capture import TorchCapturer
@@ -27,7 +36,10 @@ __all__ = [
     "KernelCapture",
     "Made",
     "Number",
+    "OwnAddress",
     "Refresh",
+    "SizedKernels",
+    "Tiling",
     "TorchAscendBackend",
     "TorchCapturer",
 ]

@@ -24,6 +24,7 @@ from offload.backends.ascend.launch_times import TwinTimer
 from offload.backends.ascend.offline import AscendOfflineLoader
 from offload.backends.ascend.refresh import Refresh, choose_gather, notes_of_refresh
 from offload.backends.ascend.relocated_model import ProofMemory
+from offload.backends.ascend.scheduled import ScheduledAscendBackend
 from offload.backends.ascend.stream_budget import streams_note
 from offload.backends.ascend.streaming import (
     AscendWeights,
@@ -67,7 +68,6 @@ class AscendBackend:
     name = "npu"
     capabilities = Capabilities(queues_work=True)
     opaque = sizes = lanes = None
-    dispatch: Backend | None = None  # torch launches nothing of a capturer's kernels
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
     copies_on_device = True
@@ -91,6 +91,12 @@ class AscendBackend:
         self._capturer = capturer
         self._refresh = Refresh(refresh)
         self._form = form
+
+    @property
+    def dispatch(self) -> Backend | None:
+        """Launches the capturer's kernels one by one, at sizes that vary; None: it cannot."""
+        sized = None if self._capturer is None else self._capturer.sized
+        return None if sized is None else ScheduledAscendBackend(self, sized)
 
     @property
     def weights(self) -> WeightStreamer:

@@ -7,7 +7,13 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from offload.backends.ascend.kernels import Address, GatherKernel, Kernel, KernelCapture
+from offload.backends.ascend.kernels import (
+    Address,
+    GatherKernel,
+    Kernel,
+    KernelCapture,
+    OwnAddress,
+)
 from offload.errors import CaptureError, FileError
 from offload.native import _native
 from offload.program import Launch, Program, TensorView, contiguous_strides, same_strides
@@ -56,21 +62,39 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Tiling:
+    """The address of the kernel's tiling data, which lie behind its arguments; eight bytes.
+
+    Attributes:
+        most_bytes: the most that `BinaryKernel.tile` gives.
+    """
+
+    most_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class BinaryKernel:
     """How a kernel of a binary is launched for an operator.
 
+    Functions are given the launch at the sizes of the execution, also on threads of offload's.
+    They follow from the launch alone: what they give is kept with the sizes.
+
     Attributes:
         name: of the kernel in the binary.
-        n_blocks: on how many cores' worth of blocks it runs, or on how many for a launch.
+        n_blocks: on how many cores' worth of blocks it runs, or on how many for a launch. At sizes
+            that vary 0 where the launch makes no element: then it is not launched.
         arguments: its argument block, in order, each at a multiple of its own size, as the
             structure of these in C.
         takes_strides: tensors may lie in any strides; else only in a row.
+        tile: the tiling data for a launch, as the kernel reads them; where `arguments` has a
+            `Tiling`. They begin at a multiple of 8 bytes of the argument block.
     """
 
     name: str
     n_blocks: int | Callable[[Launch], int]
-    arguments: tuple[Given | Made | Number, ...]
+    arguments: tuple[Given | Made | Number | Tiling, ...]
     takes_strides: bool = False
+    tile: Callable[[Launch], bytes] | None = None
 
 
 class BinaryCapturer:
@@ -100,6 +124,23 @@ class BinaryCapturer:
             for name, one in kernels.items()
         }
         self._gather = gather
+
+    @property
+    def sized(self) -> BinaryCapturer:
+        """Itself: grids, numbers and tiling data are functions of the launch."""
+        return self
+
+    def at(self, program: Program, launch: Launch) -> tuple[Kernel, ...]:
+        """The kernels of one launch at other sizes; see `SizedKernels`.
+
+        Raises:
+            CaptureError: one does not fit the launch at these sizes, as `capture` has it.
+        """
+        is_empty = all(0 in view.shape for view in launch.made()) and _writes_nothing(launch)
+        return tuple(
+            _kernel(program, launch, one, 0, least_blocks=0 if is_empty else 1)
+            for one in self._kernels[launch.name]
+        )
 
     def capture(self, program: Program, device: int) -> KernelCapture:
         """Give the kernels of every launch.
@@ -150,22 +191,72 @@ class BinaryCapturer:
         return _native.AscendBinary(device, content)
 
 
-def _kernel(program: Program, launch: Launch, one: BinaryKernel, function: int) -> Kernel:
-    block, addresses = bytearray(), []
+def _writes_nothing(launch: Launch) -> bool:
+    """Whether a launch writes only what it makes."""
+    return set(launch.writes) <= {view.value for view in launch.made()}
+
+
+def _kernel(
+    program: Program, launch: Launch, one: BinaryKernel, function: int, *, least_blocks: int = 1
+) -> Kernel:
+    block, addresses, tilings = bytearray(), [], []
     for argument in one.arguments:
         if isinstance(argument, Number):
             _append(block, _number(launch, one, argument))
             continue
-        view = _view(program, launch, one, argument)
         _append(block, bytes(ADDRESS_BYTES))
-        addresses.append(Address(len(block) - ADDRESS_BYTES, view.value, view.offset_bytes))
+        at = len(block) - ADDRESS_BYTES
+        if isinstance(argument, Tiling):
+            tilings.append((at, argument))
+        else:
+            view = _view(program, launch, one, argument)
+            addresses.append(Address(at, view.value, view.offset_bytes))
     n_blocks = one.n_blocks(launch) if callable(one.n_blocks) else one.n_blocks
-    if n_blocks < 1:
+    if n_blocks < least_blocks:
         raise CaptureError(
             f"{_what(launch, one)} runs on {n_blocks} blocks: at least one is needed"
         )
     block += bytes(-len(block) % ADDRESS_BYTES)
-    return Kernel(function, n_blocks, bytes(block), tuple(addresses), launch.index)
+    own = []
+    most_bytes = len(block)
+    if tiling := _tiling_data(launch, one, [argument for _, argument in tilings]):
+        (at, argument), content = tilings[0], tiling[0]
+        own.append(OwnAddress(at, len(block)))
+        most_bytes += argument.most_bytes + -argument.most_bytes % ADDRESS_BYTES
+        block += content + bytes(-len(content) % ADDRESS_BYTES)
+    return Kernel(
+        function,
+        n_blocks,
+        bytes(block),
+        tuple(addresses),
+        launch.index,
+        own_addresses=tuple(own),
+        most_bytes=most_bytes,
+    )
+
+
+def _tiling_data(
+    launch: Launch, one: BinaryKernel, tilings: Sequence[Tiling]
+) -> tuple[bytes] | None:
+    """What `tile` gives; None where the kernel takes no tiling data."""
+    if one.tile is None and not tilings:
+        return None
+    if one.tile is None or len(tilings) != 1:
+        raise CaptureError(
+            f"{_what(launch, one)} has {len(tilings)} arguments that are Tiling and "
+            f"{'no' if one.tile is None else 'a'} function tile: expected one of each, or none"
+        )
+    content = one.tile(launch)
+    if not isinstance(content, (bytes, bytearray)):
+        raise CaptureError(
+            f"{_what(launch, one)}: its function tile gave {content!r}: expected bytes"
+        )
+    if len(content) > tilings[0].most_bytes:
+        raise CaptureError(
+            f"{_what(launch, one)} is given {len(content)} bytes of tiling data: expected at most "
+            f"{tilings[0].most_bytes}: give Tiling more, or tile less"
+        )
+    return (bytes(content),)
 
 
 def _append(block: bytearray, content: bytes) -> None:

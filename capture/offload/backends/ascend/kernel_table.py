@@ -58,6 +58,11 @@ def make_resident(
         gather=(gather.function, gather.n_blocks) if isinstance(gather, GatherKernel) else gather,
         steps=streamed.steps_of_model(),
         for_next_pass=streamed.for_next_pass,
+        own_addresses=[
+            (block, own.offset_bytes, own.target_bytes)
+            for block, one in enumerate(captured.kernels)
+            for own in one.own_addresses
+        ],
         keep=(captured.keep, gather),
     )
 

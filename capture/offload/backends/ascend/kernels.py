@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from offload.errors import CaptureError
-from offload.program import Program
+from offload.program import Launch, Program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,15 +26,31 @@ class Address:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class OwnAddress:
+    """A word of eight bytes in a kernel's arguments that is an address in the same block.
+
+    Attributes:
+        offset_bytes: where in the argument block it lies; a multiple of 8.
+        target_bytes: the byte of the block that it points to.
+    """
+
+    offset_bytes: int
+    target_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Kernel:
     """One kernel that runs on the device.
 
     Attributes:
         function: the runtime's handle of it.
-        n_blocks: on how many cores' worth of blocks it runs.
+        n_blocks: on how many cores' worth of blocks it runs; 0, of `SizedKernels` alone: it is not
+            launched, as there is nothing to compute.
         arguments: its argument block; what stands where addresses lie does not count.
         addresses: the words of it that are addresses of Values.
         launch: the launch of the Program that it belongs to.
+        own_addresses: the words of it that are addresses in the block itself.
+        most_bytes: the most that its argument block has at any sizes; 0: that of these.
     """
 
     function: int
@@ -42,6 +58,8 @@ class Kernel:
     arguments: bytes
     addresses: tuple[Address, ...]
     launch: int
+    own_addresses: tuple[OwnAddress, ...] = ()
+    most_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,8 +92,31 @@ class GatherKernel:
     keep: Any
 
 
+class SizedKernels(Protocol):
+    """The role of a capturer whose kernels run at other sizes than the recorded ones."""
+
+    def at(self, program: Program, launch: Launch) -> tuple[Kernel, ...]:
+        """The kernels of one launch at other sizes. Called on several threads.
+
+        Args:
+            program: that was captured, at the recorded sizes.
+            launch: one of its launches, at other sizes.
+
+        Returns:
+            As many kernels as the launch had when it was captured, in the same order. `function`
+            of them is not read.
+
+        Raises:
+            CaptureError: they do not fit the launch at these sizes.
+        """
+
+
 class Capturer(Protocol):
     """Makes kernels of a Program's launches, whose arguments it knows."""
+
+    @property
+    def sized(self) -> SizedKernels | None:
+        """None: each choice of sizes is captured by itself."""
 
     def capture(self, program: Program, device: int) -> KernelCapture:
         """Give the kernels of every launch; nothing executes.

@@ -108,7 +108,7 @@ class TorchAscendBackend(AscendBackend):
         return WarmUpTimer(self.device_of, self._torch_capturer)
 
     @property
-    def dispatch(self) -> Backend:  # type: ignore[override] # which the base class has none of
+    def dispatch(self) -> Backend:
         """Launches torch_npu's operators one by one, captured or not."""
         return DispatchBackend(self.name, self._torch_machine)
 

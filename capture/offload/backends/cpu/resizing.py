@@ -25,6 +25,15 @@ from offload.program.varying_numbers import (
 class CpuSizes:
     """Loads Programs whose sizes vary; see `SizeChanger`."""
 
+    one_host_core = (
+        "on the CPU operators infer shapes and tile inside of the launch, which computes on the "
+        "cores that stages would take"
+    )
+
+    def on_host_cores(self, n_cores: int) -> CpuSizes:
+        """Itself, on the calling thread."""
+        return self
+
     def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
         """As `Backend.instantiate`, of what a Family does at the recorded sizes."""
         check_plan(prepared.program, plan)

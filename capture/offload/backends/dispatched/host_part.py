@@ -85,6 +85,24 @@ def split_constants(constants: SizeConstants) -> SplitConstants | None:
     )
 
 
+def whole_on_host(constants: SizeConstants) -> SplitConstants:
+    """All of it made on the host, for a device that runs no operators of torch."""
+    program = constants.program
+    launches = [_launch_on_cpu(launch) for launch in program.launches]
+    on_host, host_positions = part_of(_on_cpu(program), launches)
+    on_device, positions = part_of(program, (), also={*constants.results})
+    results = tuple(positions[one] for one in constants.results)
+    return SplitConstants(
+        SizeConstants(
+            on_host,
+            tuple(host_positions[one] for one in constants.results),
+            {host_positions[index]: one.cpu() for index, one in constants.weights.items()},
+        ),
+        SizeConstants(on_device, results, {}),
+        results,
+    )
+
+
 def _host_launches(program: Program, weights: Mapping[int, torch.Tensor]) -> list[Launch]:
     """Launches of integers and booleans that need nothing that the device makes."""
     known = {index for index in weights if program.values[index].dtype in _EXACT_DTYPES}

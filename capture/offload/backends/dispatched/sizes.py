@@ -11,7 +11,7 @@ from offload.backends.base import Loaded, Prepared
 from offload.backends.cpu.builder import plan_apart
 from offload.backends.cpu.resizing import host_constants
 from offload.backends.dispatched.builder import DispatchedBuilder
-from offload.backends.dispatched.host_part import split_constants
+from offload.backends.dispatched.host_part import split_constants, whole_on_host
 from offload.interpreter.settled_family import SettledFamily, SizeConstants
 from offload.native import _native
 from offload.plan import Plan, check_plan
@@ -21,6 +21,15 @@ from offload.program.varying_numbers import values_bytes
 
 class DispatchedSizes:
     """Loads Programs whose sizes vary; see `SizeChanger`."""
+
+    one_host_core = (
+        "launches are torch's operators, each of which infers shapes, tiles, allocates and "
+        "launches in one call, which offload cannot divide"
+    )
+
+    def on_host_cores(self, n_cores: int) -> DispatchedSizes:
+        """Itself, on the calling thread."""
+        return self
 
     def __init__(self, device_of: Callable[[Program], torch.device]) -> None:
         """For the device that a Program is executed on."""
@@ -54,6 +63,21 @@ class DispatchedSizes:
             return _device_constants(settled.constants, (), None, bindings, device)
         on_host = host_constants(split.on_host, bindings)
         return _device_constants(split.on_device, split.brought, on_host, bindings, device)
+
+
+def constants_of_host(
+    constants: SizeConstants, bindings: Bindings, device: torch.device
+) -> _native.SizeConstants:
+    """What computes constants of sizes by torch on the host, and brings them to a device.
+
+    Raises:
+        CaptureError, OutOfMemory: as `Backend.instantiate`.
+    """
+    split = whole_on_host(constants)
+    on_host = host_constants(split.on_host, bindings)
+    if device.type == "cpu":
+        return on_host
+    return _device_constants(split.on_device, split.brought, on_host, bindings, device)
 
 
 def _device_constants(

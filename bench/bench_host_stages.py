@@ -1,0 +1,163 @@
+"""Claim: at new sizes three threads of the host keep a device busier than one, if tiling is slow.
+
+Kernels of one's own on the simulated Ascend runtime, whose sizes are new in each execution: for
+each of 40 launches a function tiles (it hashes bytes, outside of the interpreter's lock), addresses
+are written, and the runtime is called. A timer stands for the device: a kernel begins when its
+launch was made and the one before has ended, and takes as long as one tiling. What an execution
+takes is from the call to the end of the last kernel by this timer. Beside it stands what the model
+of the stages predicts from what tiling and launching take alone. It needs as many cores that
+nobody else uses as there are threads; on fewer the threads take turns, and hand-overs cost more
+than they hide.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ascend_simulator
+import pytest
+import torch
+from simulated_ascend import SimulatedAscendBackend, install
+from torch.export import Dim
+
+import offload
+from measurements import Case, counted_figure, figure_of, ratio_of
+from offload.backends.ascend import BinaryCapturer, BinaryKernel, Given, Made, Number
+from offload.host.sized_executable import SizedExecutable
+from offload.plan.host_stages import LaunchCosts, predict_host_stages
+from offload.timeline import SpanKind
+from turns import take_single_turns
+
+N_LAUNCHES = 40
+ROUNDS = 40
+CORES = (1, 2, 3)
+
+
+@pytest.fixture
+def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
+    """The simulated runtime."""
+    yield from ascend_simulator.for_a_test()
+
+
+def negated(x: torch.Tensor) -> torch.Tensor:
+    """40 launches, each of which reads what the one before made."""
+    for _ in range(N_LAUNCHES):
+        x = x.neg()
+    return x
+
+
+def content_of(tile_ns: float) -> bytes:
+    """Bytes whose hash takes so long."""
+    n_bytes = 100_000
+    begin_ns = time.perf_counter_ns()
+    for _ in range(20):
+        hashlib.sha256(bytes(n_bytes)).digest()
+    each_ns = (time.perf_counter_ns() - begin_ns) / 20
+    return bytes(max(4_096, round(n_bytes * tile_ns / each_ns)))
+
+
+def kernel_of(content: bytes) -> BinaryKernel:
+    """A kernel that does nothing; its grid takes a hash to compute."""
+
+    def n_blocks(launch: Any) -> int:
+        return 1 + hashlib.sha256(content).digest()[0] % 8
+
+    return BinaryKernel(
+        "nothing", n_blocks, (Given(0, "float32"), Made(0, "float32"), Number("Q", 0))
+    )
+
+
+def execution_ns(run: SizedExecutable, x: torch.Tensor, kernel_ns: float) -> float:
+    """What an execution at new sizes takes, with a timer in the place of the device."""
+    run.forget_sizes()
+    with run.timeline() as timeline:
+        run(x)
+    (execution,) = timeline.executions
+    issued = sorted(execution.of_kind(SpanKind.ISSUE), key=lambda one: one.end_ns)
+    assert len(issued) == N_LAUNCHES
+    device_ns = 0.0
+    for one in issued:
+        device_ns = max(device_ns, one.end_ns) + kernel_ns
+    return device_ns - min(span.begin_ns for span in execution.spans)
+
+
+def stage_costs(run: SizedExecutable, x: torch.Tensor, tile_ns: float) -> LaunchCosts:
+    """What tiling and launching take by themselves; a kernel takes as long as the tiling."""
+    launches_ns = []
+    for _ in range(5):
+        run(x)  # kept: it launches alone
+        with run.timeline() as timeline:
+            run(x)
+        spans = timeline.executions[0].of_kind(SpanKind.ISSUE)
+        launches_ns.append(statistics.median(one.end_ns - one.begin_ns for one in spans))
+    return LaunchCosts(tile_ns, 200.0, min(launches_ns), tile_ns)
+
+
+@pytest.mark.parametrize("tile_us", [20, 100])
+def test_host_stages(
+    benchmark: Any,
+    record: Callable[[Case], None],
+    ascend: ascend_simulator.AscendSimulator,
+    monkeypatch: pytest.MonkeyPatch,
+    tile_us: int,
+) -> None:
+    content = content_of(1e3 * tile_us)
+    kernel = kernel_of(content)
+    image = ascend.binary({"nothing": (24, lambda block, n_blocks: None)})
+    backend = SimulatedAscendBackend(BinaryCapturer(image, {"aten::neg": kernel}))
+    install(ascend, monkeypatch, backend)
+    ascend.set_eager(False)  # what is enqueued runs behind the executions
+    captured = offload.capture(
+        negated, torch.ones(6), dynamic_shapes=({0: Dim("n", min=2, max=4096)},)
+    )
+    runs = {
+        cores: captured.load(backend.name, sizes=offload.Sizes(), host_cores=cores)
+        for cores in CORES
+    }
+    x = torch.ones(30)
+    tiled_ns = _tiling_ns(kernel)
+    results: dict[int, list[float]] = {cores: [] for cores in CORES}
+
+    def execute(cores: int) -> None:
+        run = runs[cores]
+        assert isinstance(run, SizedExecutable)
+        results[cores].append(execution_ns(run, x, tiled_ns))
+        ascend.call("aclrtSynchronizeDevice")
+
+    take_single_turns(
+        {str(cores): functools.partial(execute, cores) for cores in CORES}, rounds=ROUNDS
+    )
+    one = runs[1]
+    assert isinstance(one, SizedExecutable)
+    costs = [stage_costs(one, x, tiled_ns)] * N_LAUNCHES
+    figures = {f"{cores} threads": figure_of(results[cores], "ns") for cores in CORES}
+    for cores in CORES:
+        predicted = predict_host_stages(costs, cores).total_ns
+        figures[f"{cores} threads, predicted"] = counted_figure(predicted, "ns")
+    record(
+        Case(
+            f"tiling of {tile_us} us",
+            ratios={
+                f"1 thread, by {cores}": ratio_of(results[1], results[cores]) for cores in CORES[1:]
+            },
+            figures=figures,
+        )
+    )
+    for run in runs.values():
+        run.close()
+    benchmark.pedantic(lambda: None, rounds=1)
+
+
+def _tiling_ns(kernel: BinaryKernel) -> float:
+    assert callable(kernel.n_blocks)
+    times_ns = []
+    for _ in range(200):
+        begin_ns = time.perf_counter_ns()
+        kernel.n_blocks(None)  # type: ignore[arg-type]
+        times_ns.append(time.perf_counter_ns() - begin_ns)
+    return float(statistics.median(times_ns))
