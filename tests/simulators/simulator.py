@@ -48,6 +48,7 @@ _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_forget_calls": (None, []),
     "sim_fault": (None, []),
     "sim_set_memory_limit": (None, [_bytes]),
+    "sim_set_node_bytes": (None, [_bytes]),
     "sim_set_free_policy": (None, [_int]),
     "sim_set_device_count": (None, [_int]),
     "sim_live_bytes": (_bytes, []),
@@ -105,6 +106,10 @@ class DeviceControls:
         and not before the host enqueued it, whose time goes on only while it waits.
         """
         self.library.sim_set_clock(kernel_ns, copy_ns)
+
+    def set_node_bytes(self, n_bytes: int) -> None:
+        """What an executable graph takes of the device's memory for each of its nodes."""
+        self.library.sim_set_node_bytes(n_bytes)
 
     def set_copy_ns(self, to: int, duration_ns: int) -> None:
         """What a copy to this address takes by that clock. ValueError where there is none."""

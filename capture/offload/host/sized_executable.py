@@ -14,8 +14,7 @@ from offload.backends import Backend, Loaded, Prepared, SizeChanger
 from offload.errors import BindingError
 from offload.host.buckets import Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes, with_arguments
-from offload.host.promoted_sizes import FusedLoad, FusedSizes
-from offload.host.promoter import NotPromoted, Promoter
+from offload.host.promoter import NotPromoted, Promoter, Promoting, new_promoter
 from offload.host.promotion import Choice
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.native_layouts import native_layout
@@ -65,7 +64,7 @@ class SizedExecutable(Executable):
         scheduling: Scheduling = Scheduling.OFFLOAD,
         *,
         verify: bool = True,
-        fused: FusedLoad | None = None,
+        promoting: Promoting | None = None,
         note: str = "",
     ) -> None:
         """Make a Family resident at its recorded sizes.
@@ -77,7 +76,7 @@ class SizedExecutable(Executable):
             load_at: loads the Program of one choice of sizes.
             scheduling: as one task, or launch by launch.
             verify: as `Captured.load` has it.
-            fused: loads sizes that repeat with kernels of their own; None: all stay as they are.
+            promoting: makes executables of sizes that repeat; None: all stay as they are.
             note: for people, of how it was loaded.
 
         Raises:
@@ -95,11 +94,11 @@ class SizedExecutable(Executable):
             functools.partial(_accepts, self.family)
         )
         self.note = note
-        self._promoter = None if fused is None else self._new_promoter(fused)
+        self._promoter = None if promoting is None else self._new_promoter(promoting)
         prepared = backend.prepare(self._settled.bound)
         super().__init__(prepared, place(prepared, backend), backend, scheduling, verify=verify)
 
-    def _new_promoter(self, fused: FusedLoad) -> Promoter:
+    def _new_promoter(self, promoting: Promoting) -> Promoter:
         own = weakref.ref(self)
 
         def publish(sizes: Choice, run: Executable) -> _native.Replay:
@@ -109,10 +108,8 @@ class SizedExecutable(Executable):
             run._native.join(found._native)
             return run._native
 
-        work = FusedSizes(fused, publish)
-        promoter = Promoter(self.family.names, self.sizes.promoted_bytes, work)
-        weakref.finalize(self, promoter.stop).atexit = False
-        return promoter
+        budget_bytes = self.sizes.promoted_bytes
+        return new_promoter(self, promoting, self.family.names, budget_bytes, publish)
 
     def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         loaded = self._changer.instantiate(self._settled, prepared, plan)
@@ -197,7 +194,7 @@ class SizedExecutable(Executable):
 
     @property
     def last_execution(self) -> LastExecution:
-        """What the latest finished execution did, also of sizes with kernels of their own."""
+        """What the latest finished execution did, also of sizes that are promoted."""
         if self._promoter is None:
             return super().last_execution
         last, own_sizes = self._latest()
@@ -209,7 +206,7 @@ class SizedExecutable(Executable):
         )
 
     def rebind_weights(self) -> None:
-        """As an Executable; those of sizes with kernels of their own do likewise."""
+        """As an Executable; those of promoted sizes do likewise, or go where they cannot."""
         super().rebind_weights()
         if self._promoter is not None:
             self._promoter.rebind_weights()
@@ -233,7 +230,7 @@ class SizedExecutable(Executable):
     def close(self) -> None:
         """As an Executable; the instances go as well, and what was promoted.
 
-        Kernels that are being made for some sizes are finished in their thread, and dropped.
+        What is being prepared for some sizes is finished, and dropped.
         """
         super().close()
         if self._promoter is not None:

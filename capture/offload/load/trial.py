@@ -96,10 +96,15 @@ def made_up_stream(run: Called, n_executions: int) -> Callable[[], object]:
 def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
     """What calls on made-up inputs take, in nanoseconds, each executable in turn.
 
+    Where the device queues work, what submissions take until it has ended there.
+
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
     """
-    calls = [made_up_call(run) for run in runs]
+    calls = [
+        made_up_stream(run, n_executions=1) if run.queues_work else made_up_call(run)
+        for run in runs
+    ]
     with _gradients_as_needed(*runs):
         for _ in range(_WARM_UP):
             times_ns = [[_time_ns(call)] for call in calls]
