@@ -213,8 +213,8 @@ BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
   const std::vector<std::int64_t> sizes = take_tensors(arguments, *call);
   bool is_due = false;
   if (sizes_) {
-    if (auto found = promoted(found_promoted(sizes, arguments, asked, is_due), sizes, arguments,
-                              asked)) {
+    if (auto found =
+            promoted(found_promoted(sizes, arguments, asked, is_due), sizes, arguments, asked)) {
       found->call->call_ns = begin_ns;
       return *std::move(found);
     }
@@ -261,9 +261,9 @@ py::object PythonReplay::found_promoted(const std::vector<std::int64_t>& sizes,
   return found.executable;
 }
 
-// The call by `keep`, the executable of its sizes alone, if there is one and it can execute it here:
-// it may need another feature map than the one that is given, or be a graph where the caller captures one;
-// and a timeline is of one program.
+// The call by `keep`, the executable of its sizes alone, if there is one and it can execute it
+// here: it may need another feature map than the one that is given, or be a graph where the caller
+// captures one; and a timeline is of one program.
 std::optional<BoundCall> PythonReplay::promoted(py::object keep,
                                                 const std::vector<std::int64_t>& sizes,
                                                 const Arguments& arguments,

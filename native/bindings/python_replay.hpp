@@ -178,8 +178,9 @@ class PythonReplay {
   std::vector<std::int64_t> sizes_of(const Arguments& arguments, Sizes sizes,
                                      const Call& call) const;
   void take_instance(const std::vector<std::int64_t>& sizes, Call& call) const;
-  pybind11::object found_promoted(const std::vector<std::int64_t>& sizes, const Arguments& arguments,
-                            const Surroundings* asked, bool& is_due) const;
+  pybind11::object found_promoted(const std::vector<std::int64_t>& sizes,
+                                  const Arguments& arguments, const Surroundings* asked,
+                                  bool& is_due) const;
   std::optional<BoundCall> promoted(pybind11::object keep, const std::vector<std::int64_t>& sizes,
                                     const Arguments& arguments, const Surroundings* asked) const;
   bool read_axes(const Tensors& tensors, Sizes& sizes) const;

@@ -48,7 +48,6 @@ _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_forget_calls": (None, []),
     "sim_fault": (None, []),
     "sim_set_memory_limit": (None, [_bytes]),
-    "sim_set_node_bytes": (None, [_bytes]),
     "sim_set_free_policy": (None, [_int]),
     "sim_set_device_count": (None, [_int]),
     "sim_live_bytes": (_bytes, []),
@@ -58,6 +57,7 @@ _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_reset": (_int, []),
 }
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "sim_set_node_bytes": (None, [_bytes]),
     "sim_kernel": (
         _address,
         [_text, _bytes, ctypes.c_void_p, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p],
@@ -106,10 +106,6 @@ class DeviceControls:
         and not before the host enqueued it, whose time goes on only while it waits.
         """
         self.library.sim_set_clock(kernel_ns, copy_ns)
-
-    def set_node_bytes(self, n_bytes: int) -> None:
-        """What an executable graph takes of the device's memory for each of its nodes."""
-        self.library.sim_set_node_bytes(n_bytes)
 
     def set_copy_ns(self, to: int, duration_ns: int) -> None:
         """What a copy to this address takes by that clock. ValueError where there is none."""
@@ -207,6 +203,10 @@ class Simulator(DeviceControls):
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__(library, _SIGNATURES)
+
+    def set_node_bytes(self, n_bytes: int) -> None:
+        """What an executable graph takes of the device's memory for each of its nodes."""
+        self.library.sim_set_node_bytes(n_bytes)
 
     def kernel(
         self,

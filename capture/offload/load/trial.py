@@ -77,7 +77,15 @@ def made_up_call(run: Called) -> Callable[[], object]:
 
 
 def _made_up_arguments(run: Called) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    tensors = input_tensors(run.bound, made_up_inputs(run.bound, 0))
+    program = run.bound.program
+    index = program.device_index
+    on = torch.device(program.device if index is None else f"{program.device}:{index}")
+    tensors = [
+        one if program.values[view.value].on_host else one.to(on)
+        for one, view in zip(
+            input_tensors(run.bound, made_up_inputs(run.bound, 0)), program.inputs, strict=True
+        )
+    ]
     args, kwargs = unflatten(run.bound.arguments_structure, tensors)
     return args, kwargs
 
