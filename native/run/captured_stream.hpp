@@ -7,17 +7,21 @@
 namespace offload {
 
 template <typename TorchDevice>
-bool is_being_captured(const TorchDevice& torch_device, const c10::Stream& stream) {
-  if constexpr (requires { torch_device.isStreamCapturing(stream); }) {
-    return torch_device.isStreamCapturing(stream);
-  }
-  return false;  // torch before 2.13 does not tell
+auto asked_of(const TorchDevice& torch_device, const c10::Stream& stream, int)
+    -> decltype(torch_device.isStreamCapturing(stream)) {
+  return torch_device.isStreamCapturing(stream);
+}
+
+// Torch before 2.13 does not tell.
+template <typename TorchDevice>
+bool asked_of(const TorchDevice&, const c10::Stream&, long) {
+  return false;
 }
 
 // Of any device of torch's. Its own guard answers; false where that does not know captures, as
 // torch_npu's may not.
 inline bool is_being_captured(const c10::Stream& stream) {
-  return is_being_captured(c10::impl::VirtualGuardImpl(stream.device_type()), stream);
+  return asked_of(c10::impl::VirtualGuardImpl(stream.device_type()), stream, 0);
 }
 
 }  // namespace offload

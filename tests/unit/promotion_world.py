@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from offload.host.promoter import NotPromoted, Promoter
+from offload.host.promoter import Promoter
 from offload.host.promotion import KERNELS
+from offload.host.promotion_work import NotPromoted
 
 
 @dataclasses.dataclass(frozen=True)

@@ -209,6 +209,18 @@ def test_what_fails_is_not_tried_again():
     assert [one.sizes for one in report.promoted] == [(("n", 3),)]
 
 
+@OF_BOTH_KINDS
+def test_failures_that_take_long_are_expected_of_others(expected):
+    """None of the sizes can be prepared, which takes twenty times what is assumed."""
+    costs = Costs(S, S // 2, 20 * expected.preparation_ns)
+    sizes = range(2, 60)
+    world = World(dict.fromkeys(sizes, costs), fails=sizes, expected=expected)
+    for size in itertools.islice(itertools.cycle(sizes), 20_000):
+        world.call(size)
+    assert len(world.made_sizes) > 1
+    assert world.total_ns <= 2 * world.unpromoted_ns + costs.preparation
+
+
 def test_one_that_needs_more_than_all_may_take_is_refused():
     world = World({2: as_expected(S, n_bytes=21)}, budget=20)
     for _ in range(60):

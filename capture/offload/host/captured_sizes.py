@@ -9,8 +9,8 @@ import torch
 
 from offload.backends.captured.capture_thread import may_capture
 from offload.host.loaded_bytes import loaded_bytes
-from offload.host.promoter import NotNow, NotPromoted, Publish
 from offload.host.promotion import TASKS, Choice
+from offload.host.promotion_work import NotNow, NotPromoted, Publish
 from offload.interpreter.size_constants import program_at
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily

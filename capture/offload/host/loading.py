@@ -16,7 +16,7 @@ from offload.host.captured_sizes import CapturedSizes
 from offload.host.executable_for_each_size import ExecutableForEachSize
 from offload.host.padded_executable import PaddedExecutable
 from offload.host.promoted_sizes import FusedLoad, FusedSizes
-from offload.host.promoter import Promoting
+from offload.host.promotion_work import Promoting
 from offload.host.scheduling_choice import (
     DELIVERED_BY_HOST,
     LOADED_EACH,

@@ -14,8 +14,9 @@ import torch
 from offload.errors import BindingError, CaptureError, CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes, with_arguments
 from offload.host.pad_values import pad_values
-from offload.host.promoter import Promoter, Promoting, new_promoter
+from offload.host.promoter import Promoter, new_promoter
 from offload.host.promotion import PromotionReport
+from offload.host.promotion_work import Promoting
 from offload.host.sizes import Sizes
 from offload.interpreter.torch_names import dtype_name
 from offload.program import BoundProgram, TensorView

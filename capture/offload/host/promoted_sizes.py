@@ -12,8 +12,8 @@ import torch
 from offload.console.progress import Progress
 from offload.host.call_sizes import with_arguments
 from offload.host.loaded_bytes import loaded_bytes
-from offload.host.promoter import NotPromoted, Publish
 from offload.host.promotion import KERNELS, Choice
+from offload.host.promotion_work import NotPromoted, Publish
 from offload.interpreter.size_constants import program_at
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily

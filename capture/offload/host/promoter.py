@@ -8,21 +8,22 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from offload.errors import BindingError
 from offload.host.promotion import (
     NEVER_NS,
     REVIEWED_AFTER,
     Choice,
-    Expected,
     Prepared,
     PromotedSizes,
     PromotionReport,
     due_ns,
     least_due_ns,
+    predicted_preparation_ns,
     to_demote,
 )
+from offload.host.promotion_work import NotNow, NotPromoted, Promoting, Publish, Work
 from offload.native import _native
 from offload.run import Executable
 
@@ -34,60 +35,7 @@ _MOST_KNOWN = 64
 """From so many promotions others are predicted."""
 
 
-class NotPromoted(Exception):
-    """Sizes get no executable of their own; why, for people."""
-
-
-class NotNow(Exception):
-    """Nothing can be prepared in this call; a later one may ask again."""
-
-
-class Work(Protocol):
-    """What makes executables of one choice of sizes.
-
-    Attributes:
-        expected: what that takes and saves before anything is known.
-        in_turn: whether the call by which sizes are due waits for it; else a thread does it.
-    """
-
-    expected: Expected
-    in_turn: bool
-
-    def kept(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What of a call an executable is tried by; with memory of its own unless the call waits.
-
-        Raises:
-            NotNow: this call cannot wait for it.
-        """
-
-    def made(self, sizes: Choice, call: Any, is_wanted: Callable[[], bool]) -> tuple[Any, int]:
-        """An executable that has executed a call once, and the bytes that are its own.
-
-        Args:
-            sizes: of the executable.
-            call: what was kept of one.
-            is_wanted: whether it still is, asked now and then; raises NotPromoted if not.
-        """
-
-    def publish(self, sizes: Choice, run: Any) -> object:
-        """Let an executable take turns with the one of all sizes; what calls are given for it."""
-
-
-Publish = Callable[[Choice, Executable], object]
 Start = Callable[[Callable[[], None]], None]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Promoting:
-    """How an executable of all sizes promotes.
-
-    Attributes:
-        work: what makes executables, given how they are published.
-        known: what was measured before, by sizes.
-    """
-
-    work: Callable[[Publish], Work]
-    known: Mapping[Choice, Prepared] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -214,18 +162,16 @@ class Promoter:
                 gone += self._add(sizes, made)
         except Exception as error:
             # Storages that were swapped meanwhile are no fault of these sizes.
-            refusal = _told(error) if n_rebound == self._n_rebound else ""
+            if n_rebound == self._n_rebound:
+                refusal = _told(error)
+                self._learn_failure(sizes, self._clock_ns() - begin_ns)
         finally:
             waited_ns = self._clock_ns() - begin_ns if self._work.in_turn else 0
             self._end(sizes, refusal, waited_ns)
 
     def _add(self, sizes: Choice, made: _Made) -> list[_Made]:
         """Let calls have an executable; those that went to make room."""
-        before = self._known.get(sizes)
-        share = None if before is None else before.saved_share
-        self._known[sizes] = Prepared(made.preparation_ns, share)
-        if len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        self._learn(sizes, made.preparation_ns)
         published = self._work.publish(sizes, made.run)
         self._made[sizes] = made
         self.accounts.set(sizes, published)
@@ -234,6 +180,19 @@ class Promoter:
         demoted = to_demote(used, bytes_of, self._budget_bytes, sizes)
         self._n_demoted += len(demoted)
         return [self._drop(one) for one in demoted]
+
+    def _learn(self, sizes: Choice, preparation_ns: int) -> None:
+        before = self._known.get(sizes)
+        share = None if before is None else before.saved_share
+        self._known[sizes] = Prepared(preparation_ns, share)
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _learn_failure(self, sizes: Choice, preparation_ns: int) -> None:
+        """One that failed early tells nothing of what others take; one that took long does."""
+        with self._lock:
+            predicted_ns = predicted_preparation_ns(sizes, self._known, self._work.expected)
+            self._learn(sizes, max(preparation_ns, round(predicted_ns)))
 
     def _drop(self, sizes: Choice) -> _Made:
         """Take an executable back; calls that have it go on."""

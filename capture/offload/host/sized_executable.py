@@ -14,8 +14,9 @@ from offload.backends import Backend, Loaded, Prepared, SizeChanger
 from offload.errors import BindingError
 from offload.host.buckets import Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes, with_arguments
-from offload.host.promoter import NotPromoted, Promoter, Promoting, new_promoter
+from offload.host.promoter import Promoter, new_promoter
 from offload.host.promotion import Choice
+from offload.host.promotion_work import NotPromoted, Promoting
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.settled_family import SettledFamily
