@@ -211,8 +211,8 @@ def test_what_fails_is_not_tried_again():
 
 @OF_BOTH_KINDS
 def test_failures_that_take_long_are_expected_of_others(expected):
-    """None of the sizes can be prepared, which takes twenty times what is assumed."""
-    costs = Costs(S, S // 2, 20 * expected.preparation_ns)
+    """None of the sizes can be prepared, which takes twelve times what is assumed."""
+    costs = Costs(S, S // 2, 12 * expected.preparation_ns)
     sizes = range(2, 60)
     world = World(dict.fromkeys(sizes, costs), fails=sizes, expected=expected)
     for size in itertools.islice(itertools.cycle(sizes), 20_000):
