@@ -13,6 +13,7 @@ are made.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from torch.export import Dim
 
 import offload
 from measurements import Case, counted_figure, figure_of, ratio_of
-from offload.host import promotion
+from offload.host.promoted_sizes import FusedSizes
 from turns import take_single_turns, take_turns
 
 N_REQUESTS, N_LENGTHS, RECORDED = 40, 31, 24
@@ -187,7 +188,8 @@ def test_a_length_that_repeats(
 ) -> None:
     """Kernels of its own, made beside calls: what these take before, meanwhile and since."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known beforehand
-    monkeypatch.setattr(promotion, "FIRST_PREPARATION_NS", 10**8)  # so that it begins soon
+    soon = dataclasses.replace(FusedSizes.expected, preparation_ns=10**8)
+    monkeypatch.setattr(FusedSizes, "expected", soon)
     model = model_of(name)
     with torch.no_grad():
         captured = offload.capture(model, **request(RECORDED), dynamic_shapes=SHAPES)

@@ -103,8 +103,12 @@ void register_promotions(py::module_& module) {
           "find",
           [](Promotions& self, const Promotions::Sizes& sizes, const py::tuple& args,
              const py::dict& kwargs) -> py::object {
-            py::object found = self.find(sizes, [&] { return py::make_tuple(args, kwargs); });
-            return found ? found : py::none();
+            Promotions::Found found = self.find(sizes);
+            if (found.is_due) {
+              self.ask(sizes, args, kwargs);
+              found.executable = self.found(sizes);
+            }
+            return found.executable ? found.executable : py::none();
           },
           py::arg("sizes"), py::arg("args"), py::arg("kwargs"))
       .def("charge", &Promotions::charge, py::arg("sizes"), py::arg("execution_ns"),

@@ -36,7 +36,7 @@ struct SizesAccount {
 // Accounts of choices of sizes, at most so many: the least recently used goes first, of those
 // without an executable. When one is due, `on_due` is called with (sizes, args, kwargs): ahead of
 // an execution, where the resident has taken as much as `due_ns` says and `armed` is set; and once
-// when an executable of its own has executed `review_after` times. What to do is its decision.
+// when an executable of its own has executed `review_after` times. It decides what to do.
 //
 // Owner: Python, and the calls of one executable. Thread: under the GIL. Errors: those of on_due.
 class Promotions {
@@ -46,22 +46,25 @@ class Promotions {
   Promotions(std::size_t most, std::uint64_t review_after, pybind11::object on_due)
       : most_(most), review_after_(review_after), on_due_(std::move(on_due)) {}
 
-  // Before an execution: the executable of these sizes alone, or none. May call on_due with what
-  // `arguments` gives: a pair of a tuple and a dict.
-  template <typename Arguments>
-  pybind11::object find(const Sizes& sizes, const Arguments& arguments) {
+  struct Found {
+    pybind11::object executable;  // of these sizes alone; none: there is none
+    bool is_due = false;
+  };
+
+  // Before an execution, of which on_due may be told: what there is of these sizes, and whether
+  // `ask` is to be called.
+  Found find(const Sizes& sizes) {
     SizesAccount& account = opened(sizes);
-    if (is_due(account)) {
-      const pybind11::tuple found = arguments();
-      // It may change the accounts, and nothing found of these stays valid.
-      on_due_(pybind11::tuple(pybind11::cast(sizes)), found[0], found[1]);
-      return opened(sizes).executable;
-    }
-    return account.executable;
+    return {account.executable, is_due(account)};
   }
 
-  // As find, without a call of on_due.
+  // Before any other execution: the executable of these sizes alone, or none.
   pybind11::object found(const Sizes& sizes) { return opened(sizes).executable; }
+
+  // Calls on_due with the arguments of the call by which sizes are due. It may change all accounts.
+  void ask(const Sizes& sizes, const pybind11::tuple& args, const pybind11::dict& kwargs) {
+    on_due_(pybind11::tuple(pybind11::cast(sizes)), args, kwargs);
+  }
 
   // After an execution by the resident, or by an executable of these sizes alone.
   void charge(const Sizes& sizes, std::uint64_t execution_ns, bool by_promoted);

@@ -210,8 +210,10 @@ BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
   call->call_ns = begin_ns;
   if (asked == nullptr) prepare(guard);
   const std::vector<std::int64_t> sizes = take_tensors(arguments, *call);
+  bool is_due = false;
   if (sizes_) {
-    if (auto found = promoted(sizes, arguments, asked)) {
+    if (auto found =
+            promoted(found_promoted(sizes, arguments, asked, is_due), sizes, arguments, asked)) {
       found->call->call_ns = begin_ns;
       return *std::move(found);
     }
@@ -229,39 +231,16 @@ BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
   } else {
     bind_call(replay_->spec(), *call);
   }
+  if (is_due) {  // by a call that would be executed
+    sizes_->promotions->ask(sizes, arguments.positional(), arguments.keyword());
+    if (auto found = promoted(sizes_->promotions->found(sizes), sizes, arguments, asked)) {
+      found->call->call_ns = begin_ns;
+      return *std::move(found);
+    }
+    if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
+  }
   call->checked_ns = now_ns();
   return {py::object(), this, std::move(call)};
-}
-
-// The call by the executable of its sizes alone, if there is one that can execute it here: it may
-// need a larger feature map than the one that is given, and a timeline is of one program.
-std::optional<BoundCall> PythonReplay::promoted(const std::vector<std::int64_t>& sizes,
-                                                const Arguments& arguments,
-                                                const Surroundings* asked) const {
-  if (!sizes_->promotions || replay_->closed() || replay_->is_tracing()) return std::nullopt;
-  const auto values = [&] { return py::make_tuple(arguments.positional(), arguments.keyword()); };
-  // A call by which sizes are due is copied, with what its thread's state makes of it.
-  const bool may_be_copied = asked == nullptr && arguments.are_written();
-  py::object keep =
-      may_be_copied ? sizes_->promotions->find(sizes, values) : sizes_->promotions->found(sizes);
-  if (!keep) return std::nullopt;
-  const auto& replay = *keep.cast<const PythonReplay*>();
-  PyObject* const given = arguments.feature_map();
-  if (given != nullptr && THPVariable_Check(given) &&
-      THPVariable_Unpack(given).nbytes() < replay.replay_->spec().shapes.feature_map_bytes) {
-    return std::nullopt;
-  }
-  BoundCall found = replay.bound_here(arguments, nullptr, asked);
-  found.call->sizes = sizes;
-  found.keep = std::move(keep);
-  return found;
-}
-
-void PythonReplay::note_executed(const BoundCall& bound) const {
-  if (!sizes_ || !sizes_->promotions) return;
-  const bool by_promoted = static_cast<bool>(bound.keep);
-  sizes_->promotions->charge(by_promoted ? bound.call->sizes : bound.call->instance->sizes,
-                             bound.call->execution_ns, by_promoted);
 }
 
 Surroundings PythonReplay::surroundings(CallGuard* guard) const {
@@ -269,7 +248,12 @@ Surroundings PythonReplay::surroundings(CallGuard* guard) const {
   Surroundings now;
   now.in_grad_mode = c10::GradMode::is_enabled();
   now.n_threads = at::get_num_threads();
-  if (!replay_->has_streams()) return now;
+  if (replay_->has_streams()) take_stream(now);
+  return now;
+}
+
+// The current stream of this thread.
+void PythonReplay::take_stream(Surroundings& now) const {
   const c10::Device device = replay_->spec().device;
   const c10::OptionalDeviceGuard on_device(device.has_index() ? std::optional(device)
                                                               : std::nullopt);
@@ -278,7 +262,6 @@ Surroundings PythonReplay::surroundings(CallGuard* guard) const {
   now.drains_queue = call.drains_queue;
   now.stream = call.stream;
   now.torch_stream = call.torch_stream;
-  return now;
 }
 
 void PythonReplay::prepare(CallGuard* guard) const {

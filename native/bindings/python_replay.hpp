@@ -178,7 +178,10 @@ class PythonReplay {
   std::vector<std::int64_t> sizes_of(const Arguments& arguments, Sizes sizes,
                                      const Call& call) const;
   void take_instance(const std::vector<std::int64_t>& sizes, Call& call) const;
-  std::optional<BoundCall> promoted(const std::vector<std::int64_t>& sizes,
+  pybind11::object found_promoted(const std::vector<std::int64_t>& sizes,
+                                  const Arguments& arguments, const Surroundings* asked,
+                                  bool& is_due) const;
+  std::optional<BoundCall> promoted(pybind11::object keep, const std::vector<std::int64_t>& sizes,
                                     const Arguments& arguments, const Surroundings* asked) const;
   bool read_axes(const Tensors& tensors, Sizes& sizes) const;
   void take_buffers(PyObject* out, Tensors& buffers) const;
@@ -189,6 +192,9 @@ class PythonReplay {
   void keep_order(CallGuard& guard) const;
   void warn_of_gradients() const;
   void note_stream(Call& call) const;
+  void take_stream(Surroundings& now) const;
+  bool takes(PyObject* feature_map) const;
+  bool refuses_capturing() const;
   void bind_on_stream(Call& call, const Surroundings* asked) const;
   BoundCall bound_here(const Arguments& arguments, CallGuard* guard,
                        const Surroundings* asked) const;

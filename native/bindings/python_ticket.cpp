@@ -72,11 +72,14 @@ Dependency PythonTicket::as_dependency(const Replay& replay, const Call& call) c
       replay.spec().device != before.spec().device) {
     return dependency;
   }
-  if (bound_.call->stream == call.stream) {
+  // Who follows torch's stream knows no handle of it.
+  if (bound_.call->torch_stream && call.torch_stream) {
     dependency.is_on_device = true;
-  } else if (bound_.call->torch_stream && call.torch_stream) {
+    if (*bound_.call->torch_stream != *call.torch_stream) {
+      dependency.stream = bound_.call->torch_stream;
+    }
+  } else if (bound_.call->stream == call.stream) {
     dependency.is_on_device = true;
-    dependency.stream = bound_.call->torch_stream;
   }
   return dependency;
 }

@@ -190,6 +190,7 @@ void register_resident(py::module_& module) {
       .def_property_readonly("n_launches", &CudaResident::n_launches)
       .def_property_readonly("n_set_params", &CudaResident::n_set_params)
       .def_property_readonly("n_instantiations", &CudaResident::n_instantiations)
+      .def_property_readonly("graph_bytes", &CudaResident::graph_bytes)
       .def_property_readonly("n_graph_launches", &CudaResident::n_graph_launches);
 }
 

@@ -307,8 +307,17 @@ void CudaResident::set_templates() {
   for (const std::uint32_t node : marked_) set_template(node);
 }
 
+// None where the driver does not say.
+std::optional<std::size_t> CudaResident::free_memory(const Driver& driver) {
+  std::size_t free_bytes = 0;
+  std::size_t total_bytes = 0;
+  if (driver.memory_get_info(&free_bytes, &total_bytes) != kSuccess) return std::nullopt;
+  return free_bytes;
+}
+
 // Of the template as it is now, uploaded.
 GraphExec CudaResident::instantiated() {
+  const std::optional<std::size_t> free_bytes = free_memory(driver_);
   GraphExec exec = nullptr;
   driver_.check(driver_.graph_instantiate(&exec, clone_, kUseNodePriority),
                 "instantiating the graph");
@@ -317,6 +326,9 @@ GraphExec CudaResident::instantiated() {
     driver_.graph_exec_destroy(exec);
     driver_.fail(result, "uploading the graph");
   }
+  const std::optional<std::size_t> left_bytes = free_memory(driver_);
+  const bool is_told = free_bytes && left_bytes && *free_bytes > *left_bytes;
+  graph_bytes_ = is_told ? *free_bytes - *left_bytes : 0;
   ++n_instantiations_;
   return exec;
 }

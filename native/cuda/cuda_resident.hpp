@@ -2,6 +2,7 @@
 // re-set where they changed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -132,6 +133,11 @@ class CudaResident final : public StreamResident<CudaStreams>,
   std::uint64_t n_graph_launches() const { return n_graph_launches_; }
   std::uint64_t n_instantiations() const { return n_instantiations_; }
 
+  // Bytes of the device's memory that instantiating and uploading the graph took, as the driver
+  // told free memory before and after: 0 before that, and where it took them from a pool that the
+  // driver has anyway. What others took meanwhile is among them.
+  std::size_t graph_bytes() const { return graph_bytes_; }
+
  private:
   struct Word {
     unsigned char* bytes;  // in the node's image or table
@@ -171,6 +177,7 @@ class CudaResident final : public StreamResident<CudaStreams>,
   void set_template(std::uint32_t node);
   void set_templates();
   static bool is_of_other_memory(Result result, const ResidentNode& node);
+  static std::optional<std::size_t> free_memory(const Driver& driver);
   GraphExec instantiated();
   void load_in_context();
   void instantiate_again();
@@ -210,6 +217,7 @@ class CudaResident final : public StreamResident<CudaStreams>,
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;
   std::uint64_t n_instantiations_ = 0;  // but those that are timed
+  std::atomic<std::size_t> graph_bytes_ = 0;
 };
 
 }  // namespace offload::cuda

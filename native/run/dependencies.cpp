@@ -36,6 +36,8 @@ void wait_for(const Dependencies& dependencies, const Call& call) {
     c10::Event event(one.stream->device_type());
     event.record(*one.stream);
     event.block(*call.torch_stream);
+    // Torch may deliver the wait later, from a queue that the execution does not use.
+    if (call.drains_queue) call.torch_stream->native_handle();
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/copy.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include "offload/errors.hpp"
 #include "offload/host_stages.hpp"
 #include "offload/lease.hpp"
+#include "run/captured_stream.hpp"
 #include "run/kernel_scope.hpp"
 #include "run/overlaps.hpp"
 #include "run/thread_count.hpp"
@@ -83,16 +85,15 @@ Replay::Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Res
       std::any_of(spec_.results.begin(), spec_.results.end(),
                   [](const ResultSpec& result) { return result.source == ResultSource::kWeight; });
   if (host_scheduled && !resident_->delivers_launches()) host_scheduler_.emplace(*resident_);
-  if (has_streams()) finisher_.emplace();
+  // Others join a resident whose launches torch delivers, and no other.
+  keeps_turn_order_ = has_streams() && streams_->follows_torch();
   rebind_weights();
 }
 
 void Replay::join(const Replay& other) {
-  if (has_streams() || other.has_streams()) {
-    throw std::invalid_argument("executables on devices with streams take turns by these");
-  }
   turn_ = other.turn_;
   owns_turn_ = false;
+  keeps_turn_order_ = has_streams();
 }
 
 // Threads that carry out launches beside the one that executes.
@@ -205,6 +206,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
                            std::shared_ptr<const HeldStorages> held, std::shared_ptr<Ticket> ticket,
                            Dependencies after) {
   Replay& replay = *self;
+  const std::shared_ptr<Turn> turn = replay.turn_;
   std::exception_ptr error;  // the first
   std::shared_ptr<Fence> fence;
   try {
@@ -215,7 +217,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     error = std::current_exception();
   }
   try {
-    const std::lock_guard lock(replay.turn_->lane.execution_mutex());
+    const std::lock_guard lock(turn->lane.execution_mutex());
     fence = replay.streams_->fence();
   } catch (...) {
     if (!error) error = std::current_exception();
@@ -232,7 +234,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
     check_on_device(after);
   };
   try {
-    return replay.finisher_->submit(std::move(end), ticket);
+    return turn->finisher.submit(std::move(end), ticket);
   } catch (const std::exception&) {  // the interpreter is exiting, or there is no thread left
   }
   std::exchange(end, nullptr)();
@@ -279,6 +281,24 @@ std::uint64_t Replay::feature_map_address(const Call& call) {
     turn.arena_bytes = needed_bytes;
   }
   return reinterpret_cast<std::uint64_t>(turn.arena.get());
+}
+
+// Each resident orders its own executions on the device. Behind that of another resident of the turn
+// an event orders them; where torch delivers launches later, from a queue, these are delivered
+// before a resident that does not use the queue goes on.
+void Replay::follow(const Call& call) {
+  if (!call.torch_stream) return;
+  const bool was_other = turn_->last_stream && turn_->last != this;
+  if (was_other && *turn_->last_stream != *call.torch_stream) {
+    // What the caller captures is executed elsewhere and later, and cannot wait for this.
+    if (is_being_captured(*call.torch_stream)) return;
+    c10::Event event(call.torch_stream->device_type());
+    event.record(*turn_->last_stream);
+    event.block(*call.torch_stream);
+  }
+  if (was_other && call.drains_queue) call.torch_stream->native_handle();
+  turn_->last = this;
+  turn_->last_stream = call.torch_stream;
 }
 
 void Replay::resize(const Call& call, LastExecution& execution) {
@@ -336,6 +356,7 @@ void Replay::run(Call& call, bool queued) {
   std::optional<KernelScope> scope;
   if (!has_streams() || call.has_copies()) scope.emplace();  // else nothing of torch runs here
   if (has_streams()) streams_->set_stream(call.stream);
+  if (keeps_turn_order_) follow(call);
   if (!call.random.empty()) generators_->set_random(call.random);
   if (call.instance) resize(call, execution);
   copy_inputs(call, execution, traced);
@@ -447,7 +468,7 @@ bool Replay::close() noexcept {
   const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
   if (owns_turn_) turn_->lane.close();
   if (host_scheduler_) host_scheduler_->close();
-  if (finisher_) finisher_->close();
+  if (owns_turn_) turn_->finisher.close();
   const std::lock_guard lock(turn_->lane.execution_mutex());
   released_ = true;
   resident_->close();

@@ -52,9 +52,9 @@ class Replay : public std::enable_shared_from_this<Replay> {
   bool has_generators() const { return generators_ != nullptr; }
   Resident& resident() { return *resident_; }
 
-  // From now on executes in turn with another one, whose lane and arena it shares, and which is to
-  // be closed first: on devices without streams. Nobody else may have this one yet, and nothing of
-  // it may be in flight. Throws std::invalid_argument for devices with streams.
+  // From now on executes in turn with another one, whose lanes and arena it shares, and which is to
+  // be closed first. On a device with streams executions of both follow one another on the device,
+  // too. Nobody else may have this one yet, and nothing of it may be in flight.
   void join(const Replay& other);
 
   // Executes on this thread, or on the lane where submitted work is still ahead.
@@ -138,6 +138,7 @@ class Replay : public std::enable_shared_from_this<Replay> {
   void hand_out(Call& call, ExecutionTrace* trace);
   void keep(const LastExecution& execution, std::optional<ExecutionTrace> trace);
   void check_weights(const Call& call);
+  void follow(const Call& call);
   void resize(const Call& call, LastExecution& execution);
   void bind(const Call& call);
   std::uint64_t feature_map_address(const Call& call);
@@ -168,9 +169,8 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // After what the lane's thread uses.
   std::shared_ptr<Turn> turn_ = std::make_shared<Turn>();
   bool owns_turn_ = true;
+  bool keeps_turn_order_ = false;  // on the device, among the replays of its turn
   std::optional<HostScheduler> host_scheduler_;
-  // Where the resident has streams: waits for the device, ticket by ticket, while the lane goes on.
-  std::optional<Lane> finisher_;
 };
 
 }  // namespace offload

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <c10/core/Allocator.h>
+#include <c10/core/Stream.h>
 
 #include <cstddef>
+#include <optional>
 
 #include "offload/lane.hpp"
 
 namespace offload {
+
+class Replay;
 
 // The order of executions, and the memory that activations of one after the other lie in.
 //
@@ -17,7 +21,14 @@ struct Turn {
   bool running = false;  // one of its replays is executing
   c10::DataPtr arena;    // where the device has no other
   std::size_t arena_bytes = 0;
-  Lane lane;  // after what it uses, so that its thread ends first
+
+  // Of replays that keep their order on the device: which of them executed last, and on which of
+  // torch's streams. Null and none: no such replay has.
+  const Replay* last = nullptr;
+  std::optional<c10::Stream> last_stream;
+
+  Lane finisher;  // waits for the device, ticket by ticket, where a replay has streams
+  Lane lane;      // after what it uses, so that its thread ends first
 };
 
 }  // namespace offload

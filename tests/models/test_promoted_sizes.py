@@ -23,7 +23,7 @@ from torch.export import Dim
 
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
-from offload.host import promotion
+from offload.host.promotion import KERNELS
 
 try:
     find_compiler()
@@ -302,4 +302,4 @@ def test_without_waiting_nothing_is_due_before_it_pays():
         run(torch.randn(8, 16))
     report = run.instances.promotion
     assert (report.promoted, report.preparing) == ((), ())
-    assert report.expected_due_ns == promotion.FIRST_PREPARATION_NS / promotion.FIRST_SAVED_SHARE
+    assert report.expected_due_ns == KERNELS.preparation_ns / KERNELS.saved_share

@@ -177,14 +177,14 @@ def test_what_goes_wrong_is_told_and_sizes_go_on_as_they_were(at_once, waited, m
 
 def test_an_interrupt_ends_the_call_alone(at_once, waited, monkeypatch):
     module = importlib.import_module("offload.host.promoted_sizes")
-    copied, interrupts = module.FusedSizes.copied, [KeyboardInterrupt()]
+    kept, interrupts = module.FusedSizes.kept, [KeyboardInterrupt()]
 
     def interrupted(*args):
         if interrupts:
             raise interrupts.pop()
-        return copied(*args)
+        return kept(*args)
 
-    monkeypatch.setattr(module.FusedSizes, "copied", interrupted)
+    monkeypatch.setattr(module.FusedSizes, "kept", interrupted)
     run = loaded()
     run(torch.randn(8, 16))
     with pytest.raises(KeyboardInterrupt):
@@ -220,8 +220,8 @@ EXIT = """
 import torch, offload
 from torch.export import Dim
 from offload.host import promoter
-promoter.due_ns = lambda sizes, known: 1
-promoter.least_due_ns = lambda known: 1
+promoter.due_ns = lambda *_: 1
+promoter.least_due_ns = lambda *_: 1
 with torch.no_grad():
     captured = offload.capture(
         lambda x: (x.exp() * 2).softmax(-1).cumsum(0).sum(1),

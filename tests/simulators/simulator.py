@@ -57,6 +57,7 @@ _CONTROLS: dict[str, tuple[type | None, list[type]]] = {
     "sim_reset": (_int, []),
 }
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
+    "sim_set_node_bytes": (None, [_bytes]),
     "sim_kernel": (
         _address,
         [_text, _bytes, ctypes.c_void_p, ctypes.c_void_p, KERNEL_FUNCTION, ctypes.c_void_p],
@@ -202,6 +203,10 @@ class Simulator(DeviceControls):
 
     def __init__(self, library: ctypes.CDLL):
         super().__init__(library, _SIGNATURES)
+
+    def set_node_bytes(self, n_bytes: int) -> None:
+        """What an executable graph takes of the device's memory for each of its nodes."""
+        self.library.sim_set_node_bytes(n_bytes)
 
     def kernel(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from offload.host.promoter import NotPromoted, Promoter
+from offload.host.promoter import Promoter
+from offload.host.promotion import KERNELS
+from offload.host.promotion_work import NotPromoted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +40,10 @@ class Run:
 class World:
     """Calls one after the other; preparations hold them up, or go on beside them."""
 
-    def __init__(self, costs, *, budget=10**9, beside=False, fails=()):
+    def __init__(
+        self, costs, *, budget=10**9, beside=False, fails=(), expected=KERNELS, known=None
+    ):
+        self.expected, self.in_turn = expected, not beside
         self.costs, self.beside, self.fails = costs, beside, fails
         self.now = self.preparing = 0
         self.calls_ns = self.preparations_ns = 0
@@ -46,11 +51,16 @@ class World:
         self.made_sizes = []
         self._due = None
         self.promoter = Promoter(
-            ("n",), budget, self, start=self._start, clock_ns=lambda: self.now + self.preparing
+            ("n",),
+            budget,
+            self,
+            start=self._start if beside else None,
+            clock_ns=lambda: self.now + self.preparing,
+            known=known,
         )
 
     # The work of a promoter.
-    def copied(self, sizes, args, kwargs):
+    def kept(self, sizes, args, kwargs):
         return sizes
 
     def made(self, sizes, call, is_wanted):
@@ -71,9 +81,6 @@ class World:
         return run
 
     def _start(self, work):
-        if not self.beside:
-            work()
-            return
         sizes = self.promoter.report().preparing[0][1]
         self._due = self.now + self.costs[sizes].preparation, work
 

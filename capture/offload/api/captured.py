@@ -21,11 +21,10 @@ from offload.errors import BindingError, CaptureError, CopyError, FileError
 from offload.files import open_saved, save_program
 from offload.host import (
     ExecutableForEachSize,
-    FusedLoad,
+    FamilyLoad,
     PaddedExecutable,
     SizedExecutable,
     Sizes,
-    fuses,
     load_family,
     refuse_for_families,
 )
@@ -253,8 +252,9 @@ class Captured:
                 baseline that it is compared with (on device `npu` by torch's own operators, which
                 takes what no model can be captured of). None: as one task; with `sizes` on devices
                 where that would be one for each choice of them by the host. `auto`: likewise, but
-                with `sizes` on the CPU as executions at the recorded sizes are quicker. `explain()`
-                tells why.
+                with `sizes` as executions at the recorded sizes are quicker, on devices counting
+                what loading one task takes; with `promoted` there that is measured for the first
+                promotions. `explain()` tells why.
             verify: prove at load that a captured graph computes the same at other addresses, and
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
@@ -301,8 +301,9 @@ class Captured:
                 Family accepts: one resident, which takes other sizes in place. On `cuda` and `npu`
                 the host launches its operators; with scheduling="offload" each choice of sizes is
                 loaded there as a task of its own when it is first met. With `pad` buckets are. With
-                `promoted` those that repeat get kernels (`fuse`) in a thread that no call waits
-                for. None: one for the recorded sizes alone.
+                `promoted` those that repeat get executables of their own: on the CPU with kernels
+                (`fuse`), in a thread that no call waits for; on `cuda` and `npu` as a task each,
+                for which the call waits that it is due at. None: one for the recorded sizes alone.
             groups: of a Program whose ranks exchange tensors, process groups to use in the place of
                 recorded ones, by the names of these (`captured.program.groups`). The others are
                 found by their names. All ranks of a group load at once.
@@ -344,8 +345,9 @@ class Captured:
                 step that trains), or more than 2 with collectives; `weights_budget` or
                 `fuse="auto"` for a Program with collectives; `sizes` is no Sizes, or given where
                 none vary, or beside a budget or lanes; `host_cores` is no such number, or more than
-                1 where stages stay on one core; `promoted` is given without `fuse`, or where
-                the program leaves more than results; OFFLOAD_DEBUG is no level; or a weight has
+                1 where stages stay on one core; `promoted` is given without `fuse` where that is
+                needed, with another scheduling than `auto` on `cuda` and `npu`, or where the
+                program leaves more than results; OFFLOAD_DEBUG is no level; or a weight has
                 another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
@@ -438,22 +440,19 @@ class Captured:
                 f"sizes: expected offload.Sizes(...), got a {type(sizes).__qualname__}"
             )
         refuse_for_families(weights_budget=weights_budget, lanes=None if lanes == 1 else lanes)
-        fused = None
-        if fuses(sizes, fuse):
-            fused = FusedLoad(family, fuse, lambda bound, told: load(bound, fuse, told))
-        found = load_family(
+        how = FamilyLoad(
             family,
             lambda: self._settled,
-            one,
             sizes,
             load,
-            fused=fused,
+            fuse=fuse,
             scheduling=scheduling,
             verify=verify,
             progress=progress,
             name=self.name,
             host_cores=host_cores,
         )
+        found = load_family(how, one)
         if isinstance(found, Executable):
             self._loads.add(found)
         return found

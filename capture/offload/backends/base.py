@@ -34,6 +34,7 @@ class Capabilities:
         runs_kernels: launches may be compiled code over addresses (`Kernel`).
         runs_lanes: launches may run on several lanes of one thread each (`Plan.launch_lanes`).
         runs_collectives: launches may exchange tensors with other ranks.
+        shares_arena: feature maps of all executables on a device lie in the same memory.
     """
 
     computes: bool = True
@@ -44,6 +45,7 @@ class Capabilities:
     runs_kernels: bool = False
     runs_lanes: bool = False
     runs_collectives: bool = False
+    shares_arena: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -178,6 +180,8 @@ class Loaded:
             the offset of each, it moves them on; None where none does.
         set_nodes: None where a slot's address is one word, so that a copy never pays.
         lanes: None where the Plan has no lanes of launches.
+        graph_bytes: asks what the device took to make its graph executable; 0 where it does not
+            tell, or has not been asked yet.
     """
 
     resident: _native.Resident
@@ -192,6 +196,7 @@ class Loaded:
     draw: Callable[[], list[int]] | None = None
     set_nodes: SetNodes | None = None
     lanes: LoadedLanes | None = None
+    graph_bytes: Callable[[], int] = int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

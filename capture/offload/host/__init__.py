@@ -2,9 +2,8 @@
 
 from offload.console.not_called import is_not_called
 from offload.host.executable_for_each_size import ExecutableForEachSize
-from offload.host.loading import fuses, load_family, refuse_for_families
+from offload.host.loading import FamilyLoad, load_family, refuse_for_families
 from offload.host.padded_executable import PaddedExecutable, PaddingReport
-from offload.host.promoted_sizes import FusedLoad
 from offload.host.promotion import PromotedSizes, PromotionReport
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import InstanceReport, Sizes
@@ -13,7 +12,7 @@ is_not_called(__name__)
 
 __all__ = [
     "ExecutableForEachSize",
-    "FusedLoad",
+    "FamilyLoad",
     "InstanceReport",
     "PaddedExecutable",
     "PaddingReport",
@@ -21,7 +20,6 @@ __all__ = [
     "PromotionReport",
     "SizedExecutable",
     "Sizes",
-    "fuses",
     "load_family",
     "refuse_for_families",
 ]

@@ -10,7 +10,7 @@ _LAUNCH_BYTES = 8 * 1024
 
 
 def loaded_bytes(bound: BoundFamily, run: Executable) -> int:
-    """Constants of its sizes, packed weights and launches; no weights of the model, and no arena.
+    """Constants of its sizes, packed weights, launches and graph; no model's weights, no arena.
 
     Args:
         bound: the Family.
@@ -19,5 +19,6 @@ def loaded_bytes(bound: BoundFamily, run: Executable) -> int:
     shared = {tensors[0].untyped_storage()._cdata for tensors in bound.bindings.weights.values()}
     own = (tensors[0].untyped_storage() for tensors in run.bound.bindings.weights.values())
     constant_bytes = sum(one.nbytes() for one in own if one._cdata not in shared)
-    derived_bytes = run.memory_report().derived_bytes
-    return constant_bytes + derived_bytes + _LAUNCH_BYTES * len(run.program.launches)
+    report = run.memory_report()
+    device_bytes = report.derived_bytes + report.graph_bytes
+    return constant_bytes + device_bytes + _LAUNCH_BYTES * len(run.program.launches)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
 
 import torch
 
 from offload.backends import Backend
 from offload.console.progress import Progress, telling
 from offload.errors import BindingError
+from offload.host.captured_sizes import CapturedSizes
 from offload.host.executable_for_each_size import ExecutableForEachSize
 from offload.host.host_cores import (
     HostCores,
@@ -17,138 +21,278 @@ from offload.host.host_cores import (
     refuse_host_cores,
 )
 from offload.host.padded_executable import PaddedExecutable
-from offload.host.promoted_sizes import FusedLoad
-from offload.host.scheduling_choice import DELIVERED_BY_HOST, LOADED_EACH, chosen_scheduling
+from offload.host.promoted_sizes import FusedLoad, FusedSizes
+from offload.host.promotion_work import Promoting
+from offload.host.scheduling_choice import (
+    DELIVERED_BY_HOST,
+    LOADED_EACH,
+    Trial,
+    chosen_on_device,
+    chosen_scheduling,
+    promoted_note,
+    tried,
+)
 from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import Sizes
 from offload.interpreter.settled_family import SettledFamily
 from offload.interpreter.size_constants import program_at
-from offload.load.options import AUTO, checked, named_backend
+from offload.load.options import AUTO, checked, named_backend, named_scheduling
 from offload.load.switched import switched
 from offload.program import BoundProgram
-from offload.program.family import BoundFamily, Family
+from offload.program.family import BoundFamily
 from offload.run import Executable
 from offload.timeline import Scheduling
 
-Load = Callable[[BoundProgram], Executable]
+_HOST_CORES_ASKED = "launch by launch, since host_cores= asks for stages on the host"
 
 
-def load_family(
-    bound: BoundFamily,
-    settle: Callable[[], SettledFamily],
-    device: str | torch.device | Backend | None,
-    sizes: Sizes,
-    load: Load,
-    *,
-    fused: FusedLoad | None,
-    scheduling: str | None,
-    verify: bool,
-    progress: Progress,
-    name: str,
-    host_cores: HostCores = None,
-) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
-    """Make a Family resident; the arguments are those of `Captured.load`, `name` is for people.
+class LoadProgram(Protocol):
+    """Makes the Program of one choice of sizes resident."""
 
-    Args:
+    def __call__(
+        self,
+        bound: BoundProgram,
+        fuse: bool | Literal["auto"] = ...,
+        progress: Progress = ...,
+        device: str | torch.device | Backend | None = ...,
+    ) -> Executable:
+        """By the options that the Family is loaded with, but for those that are given here."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FamilyLoad:
+    """What a Family is loaded with; the words are those of `Captured.load`.
+
+    Attributes:
         bound: the Family.
         settle: gives it ready to be executed.
-        device: as `Captured.load`.
         sizes: how much is kept, and by which buckets.
         load: makes the Program of one choice of sizes resident.
-        fused: likewise, with kernels; None: none of its sizes gets any.
-        scheduling: as `Captured.load`, and so are the rest.
+        fuse: likewise.
+        scheduling: likewise; None: nothing was asked for.
         verify: likewise.
         progress: likewise.
         name: for people.
-        host_cores: as `Captured.load`.
+        host_cores: likewise.
+    """
+
+    bound: BoundFamily
+    settle: Callable[[], SettledFamily]
+    sizes: Sizes
+    load: LoadProgram
+    fuse: bool | Literal["auto"]
+    scheduling: str | None
+    verify: bool
+    progress: Progress
+    name: str
+    host_cores: HostCores = None
+
+    @property
+    def recorded(self) -> BoundProgram:
+        """Its Program at the recorded sizes."""
+        return BoundProgram(self.bound.family.program, self.bound.bindings)
+
+    @property
+    def asked_for(self) -> str:
+        """The scheduling by name."""
+        return Scheduling.OFFLOAD if self.scheduling is None else self.scheduling
+
+    def at(self, chosen: Mapping[str, int]) -> Executable:
+        """An executable of one choice of sizes."""
+        return self.load(program_at(self.bound, self.bound.family.checked(chosen)))
+
+    def delivered_at(self, chosen: Mapping[str, int], dispatch: Backend) -> Executable:
+        """Likewise, whose launches the host delivers one by one."""
+        program = program_at(self.bound, self.bound.family.checked(chosen))
+        return self.load(program, device=dispatch)
+
+    def all_sizes(
+        self,
+        backend: Backend,
+        how: Scheduling,
+        promoting: Promoting | None = None,
+        note: str = "",
+    ) -> SizedExecutable:
+        """An executable of all sizes, on a backend whose residents take others."""
+        assert backend.sizes is not None
+        cores = asked_host_cores(self.host_cores, backend.sizes, self.bound.family)
+        if cores == AUTO:
+            one = dataclasses.replace(self, progress=False)
+            cores, why = chosen_host_cores(
+                self.bound.family,
+                lambda cores: dataclasses.replace(one, host_cores=cores).all_sizes(backend, how),
+            )
+            note = "\n".join(filter(None, (note, why)))
+        return SizedExecutable(
+            self.settle(),
+            self.sizes,
+            backend,
+            self.at,
+            how,
+            verify=self.verify,
+            promoting=promoting,
+            note=note,
+            host_cores=cores,
+        )
+
+
+def load_family(
+    asked: FamilyLoad, device: str | torch.device | Backend | None
+) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
+    """Make a Family resident.
+
+    Args:
+        asked: how.
+        device: as `Captured.load`.
 
     Raises:
         BackendUnavailable, CaptureError, BindingError, PlanError, ExecutionError: as
             `Captured.load`.
     """
-    recorded = BoundProgram(bound.family.program, bound.bindings)
+    recorded = asked.recorded
     backend, _ = named_backend(recorded.program.device if device is None else device)
-
-    def load_at(chosen: Mapping[str, int]) -> Executable:
-        return load(program_at(bound, bound.family.checked(chosen)))
-
-    asked_for = Scheduling.OFFLOAD if scheduling is None else scheduling
-    if fused is not None:
-        checked(recorded, backend, asked_for, None, fused.fuse)
-        _refuse_writing(bound.family)
-    is_chosen, note = scheduling == AUTO, ""
-    if sizes.pad:
-        refuse_host_cores(host_cores, "buckets are executables of one choice of sizes each")
-        return PaddedExecutable(bound, sizes, load_at, fused, LOADED_EACH if is_chosen else "")
+    promoting = _promoting(asked, backend)
+    _check_host_cores(asked, backend)
     if backend.sizes is None:
-        if scheduling == Scheduling.OFFLOAD or backend.dispatch is None:
-            refuse_host_cores(host_cores, "each choice of sizes is loaded as a task of its own")
-            return ExecutableForEachSize(bound, sizes, load, LOADED_EACH if is_chosen else "")
-        backend = backend.dispatch
-        note = DELIVERED_BY_HOST if scheduling != Scheduling.HOST else ""
-        is_chosen = False
-    assert backend.sizes is not None  # dispatch has it
-    cores = asked_host_cores(host_cores, backend.sizes, bound.family)
+        return _on_device(asked, backend, promoting)
+    if asked.sizes.pad:
+        note = LOADED_EACH if asked.scheduling == AUTO else ""
+        return PaddedExecutable(asked.bound, asked.sizes, asked.at, promoting, note)
 
-    def load_all(
-        how: Scheduling, fused: FusedLoad | None = None, note: str = "", cores: int = 1
-    ) -> SizedExecutable:
-        return SizedExecutable(
-            settle(),
-            sizes,
-            backend,
-            load_at,
-            how,
-            verify=verify,
-            fused=fused,
-            note=note,
-            host_cores=cores,
-        )
+    def load_all(how: Scheduling) -> SizedExecutable:
+        if asked.scheduling != AUTO:
+            return asked.all_sizes(backend, how, promoting)
+        load = functools.partial(asked.all_sizes, backend)
+        how, note = chosen_scheduling(asked.bound.family, load)
+        return asked.all_sizes(backend, how, promoting, note)
 
-    with telling(progress), switched(name) as asked:
-        how = checked(recorded, backend, asked_for, None, fuse=False).scheduling
-        if is_chosen:
-            how, note = chosen_scheduling(bound.family, load_all)
-        if cores == AUTO:
-            cores, why = chosen_host_cores(bound.family, lambda cores: load_all(how, cores=cores))
-            note = "\n".join(filter(None, (note, why)))
-        run = load_all(how, fused, note, cores)
-        asked.done(recorded, run, verify=verify)
+    return _told(asked, backend, load_all)
+
+
+def _check_host_cores(asked: FamilyLoad, backend: Backend) -> None:
+    """Refuse `host_cores` where launches have no stages on the host.
+
+    Raises:
+        BindingError: more cores than one are asked for there, or it is no number of cores.
+    """
+    changer = backend.sizes or (backend.dispatch.sizes if backend.dispatch else None)
+    if asked.sizes.pad:
+        refuse_host_cores(asked.host_cores, "buckets are executables of one choice of sizes each")
+    elif changer is None or (backend.sizes is None and asked.scheduling == Scheduling.OFFLOAD):
+        refuse_host_cores(asked.host_cores, "each choice of sizes is loaded as a task of its own")
+    else:
+        asked_host_cores(asked.host_cores, changer, asked.bound.family)
+
+
+def _told(
+    asked: FamilyLoad, backend: Backend, load: Callable[[Scheduling], SizedExecutable]
+) -> SizedExecutable:
+    """What `load` makes by the checked scheduling, told as the environment asks."""
+    recorded = asked.recorded
+    with telling(asked.progress), switched(asked.name) as switches:
+        run = load(checked(recorded, backend, asked.asked_for, None, fuse=False).scheduling)
+        switches.done(recorded, run, verify=asked.verify)
         return run
 
 
-def _refuse_writing(family: Family) -> None:
-    """Refuse a Program that leaves more than results, of which no sizes can be promoted.
+def _on_device(
+    asked: FamilyLoad, backend: Backend, promoting: Promoting | None
+) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
+    """Where the host delivers launches at any sizes, or one task is loaded for each choice."""
+    bound, sizes, dispatch = asked.bound, asked.sizes, backend.dispatch
+    is_chosen = asked.scheduling == AUTO
+    if promoting is not None and dispatch is not None:
+        return _promoted_on_device(asked, dispatch, promoting)
+    if sizes.pad:
+        return PaddedExecutable(bound, sizes, asked.at, None, LOADED_EACH if is_chosen else "")
+    how, note = named_scheduling(asked.asked_for), LOADED_EACH if is_chosen else ""
+    if dispatch is not None and is_chosen and asked.host_cores not in (None, 1):
+        how, note = Scheduling.HOST, _HOST_CORES_ASKED
+    elif dispatch is not None and is_chosen:
+        how, note = chosen_on_device(bound.family, _tried(asked, dispatch))
+    elif dispatch is not None and asked.scheduling is None:
+        how, note = Scheduling.HOST, DELIVERED_BY_HOST
+    if dispatch is None or how is Scheduling.OFFLOAD:
+        return ExecutableForEachSize(bound, sizes, asked.load, note)
+    return _told(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, note=note))
 
-    Raises:
-        BindingError: it does.
-    """
-    if family.program.leaves_something:
-        raise BindingError(
-            "sizes.promoted: the program writes inputs or weights, draws random numbers, or calls "
-            "an operator of which it is not known what else it does; so would the proof of kernels "
-            "beside the calls: load without promoted="
+
+def _promoted_on_device(
+    asked: FamilyLoad, dispatch: Backend, promoting: Promoting
+) -> SizedExecutable | PaddedExecutable:
+    """Launch by launch, and sizes that repeat as tasks."""
+    note = ""
+    if asked.scheduling == AUTO:
+        found = _tried(asked, dispatch)
+        note = promoted_note(asked.bound.family, found)
+        if isinstance(found, Trial):
+            known = {found.sizes: found.as_prepared()}
+            promoting = dataclasses.replace(promoting, known=known)
+    if asked.sizes.pad:
+        load_at = functools.partial(asked.delivered_at, dispatch=dispatch)
+        return PaddedExecutable(asked.bound, asked.sizes, load_at, promoting, note)
+    return _told(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, promoting, note))
+
+
+def _tried(asked: FamilyLoad, dispatch: Backend) -> Trial | str:
+    recorded_sizes = {one.name: one.recorded for one in asked.bound.family.dims}
+    with telling(asked.progress):
+        return tried(
+            asked.bound.family,
+            lambda: asked.at(recorded_sizes),
+            lambda: asked.all_sizes(dispatch, Scheduling.HOST),
         )
 
 
-def fuses(sizes: Sizes, fuse: object) -> bool:
-    """Whether sizes that repeat get kernels; no others do.
+def _promoting(asked: FamilyLoad, backend: Backend) -> Promoting | None:
+    """What makes executables of sizes that repeat; None: nothing does.
 
     Raises:
-        BindingError: one of the options is given without the other.
+        BackendUnavailable: the device runs no kernels, and `fuse` asks for some.
+        BindingError: one of the options needs another one, or refuses it; or the Program leaves
+            more than results.
     """
-    if fuse and sizes.promoted is None:
-        raise BindingError(
-            f"fuse={fuse!r}: kernels are made for one choice of sizes, and sizes may vary here: "
-            "say how much memory those that repeat may take, as in "
-            "sizes=Sizes(promoted='256MiB'), or leave it out"
-        )
-    if sizes.promoted is not None and not fuse:
+    if asked.sizes.promoted is None:
+        if asked.fuse:
+            raise BindingError(
+                f"fuse={asked.fuse!r}: kernels are made for one choice of sizes, and sizes may "
+                "vary here: say how much memory those that repeat may take, as in "
+                "sizes=Sizes(promoted='256MiB'), or leave it out"
+            )
+        return None
+    checked(asked.recorded, backend, asked.asked_for, None, asked.fuse)
+    is_device = backend.sizes is None and backend.dispatch is not None
+    if not asked.fuse and not is_device:
         raise BindingError(
             "sizes.promoted: an executable of some sizes alone is quicker by its kernels: say "
             "fuse=True or fuse='auto', or leave it out"
         )
-    return bool(fuse)
+    if asked.scheduling not in (None, AUTO) and is_device:
+        raise BindingError(
+            f"scheduling={asked.scheduling!r}: with sizes.promoted those that repeat are executed "
+            "as one task, and all others launch by launch: leave one of both out"
+        )
+    if asked.bound.family.program.leaves_something:
+        raise BindingError(
+            "sizes.promoted: the program writes inputs or weights, draws random numbers, or calls "
+            "an operator of which it is not known what else it does; so would the trial of an "
+            "executable beside the calls: load without promoted="
+        )
+    if asked.fuse:
+        fused = FusedLoad(asked.bound, asked.fuse, functools.partial(_load_fused, asked))
+        return Promoting(lambda publish: FusedSizes(fused, publish))
+    return Promoting(
+        lambda publish: CapturedSizes(
+            asked.bound,
+            lambda program: asked.load(program, progress=False),
+            publish,
+            shares_arena=backend.capabilities.shares_arena,
+        )
+    )
+
+
+def _load_fused(asked: FamilyLoad, program: BoundProgram, progress: Progress) -> Executable:
+    return asked.load(program, asked.fuse, progress)
 
 
 def refuse_for_families(**options: object) -> None:

@@ -6,7 +6,6 @@ import bisect
 import dataclasses
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -15,9 +14,9 @@ import torch
 from offload.errors import BindingError, CaptureError, CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes, with_arguments
 from offload.host.pad_values import pad_values
-from offload.host.promoted_sizes import FusedLoad, FusedSizes
-from offload.host.promoter import Promoter
+from offload.host.promoter import Promoter, new_promoter
 from offload.host.promotion import PromotionReport
+from offload.host.promotion_work import Promoting
 from offload.host.sizes import Sizes
 from offload.interpreter.torch_names import dtype_name
 from offload.program import BoundProgram, TensorView
@@ -96,7 +95,7 @@ class PaddedExecutable:
         bound: BoundFamily,
         sizes: Sizes,
         load_at: LoadAt,
-        fused: FusedLoad | None = None,
+        promoting: Promoting | None = None,
         note: str = "",
     ) -> None:
         """Load nothing yet.
@@ -105,7 +104,7 @@ class PaddedExecutable:
             bound: the Family.
             sizes: with buckets for each Dim, and a value for each input that has one.
             load_at: loads the Program of one choice of sizes.
-            fused: loads buckets that repeat with kernels; None: all stay as they are.
+            promoting: makes executables of buckets that repeat; None: all stay as they are.
             note: for people, of how they are loaded.
 
         Raises:
@@ -137,19 +136,17 @@ class PaddedExecutable:
         self._n_calls = self._n_elements = self._n_padded = 0
         self._closed = False
         self._note = note
-        self._promoter = None if fused is None else self._new_promoter(fused)
+        self._promoter = None if promoting is None else self._new_promoter(promoting)
 
-    def _new_promoter(self, fused: FusedLoad) -> Promoter:
+    def _new_promoter(self, promoting: Promoting) -> Promoter:
         runs = self._runs  # and not this, which it would keep
 
         def publish(bucket: tuple[int, ...], run: Executable) -> Executable:
             run._native.join(runs[bucket]._native)
             return run
 
-        work = FusedSizes(fused, publish)
-        promoter = Promoter(self.family.names, self.sizes.promoted_bytes, work)
-        weakref.finalize(self, promoter.stop).atexit = False
-        return promoter
+        budget_bytes = self.sizes.promoted_bytes
+        return new_promoter(self, promoting, self.family.names, budget_bytes, publish)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
@@ -247,7 +244,7 @@ class PaddedExecutable:
         return unflatten(self.family.results_at(self._bound.result_structure, call.own), cut)
 
     def _run(self, bucket: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute a bucket, by kernels of its own where it has them."""
+        """Execute a bucket, promoted where it is."""
         if self._promoter is None:
             return self._runs[bucket](*args, **kwargs)
         accounts = self._promoter.accounts

@@ -12,8 +12,8 @@ import torch
 from offload.console.progress import Progress
 from offload.host.call_sizes import with_arguments
 from offload.host.loaded_bytes import loaded_bytes
-from offload.host.promoter import NotPromoted
-from offload.host.promotion import Choice
+from offload.host.promotion import KERNELS, Choice
+from offload.host.promotion_work import NotPromoted, Publish
 from offload.interpreter.size_constants import program_at
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily
@@ -49,10 +49,14 @@ class CopiedCall:
 class FusedSizes:
     """Makes executables of one choice of sizes with kernels in the place of launches.
 
-    Owner: a Promoter. Thread: any; it does not change.
+    In a thread, while calls go on: kernels are made for seconds, and need nothing of the device
+    that calls have. Owner: a Promoter. Thread: any; it does not change.
     """
 
-    def __init__(self, fused: FusedLoad, publish: Callable[[Choice, Executable], object]) -> None:
+    expected = KERNELS
+    in_turn = False
+
+    def __init__(self, fused: FusedLoad, publish: Publish) -> None:
         """Make none yet.
 
         Args:
@@ -64,7 +68,7 @@ class FusedSizes:
         self._load = fused.load
         self._publish = publish
 
-    def copied(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CopiedCall:
+    def kept(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CopiedCall:
         """A copy of a call of these sizes, whose tensors the caller may write soon."""
         family = self._bound.family
         recorded = BoundProgram(family.program, self._bound.bindings)

@@ -1,4 +1,4 @@
-"""Promotion: sizes that repeat get executables of their own, one at a time, ahead of no call."""
+"""Promotion: sizes that repeat get executables of their own, one at a time."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from offload.errors import BindingError
 from offload.host.promotion import (
     NEVER_NS,
     REVIEWED_AFTER,
@@ -19,8 +20,10 @@ from offload.host.promotion import (
     PromotionReport,
     due_ns,
     least_due_ns,
+    predicted_preparation_ns,
     to_demote,
 )
+from offload.host.promotion_work import NotNow, NotPromoted, Promoting, Publish, Work
 from offload.native import _native
 from offload.run import Executable
 
@@ -30,29 +33,6 @@ _MOST_ACCOUNTS = 4096
 
 _MOST_KNOWN = 64
 """From so many promotions others are predicted."""
-
-
-class NotPromoted(Exception):
-    """Sizes get no executable of their own; why, for people."""
-
-
-class Work(Protocol):
-    """What makes executables of one choice of sizes."""
-
-    def copied(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What of a call is needed to prove kernels, with memory of its own."""
-
-    def made(self, sizes: Choice, call: Any, is_wanted: Callable[[], bool]) -> tuple[Any, int]:
-        """An executable that was proved by a copied call, and the bytes that are its own.
-
-        Args:
-            sizes: of the executable.
-            call: what was copied of one.
-            is_wanted: whether it still is, asked now and then; raises NotPromoted if not.
-        """
-
-    def publish(self, sizes: Choice, run: Any) -> object:
-        """Let an executable take turns with the one of all sizes; what calls are given for it."""
 
 
 Start = Callable[[Callable[[], None]], None]
@@ -72,9 +52,10 @@ class _Made:
 class Promoter:
     """Decides by `promotion`'s functions which sizes get executables of their own, and has them.
 
-    Calls are counted natively (`accounts`). The call by which sizes are due copies its tensors, and
-    a thread does the rest, one choice of sizes at a time; until it is done calls go on as before.
-    What fails is told in the report, and its sizes are not tried again.
+    Calls are counted natively (`accounts`). The call by which sizes are due has an executable made:
+    by a thread, which is given copies of its tensors, or it waits. One choice of sizes is prepared
+    at a time; meanwhile other calls go on as before. What fails is told in the report, and its
+    sizes are not tried again.
 
     Owner: one executable, which it does not keep. Thread: any. Errors: those of an interrupt alone.
     """
@@ -84,8 +65,10 @@ class Promoter:
         names: tuple[str, ...],
         budget_bytes: int,
         work: Work,
+        *,
         start: Start | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        known: Mapping[Choice, Prepared] | None = None,
     ) -> None:
         """Promote nothing yet.
 
@@ -93,21 +76,22 @@ class Promoter:
             names: of the Dims.
             budget_bytes: the memory that executables of their own may take.
             work: makes them.
-            start: begins work that no call waits for; None: in a thread of its own.
+            start: begins a preparation; None: as `work` says, in a thread or in turn.
             clock_ns: by which preparations are measured.
+            known: what was measured before, by sizes.
         """
         self._names = names
         self._budget_bytes = budget_bytes
         self._work = work
-        self._start = _in_a_thread if start is None else start
+        self._start = start or (_in_turn if work.in_turn else _in_a_thread)
         self._clock_ns = clock_ns
         self._lock = threading.RLock()
         self._made: dict[Choice, _Made] = {}
-        self._known: dict[Choice, Prepared] = {}
+        self._known: dict[Choice, Prepared] = dict(known or {})
         self._refused: dict[Choice, str] = {}
         self._preparing: Choice = ()
         self._n_demoted = self._n_gone = 0
-        self._n_rebound = 0
+        self._n_rebound = self._waited_ns = 0
         self._is_closed = False
         own = weakref.ref(self)  # the native side would keep it, unseen by the garbage collector
 
@@ -132,7 +116,11 @@ class Promoter:
             if account.is_promoted:
                 gone += self._review(sizes, account)
                 return
-            due = NEVER_NS if sizes in self._refused else due_ns(sizes, self._known)
+            due = (
+                NEVER_NS
+                if sizes in self._refused
+                else due_ns(sizes, self._known, self._work.expected)
+            )
             n_executions, ns, _ = account.resident
             if ns < due or self._preparing:
                 self.accounts.set_due(sizes, due)
@@ -140,8 +128,10 @@ class Promoter:
             self._preparing = sizes
             self.accounts.armed = False
         try:
-            call = self._work.copied(sizes, args, kwargs)
+            call = self._work.kept(sizes, args, kwargs)
             self._start(lambda: self._prepare(sizes, call, (n_executions, ns)))
+        except NotNow:
+            self._end(sizes)
         except Exception as error:
             self._end(sizes, refusal=_told(error))
         except BaseException:  # an interrupt, which the call raises; the next one tries again
@@ -149,37 +139,39 @@ class Promoter:
             raise
 
     def _prepare(self, sizes: Choice, call: Any, rented: tuple[int, int]) -> None:
-        """Make an executable, and let calls have it. Raises nothing."""
+        """Make an executable, and let calls have it. Raises what is no Exception: an interrupt."""
         n_rebound, begin_ns = self._n_rebound, self._clock_ns()
         gone: list[_Made] = []  # outlives the lock: its end waits for executions
+        refusal = ""
         try:
             run, size_bytes = self._work.made(sizes, call, lambda: not self._is_closed)
             preparation_ns = self._clock_ns() - begin_ns
             if size_bytes > self._budget_bytes:
+                run.close()
                 raise NotPromoted(
                     f"it takes {size_bytes:,} bytes, and all may take {self._budget_bytes:,}"
                 )
             made = _Made(run, size_bytes, preparation_ns, *rented)
             with self._lock:
                 if self._is_closed:
+                    gone.append(made)
                     run.close()
                     return
                 if n_rebound != self._n_rebound:
                     run.rebind_weights()
                 gone += self._add(sizes, made)
-            self._end(sizes)
-        except BaseException as error:
+        except Exception as error:
             # Storages that were swapped meanwhile are no fault of these sizes.
-            is_lasting = n_rebound == self._n_rebound
-            self._end(sizes, refusal=_told(error) if is_lasting else "")
+            if n_rebound == self._n_rebound:
+                refusal = _told(error)
+                self._learn_failure(sizes, self._clock_ns() - begin_ns)
+        finally:
+            waited_ns = self._clock_ns() - begin_ns if self._work.in_turn else 0
+            self._end(sizes, refusal, waited_ns)
 
     def _add(self, sizes: Choice, made: _Made) -> list[_Made]:
         """Let calls have an executable; those that went to make room."""
-        before = self._known.get(sizes)
-        share = None if before is None else before.saved_share
-        self._known[sizes] = Prepared(made.preparation_ns, share)
-        if len(self._known) > _MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        self._learn(sizes, made.preparation_ns)
         published = self._work.publish(sizes, made.run)
         self._made[sizes] = made
         self.accounts.set(sizes, published)
@@ -189,6 +181,19 @@ class Promoter:
         self._n_demoted += len(demoted)
         return [self._drop(one) for one in demoted]
 
+    def _learn(self, sizes: Choice, preparation_ns: int) -> None:
+        before = self._known.get(sizes)
+        share = None if before is None else before.saved_share
+        self._known[sizes] = Prepared(preparation_ns, share)
+        if len(self._known) > _MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+
+    def _learn_failure(self, sizes: Choice, preparation_ns: int) -> None:
+        """One that failed early tells nothing of what others take; one that took long does."""
+        with self._lock:
+            predicted_ns = predicted_preparation_ns(sizes, self._known, self._work.expected)
+            self._learn(sizes, max(preparation_ns, round(predicted_ns)))
+
     def _drop(self, sizes: Choice) -> _Made:
         """Take an executable back; calls that have it go on."""
         self.accounts.set(sizes, None)
@@ -196,8 +201,9 @@ class Promoter:
         self._n_gone += _n_executions(made.run)
         return made
 
-    def _end(self, sizes: Choice, refusal: str = "") -> None:
+    def _end(self, sizes: Choice, refusal: str = "", waited_ns: int = 0) -> None:
         with self._lock:
+            self._waited_ns += waited_ns
             if refusal:
                 self._refused[sizes] = refusal
             self._preparing = ()
@@ -215,15 +221,15 @@ class Promoter:
         if share <= 0:
             gone.append(self._drop(sizes))
             self._refused[sizes] = (
-                f"no quicker: {promoted_ns / 1e3:,.1f} us by kernels of its own, and "
-                f"{resident_ns / 1e3:,.1f} us without"
+                f"no quicker: {promoted_ns / 1e3:,.1f} us by {self._work.expected.what} of its "
+                f"own, and {resident_ns / 1e3:,.1f} us without"
             )
         self._predict()
         return gone
 
     def _predict(self) -> None:
         """Let all sizes ask, which may be due by what is known now."""
-        self.accounts.least_due_ns = least_due_ns(self._known)
+        self.accounts.least_due_ns = least_due_ns(self._known, self._work.expected)
 
     def executables(self) -> list[tuple[Choice, Executable]]:
         """All that are promoted, by their sizes."""
@@ -238,14 +244,21 @@ class Promoter:
     def rebind_weights(self) -> None:
         """Have all use the storages that the parameters have now.
 
-        Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
+        One that cannot goes, as of a device whose kernels keep the addresses of weights: the
+        executable of all sizes has been given them already, and its sizes may be promoted again.
         """
+        gone: list[_Made] = []  # outlives the lock: its end waits for executions
         with self._lock:
             self._n_rebound += 1  # what is made later looks by itself
-            made = list(self._made.values())
-        for one in made:
-            one.run.rebind_weights()
+            made = list(self._made.items())
+        for sizes, one in made:
+            try:
+                one.run.rebind_weights()
+            except BindingError:
+                with self._lock:
+                    if self._made.get(sizes) is one:
+                        gone.append(self._drop(sizes))
+                        self._n_demoted += 1
 
     def report(self) -> PromotionReport:
         """What became of sizes that repeat so far."""
@@ -274,6 +287,8 @@ class Promoter:
                 self._n_demoted,
                 tuple((self._named(sizes), why) for sizes, why in self._refused.items()),
                 self.accounts.least_due_ns,
+                self._work.expected.what,
+                self._waited_ns,
             )
 
     def _named(self, sizes: Choice) -> tuple[tuple[str, int], ...]:
@@ -315,6 +330,31 @@ def _told(error: BaseException) -> str:
     if isinstance(error, NotPromoted):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def new_promoter(
+    owner: object,
+    promoting: Promoting,
+    names: tuple[str, ...],
+    budget_bytes: int,
+    publish: Publish,
+) -> Promoter:
+    """A Promoter that promotes nothing more once its owner has gone.
+
+    Args:
+        owner: the executable of all sizes, which is not kept.
+        promoting: how it promotes.
+        names: of the Dims.
+        budget_bytes: the memory that executables of their own may take.
+        publish: lets one take turns with the owner's; must not keep the owner.
+    """
+    promoter = Promoter(names, budget_bytes, promoting.work(publish), known=promoting.known)
+    weakref.finalize(owner, promoter.stop).atexit = False
+    return promoter
+
+
+def _in_turn(work: Callable[[], None]) -> None:
+    work()
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:

@@ -20,13 +20,6 @@ from offload.console.amounts import show_bytes, show_count
 Choice = tuple[int, ...]
 """A choice of sizes, by Dim."""
 
-FIRST_PREPARATION_NS = 10_000_000_000
-"""Before anything is known: kernels for Transformers of two layers took 10 s on two idle cores, and
-up to five times that on busy ones."""
-
-FIRST_SAVED_SHARE = 0.4
-"""Likewise: kernels saved 31 to 62 % of executions of these."""
-
 LEAST_SHARE = 0.01
 """What saves less than so much of an execution saves nothing that could be told from noise."""
 
@@ -38,6 +31,30 @@ NEVER_NS = 2**64 - 1
 _N_LIKE = 3
 
 _NAMED = 4  # of sizes that are refused for one reason
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Expected:
+    """What one kind of promotion takes and saves before any has been made.
+
+    Attributes:
+        what: sizes get of their own, in the plural, for people.
+        preparation_ns: what it takes.
+        saved_share: what it saves of an execution.
+    """
+
+    what: str
+    preparation_ns: int
+    saved_share: float
+
+
+KERNELS = Expected("kernels", 10_000_000_000, 0.4)
+"""Kernels for Transformers of two layers took 10 s on two idle cores, and up to five times that on
+busy ones; they saved 31 to 62 % of executions of these."""
+
+TASKS = Expected("tasks", 2_000_000_000, 0.5)
+"""An assumption: no device has been measured. The first promotion, or `scheduling="auto"`, replaces
+it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,36 +70,38 @@ class Prepared:
     saved_share: float | None = None
 
 
-def predicted_preparation_ns(sizes: Choice, known: Mapping[Choice, Prepared]) -> float:
+def predicted_preparation_ns(
+    sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected
+) -> float:
     """What preparing some sizes will take: as these did before, or else as the most alike."""
     if sizes in known:
         return known[sizes].preparation_ns
     like = _most_alike(sizes, list(known))
     if not like:
-        return FIRST_PREPARATION_NS
+        return expected.preparation_ns
     return statistics.mean(known[one].preparation_ns for one in like)
 
 
-def predicted_share(sizes: Choice, known: Mapping[Choice, Prepared]) -> float:
+def predicted_share(sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected) -> float:
     """What it will save of each execution."""
     shares = {one: what.saved_share for one, what in known.items() if what.saved_share is not None}
     if sizes in shares:
         return shares[sizes]
     like = _most_alike(sizes, list(shares))
-    return statistics.mean(shares[one] for one in like) if like else FIRST_SAVED_SHARE
+    return statistics.mean(shares[one] for one in like) if like else expected.saved_share
 
 
-def due_ns(sizes: Choice, known: Mapping[Choice, Prepared]) -> int:
+def due_ns(sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected) -> int:
     """What executions of some sizes have to take altogether until a promotion has paid."""
-    share = predicted_share(sizes, known)
+    share = predicted_share(sizes, known, expected)
     if share < LEAST_SHARE:
         return NEVER_NS
-    return math.ceil(predicted_preparation_ns(sizes, known) / share)
+    return math.ceil(predicted_preparation_ns(sizes, known, expected) / share)
 
 
-def least_due_ns(known: Mapping[Choice, Prepared]) -> int:
+def least_due_ns(known: Mapping[Choice, Prepared], expected: Expected) -> int:
     """What any sizes have to take at least before they may be due; then `due_ns` says."""
-    return min((due_ns(one, known) for one in known), default=due_ns((), {}))
+    return min((due_ns(one, known, expected) for one in known), default=due_ns((), {}, expected))
 
 
 def _most_alike(sizes: Choice, known: Sequence[Choice]) -> list[Choice]:
@@ -170,6 +189,8 @@ class PromotionReport:
         n_demoted: how many went again, to make room for others.
         refused: sizes that get none, and why.
         expected_due_ns: what sizes of which nothing is known have to take until they get one.
+        what: sizes get of their own, in the plural.
+        waited_ns: what calls have waited for preparations; 0 where none waits.
     """
 
     promoted: tuple[PromotedSizes, ...]
@@ -179,6 +200,8 @@ class PromotionReport:
     n_demoted: int
     refused: tuple[tuple[tuple[tuple[str, int], ...], str], ...]
     expected_due_ns: int
+    what: str = KERNELS.what
+    waited_ns: int = 0
 
     def __str__(self) -> str:
         going_on = f", preparing {told_sizes(self.preparing)}" if self.preparing else ""
@@ -186,14 +209,15 @@ class PromotionReport:
             f"{len(self.promoted):,} promoted, {show_bytes(self.size_bytes)} of "
             f"{show_bytes(self.budget_bytes)}, {self.n_demoted:,} demoted, "
             f"{len(self.refused):,} refused{going_on}"
+            + (f", calls waited {self.waited_ns / 1e9:.3g} s" if self.waited_ns else "")
         )
 
     def explain(self) -> list[str]:
         """What was promoted, why, and what it gained, in lines for people."""
         due = (
-            "sizes get kernels of their own no more, as these save nothing"
+            f"sizes get {self.what} of their own no more, as these save nothing"
             if self.expected_due_ns >= NEVER_NS
-            else f"sizes get kernels of their own after executions of about "
+            else f"sizes get {self.what} of their own after executions of about "
             f"{self.expected_due_ns / 1e9:.3g} s, when what they would have saved is what making "
             "them takes"
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import time
 from collections.abc import Callable
 
-from offload.errors import BindingError, CaptureError, ExecutionError
+from offload.errors import BindingError, CaptureError, ExecutionError, PlanError
+from offload.host.promotion import Choice, Prepared
 from offload.load.trial import taken_in_turns_ns
 from offload.program.family import Family
 from offload.run import Executable
@@ -21,6 +24,101 @@ DELIVERED_BY_HOST = (
 )
 
 
+MOST_EXECUTIONS = 100
+"""A size that is met is taken to be executed so often: one task is loaded for it if that pays by
+then. An assumption, which `Sizes(promoted=)` does without."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Trial:
+    """What executions at the recorded sizes took.
+
+    Attributes:
+        sizes: the recorded ones.
+        preparation_ns: what it took to load them as one task.
+        one_task_ns, launches_ns: an execution, in the median.
+    """
+
+    sizes: Choice
+    preparation_ns: int
+    one_task_ns: float
+    launches_ns: float
+
+    def as_prepared(self) -> Prepared:
+        """What it teaches of promotions."""
+        return Prepared(self.preparation_ns, 1 - self.one_task_ns / self.launches_ns)
+
+    def told(self, family: Family) -> str:
+        """In words for people."""
+        sizes = ", ".join(f"{one.name} = {one.recorded}" for one in family.dims)
+        return (
+            f"at {sizes} an execution took {self.one_task_ns / 1e3:,.1f} us as one task, and "
+            f"{self.launches_ns / 1e3:,.1f} us launch by launch (medians, made-up inputs)"
+        )
+
+    def told_with_loading(self, family: Family) -> str:
+        """Likewise, and what it took to load the task."""
+        return f"{self.told(family)}; loading the task took {self.preparation_ns / 1e9:.3g} s"
+
+
+def tried(
+    family: Family,
+    load_one_task: Callable[[], Executable],
+    load_launches: Callable[[], Executable],
+) -> Trial | str:
+    """What executions at the recorded sizes take, or for people why that is not known.
+
+    Args:
+        family: whose.
+        load_one_task: makes an executable that executes them as one task.
+        load_launches: makes one whose launches the host delivers.
+    """
+    if family.program.leaves_something:
+        return (
+            "the program writes inputs or weights, draws random numbers, or calls an operator of "
+            "which it is not known what else it does; so would a trial"
+        )
+    begin_ns = time.perf_counter_ns()
+    try:
+        with load_one_task() as one_task:
+            preparation_ns = time.perf_counter_ns() - begin_ns
+            with load_launches() as launches:
+                found = taken_in_turns_ns("timing schedulings", one_task, launches)
+    except (BindingError, CaptureError, PlanError, ExecutionError) as error:
+        return f"a trial failed: {error}"
+    one_task_ns, launches_ns = (statistics.median(times) for times in found)
+    recorded = tuple(one.recorded for one in family.dims)
+    return Trial(recorded, preparation_ns, one_task_ns, launches_ns)
+
+
+def chosen_on_device(family: Family, found: Trial | str) -> tuple[Scheduling, str]:
+    """How sizes are executed on a device that would load each of them as one task, and why."""
+    if isinstance(found, str):
+        return Scheduling.HOST, f"scheduled launch by launch, untried: {found}"
+    saved_ns = found.launches_ns - found.one_task_ns
+    if saved_ns <= 0:
+        return Scheduling.HOST, f"scheduled launch by launch: {found.told(family)}"
+    n_executions = found.preparation_ns / saved_ns
+    why = (
+        f"{found.told_with_loading(family)}, so that it pays after {n_executions:,.0f} executions "
+        "of its sizes"
+    )
+    if n_executions <= MOST_EXECUTIONS:
+        return Scheduling.OFFLOAD, f"scheduled as one task for each choice of sizes: {why}"
+    return Scheduling.HOST, (
+        f"scheduled launch by launch: {why}, and not within {MOST_EXECUTIONS}; with "
+        "sizes=Sizes(promoted='1GiB') those get one that repeat so often"
+    )
+
+
+def promoted_note(family: Family, found: Trial | str) -> str:
+    """Why sizes that repeat are promoted on a device, and what is known of that."""
+    how = "scheduled launch by launch, and sizes that repeat as tasks"
+    if isinstance(found, str):
+        return f"{how}, untried: {found}"
+    return f"{how}: {found.told_with_loading(family)}"
+
+
 def chosen_scheduling(
     family: Family, load: Callable[[Scheduling], Executable]
 ) -> tuple[Scheduling, str]:
@@ -28,24 +126,11 @@ def chosen_scheduling(
 
     Args:
         family: at whose recorded sizes both are tried, in turns, on made-up inputs.
-        load: makes an executable that is scheduled so.
+        load: makes an executable of all sizes that is scheduled so.
     """
-    if family.program.leaves_something:
-        return Scheduling.OFFLOAD, (
-            "scheduled as one task, untried: the program writes inputs or weights, draws random "
-            "numbers, or calls an operator of which it is not known what else it does; so would a "
-            "trial"
-        )
-    try:
-        with load(Scheduling.OFFLOAD) as one_task, load(Scheduling.HOST) as launches:
-            found = taken_in_turns_ns("timing schedulings", one_task, launches)
-    except (BindingError, CaptureError, ExecutionError) as error:
-        return Scheduling.OFFLOAD, f"scheduled as one task, untried: a trial failed: {error}"
-    one_task_ns, launches_ns = (statistics.median(times) for times in found)
-    is_host = launches_ns < one_task_ns
-    sizes = ", ".join(f"{one.name} = {one.recorded}" for one in family.dims)
-    return Scheduling.HOST if is_host else Scheduling.OFFLOAD, (
-        f"scheduled {'launch by launch' if is_host else 'as one task'}: at {sizes} an execution "
-        f"took {one_task_ns / 1e3:,.1f} us as one task, and {launches_ns / 1e3:,.1f} us launch by "
-        "launch (medians, made-up inputs)"
-    )
+    found = tried(family, lambda: load(Scheduling.OFFLOAD), lambda: load(Scheduling.HOST))
+    if isinstance(found, str):
+        return Scheduling.OFFLOAD, f"scheduled as one task, untried: {found}"
+    if found.launches_ns < found.one_task_ns:
+        return Scheduling.HOST, f"scheduled launch by launch: {found.told(family)}"
+    return Scheduling.OFFLOAD, f"scheduled as one task: {found.told(family)}"

@@ -14,9 +14,9 @@ from offload.backends import Backend, Loaded, Prepared
 from offload.errors import BindingError
 from offload.host.buckets import Buckets, bucket_ends
 from offload.host.call_sizes import CallSizes, with_arguments
-from offload.host.promoted_sizes import FusedLoad, FusedSizes
-from offload.host.promoter import NotPromoted, Promoter
+from offload.host.promoter import Promoter, new_promoter
 from offload.host.promotion import Choice
+from offload.host.promotion_work import NotPromoted, Promoting
 from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.settled_family import SettledFamily
@@ -66,7 +66,7 @@ class SizedExecutable(Executable):
         scheduling: Scheduling = Scheduling.OFFLOAD,
         *,
         verify: bool = True,
-        fused: FusedLoad | None = None,
+        promoting: Promoting | None = None,
         note: str = "",
         host_cores: int = 1,
     ) -> None:
@@ -79,7 +79,7 @@ class SizedExecutable(Executable):
             load_at: loads the Program of one choice of sizes.
             scheduling: as one task, or launch by launch.
             verify: as `Captured.load` has it.
-            fused: loads sizes that repeat with kernels of their own; None: all stay as they are.
+            promoting: makes executables of sizes that repeat; None: all stay as they are.
             note: for people, of how it was loaded.
             host_cores: on how many cores of the host launches have their stages at new sizes.
 
@@ -101,11 +101,11 @@ class SizedExecutable(Executable):
         self.host_cores = host_cores
         assert backend.sizes is not None  # the caller has seen to it
         self._changer = backend.sizes.on_host_cores(host_cores)
-        self._promoter = None if fused is None else self._new_promoter(fused)
+        self._promoter = None if promoting is None else self._new_promoter(promoting)
         prepared = backend.prepare(self._settled.bound)
         super().__init__(prepared, place(prepared, backend), backend, scheduling, verify=verify)
 
-    def _new_promoter(self, fused: FusedLoad) -> Promoter:
+    def _new_promoter(self, promoting: Promoting) -> Promoter:
         own = weakref.ref(self)
 
         def publish(sizes: Choice, run: Executable) -> _native.Replay:
@@ -115,10 +115,8 @@ class SizedExecutable(Executable):
             run._native.join(found._native)
             return run._native
 
-        work = FusedSizes(fused, publish)
-        promoter = Promoter(self.family.names, self.sizes.promoted_bytes, work)
-        weakref.finalize(self, promoter.stop).atexit = False
-        return promoter
+        budget_bytes = self.sizes.promoted_bytes
+        return new_promoter(self, promoting, self.family.names, budget_bytes, publish)
 
     def _instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         loaded = self._changer.instantiate(self._settled, prepared, plan)
@@ -197,7 +195,7 @@ class SizedExecutable(Executable):
 
     @property
     def last_execution(self) -> LastExecution:
-        """What the latest finished execution did, also of sizes with kernels of their own."""
+        """What the latest finished execution did, also of sizes that are promoted."""
         if self._promoter is None:
             return super().last_execution
         last, own_sizes = self._latest()
@@ -209,7 +207,7 @@ class SizedExecutable(Executable):
         )
 
     def rebind_weights(self) -> None:
-        """As an Executable; those of sizes with kernels of their own do likewise."""
+        """As an Executable; those of promoted sizes do likewise, or go where they cannot."""
         super().rebind_weights()
         if self._promoter is not None:
             self._promoter.rebind_weights()
@@ -237,7 +235,7 @@ class SizedExecutable(Executable):
     def close(self) -> None:
         """As an Executable; the instances go as well, and what was promoted.
 
-        Kernels that are being made for some sizes are finished in their thread, and dropped.
+        What is being prepared for some sizes is finished, and dropped.
         """
         super().close()
         if self._promoter is not None:

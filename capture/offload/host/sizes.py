@@ -24,10 +24,11 @@ class Sizes:
             half steps (16, 24, 32, 48 and so on) where nothing is given, and beyond the last end.
             One that ends later takes more memory, and is planned less often.
         promoted: the memory that executables of sizes that repeat may take, as `instances`, beside
-            the arena, which they share with that of all sizes; those least recently used go first.
-            Sizes, or with `pad` buckets, get one with kernels (`fuse=`) when executions so far
-            would have saved what making it takes; a thread makes it, and calls go on meanwhile.
-            None: none do.
+            the arena, which they share where the device lets them; those least recently used go
+            first. Sizes, or with `pad` buckets, get one when executions so far would have saved
+            what making it takes: on the CPU with kernels (`fuse=`), which a thread makes while
+            calls go on; on `cuda` and `npu` as one task, for which the call waits that it is due
+            at. None: none do.
         pad: by parameter what its tensors are padded with to the end of their bucket; then buckets
             are all that is executed. Nothing: each call is executed at its own sizes.
     """

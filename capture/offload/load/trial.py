@@ -77,7 +77,15 @@ def made_up_call(run: Called) -> Callable[[], object]:
 
 
 def _made_up_arguments(run: Called) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    tensors = input_tensors(run.bound, made_up_inputs(run.bound, 0))
+    program = run.bound.program
+    index = program.device_index
+    on = torch.device(program.device if index is None else f"{program.device}:{index}")
+    tensors = [
+        one if program.values[view.value].on_host else one.to(on)
+        for one, view in zip(
+            input_tensors(run.bound, made_up_inputs(run.bound, 0)), program.inputs, strict=True
+        )
+    ]
     args, kwargs = unflatten(run.bound.arguments_structure, tensors)
     return args, kwargs
 
@@ -96,10 +104,15 @@ def made_up_stream(run: Called, n_executions: int) -> Callable[[], object]:
 def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
     """What calls on made-up inputs take, in nanoseconds, each executable in turn.
 
+    Where the device queues work, what submissions take until it has ended there.
+
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
     """
-    calls = [made_up_call(run) for run in runs]
+    calls = [
+        made_up_stream(run, n_executions=1) if run.queues_work else made_up_call(run)
+        for run in runs
+    ]
     with _gradients_as_needed(*runs):
         for _ in range(_WARM_UP):
             times_ns = [[_time_ns(call)] for call in calls]

@@ -438,6 +438,7 @@ class Executable(ExecutionSubmitting):
             weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
             derived_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.DERIVED)),
             discarded_bytes=0 if self.streaming is None else self.streaming.discarded_bytes,
+            graph_bytes=self._loaded.graph_bytes(),
         )
 
 

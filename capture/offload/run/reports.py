@@ -181,6 +181,8 @@ class MemoryReport:
         derived_bytes: what is made of weights and kept beside them: packed for kernels.
         discarded_bytes: of `weight_bytes` the memory of weights in files that was given back, as
             only packed ones are needed; 0 before the first execution has proved the kernels.
+        graph_bytes: what a device took to make the graph executable, as it told free memory before
+            and after: 0 before the first execution, and where it does not tell.
     """
 
     feature_map_bytes: int
@@ -191,3 +193,4 @@ class MemoryReport:
     weight_bytes: int
     derived_bytes: int
     discarded_bytes: int
+    graph_bytes: int = 0

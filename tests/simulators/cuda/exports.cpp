@@ -240,6 +240,12 @@ SIMULATOR_EXPORT void sim_fault_copy(std::uint64_t nth) {
   driver().device.scheduler.fault_copy(nth);
 }
 
+// From here on executable graphs take so many bytes of the device for each of their nodes.
+SIMULATOR_EXPORT void sim_set_node_bytes(std::size_t n_bytes) {
+  const std::lock_guard lock(driver().device.mutex);
+  driver().device.graphs.set_node_bytes(n_bytes);
+}
+
 // From here on events tell the time of a virtual clock, by which each kernel and each copy takes so
 // many ns, and each copy to an address that sim_set_copy_ns names as many as it says.
 SIMULATOR_EXPORT void sim_set_clock(std::int64_t kernel_ns, std::int64_t copy_ns) {

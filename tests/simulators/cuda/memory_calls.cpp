@@ -16,7 +16,7 @@ Result memory_get_info(std::size_t* free, std::size_t* total) {
     require_given(free);
     require_given(total);
     *total = device.memory.limit_bytes();
-    const std::size_t used = device.memory.physical_bytes();
+    const std::size_t used = device.memory.physical_bytes() + device.graphs.executable_bytes();
     *free = used < *total ? *total - used : 0;
   });
 }

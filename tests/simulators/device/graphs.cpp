@@ -303,7 +303,14 @@ bool Graphs::holds(const Step& step) const {
   return true;
 }
 
+std::size_t Graphs::executable_bytes() const {
+  std::size_t n_nodes = 0;
+  for (const auto& executable : executables_.all()) n_nodes += executable->step_of.size();
+  return n_nodes * node_bytes_;
+}
+
 void Graphs::reset() {
+  node_bytes_ = 0;
   graphs_.clear();
   nodes_.clear();
   executables_.clear();

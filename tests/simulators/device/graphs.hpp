@@ -129,6 +129,10 @@ class Graphs {
 
   std::size_t n_graphs() const { return graphs_.size(); }
   std::size_t n_executables() const { return executables_.size(); }
+
+  // What executables take of the device's memory: so much for each node of theirs.
+  void set_node_bytes(std::size_t n_bytes) { node_bytes_ = n_bytes; }
+  std::size_t executable_bytes() const;
   void reset();
 
  private:
@@ -142,6 +146,7 @@ class Graphs {
   Registry<Graph> graphs_;
   Registry<Node> nodes_;
   Registry<Executable> executables_;
+  std::size_t node_bytes_ = 0;
   bool strict_kinds_ = true;
   NodeOrder node_order_ = NodeOrder::kNewestFirst;
   std::mt19937_64 random_;

@@ -80,14 +80,28 @@ def run_on_capture_thread(work: Callable[[], T], device_type: str) -> T:
         del future
 
 
+def may_capture(device_type: str) -> bool:
+    """Whether the calling thread may have something captured for devices of this type, and wait.
+
+    Not on the capture thread, and not while torch's current stream is being captured.
+    """
+    if getattr(_thread.inside, "active", False):
+        return False
+    return device_type == "cpu" or not _is_capturing(device_type)
+
+
+def _is_capturing(device_type: str) -> bool:
+    module: Any = torch.get_device_module(device_type)
+    return bool(module.is_current_stream_capturing())
+
+
 def refuse_capturing(device_type: str) -> None:
     """Refuse a caller who is capturing, before the device is asked for what would end that.
 
     Raises:
         CaptureError: a graph is being captured on torch's current stream of devices of this type.
     """
-    module: Any = torch.get_device_module(device_type)
-    if module.is_current_stream_capturing():
+    if _is_capturing(device_type):
         raise CaptureError(
             "a graph is being captured on the current stream: load the program before the capture "
             "begins"

@@ -77,7 +77,7 @@ class CudaBackend:
     """One NVIDIA GPU, or whatever answers to the driver's API."""
 
     name = "cuda"
-    capabilities = Capabilities(queues_work=True)
+    capabilities = Capabilities(queues_work=True, shares_arena=True)
     alignment_bytes = ALIGNMENT_BYTES
     current_stream: Callable[[int], int] | None = None  # torch's, whose handle is the driver's
     offline = sizes = None
@@ -256,6 +256,7 @@ class CudaBackend:
                 set_nodes(captured, plan),
                 functools.partial(self.copy_costs, captured.device, resident),
             ),
+            graph_bytes=lambda: resident.graph_bytes,
         )
 
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:

@@ -1,0 +1,58 @@
+"""The CPU as a device that executes each choice of sizes as a task of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+from promoting import Layers, captured_layers, captured_model
+
+import offload
+from offload.backends import CpuBackend
+from offload.backends.dispatched import DispatchBackend
+from offload.host import promoter
+
+
+class CapturingBackend(CpuBackend):
+    """Launches of all sizes are dispatched, and a task is what the CPU makes of one size."""
+
+    name = "capturing"
+    sizes = None
+    capabilities = dataclasses.replace(
+        CpuBackend.capabilities, runs_kernels=False, shares_arena=True
+    )
+    dispatch = DispatchBackend("dispatched", CpuBackend().machine, "cpu")
+
+
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every choice of sizes is due at its second execution, and stays promoted.
+
+    What a simulated device takes says nothing of what is quicker.
+    """
+    monkeypatch.setattr(promoter, "due_ns", lambda *_: 1)
+    monkeypatch.setattr(promoter, "least_due_ns", lambda *_: 1)
+    monkeypatch.setattr(promoter, "REVIEWED_AFTER", 10**9)
+
+
+def loaded(promoted="64MiB", model=None, backend=None, **options):
+    """An executable of all sizes that promotes those that repeat to tasks."""
+    captured = captured_layers() if model is None else captured_model(model)
+    sizes = offload.Sizes(promoted=promoted, **options)
+    return captured.load(backend or CapturingBackend(), sizes=sizes)
+
+
+@functools.cache
+def eager():
+    """The model that is captured where none is given; to be made by one thread."""
+    return Layers().eval()
+
+
+def check(run, x, model=None):
+    """Execute, and compare with eager's bits; whether the size was promoted."""
+    with torch.no_grad():
+        expected = (model or eager())(x)
+    for one, other in zip(run(x), expected, strict=True):
+        assert torch.equal(one, other)
+    return run.last_execution.was_promoted
