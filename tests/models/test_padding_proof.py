@@ -1,4 +1,4 @@
-"""Models that read their padding are found whatever values the first call has, and others are kept."""
+"""Models that read their padding are found by the first call, and models that are right kept."""
 
 import pytest
 import torch

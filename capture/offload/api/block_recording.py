@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from offload.api.captured import Captured
 from offload.api.next_step import NextStep, guarded
@@ -29,16 +29,12 @@ from offload.record import (
     WholeLayers,
     WholeProgram,
     device_of_call,
-    has_stepping_layers,
     parameters_of,
     refuse_hidden_reads,
     refuse_transforms,
     varying_sizes,
 )
 from offload.run.debug_lines import program_line
-
-if TYPE_CHECKING:
-    from offload.record.second_recordings import SecondRecordings
 
 # What a call of an executable takes for itself.
 _RESERVED = ("out", "feature_map")
@@ -139,7 +135,6 @@ class BlockRecording:
         self._progress = contextlib.ExitStack()
         self._called: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
         self._rendezvous: Rendezvous | None = None
-        self._by_steps: frozenset[int] = frozenset()
 
     def record_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make and record a call through the handle.
@@ -232,8 +227,6 @@ class BlockRecording:
                 self._varying = varying_sizes(self._function, self._dynamic_shapes, args, kwargs)
             self._progress.enter_context(telling())
             self._progress.enter_context(stage("recording launches"))
-            if self._varying is not None and has_stepping_layers(self._function):
-                self._by_steps = self._second_recordings(self._varying, "").layers_by_steps()
             if self._stored is None:
                 return self._recorder()
             fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
@@ -276,7 +269,7 @@ class BlockRecording:
         read_untold: str = "",
     ) -> Recorder:
         is_varying = self._varying is not None
-        sized = SizedFunctions(WholeLayers(self._by_steps)) if is_varying else None
+        sized = SizedFunctions(WholeLayers()) if is_varying else None
         return Recorder(
             host_reads=self._host_reads,
             function=self._function,
@@ -289,14 +282,6 @@ class BlockRecording:
             trains=self._training,
             rendezvous=self._rendezvous,
             sized=sized,
-        )
-
-    def _second_recordings(self, varying: VaryingSizes, read_untold: str) -> SecondRecordings:
-        # It imports sympy and torch's symbolic shapes, which takes seconds.
-        from offload.record.second_recordings import SecondRecordings  # noqa: PLC0415
-
-        return SecondRecordings(
-            self._function, self._called, varying, read_untold, self._by_steps
         )
 
     def _leave(self) -> None:
@@ -383,6 +368,9 @@ class BlockRecording:
             CaptureError: sizes are to vary, and may not.
         """
         if self._varying is not None:
+            # It imports sympy and torch's symbolic shapes, which takes seconds.
+            from offload.record.second_recordings import SecondRecordings  # noqa: PLC0415
+
             if seen is None or bound.program.opaque is not None:
                 raise CaptureError(
                     "sizes cannot vary where the call is one opaque launch, as nobody sees what "
@@ -393,7 +381,7 @@ class BlockRecording:
                     "sizes cannot vary where ranks exchange tensors, whose sizes all must know: "
                     "leave out dynamic_shapes"
                 )
-            recordings = self._second_recordings(self._varying, read_untold)
+            recordings = SecondRecordings(self._function, self._called, self._varying, read_untold)
             self.captured._bound_family = recordings.family(seen)
         self.captured._bound = bound
 

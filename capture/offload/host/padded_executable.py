@@ -14,7 +14,7 @@ import torch
 
 from offload.errors import BindingError, CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes, with_arguments
-from offload.host.pad_values import pad_values
+from offload.host.pad_values import input_names, pad_values
 from offload.host.padding_proof import PaddingProof
 from offload.host.promoted_sizes import FusedLoad, FusedSizes
 from offload.host.promoter import Promoter
@@ -29,6 +29,7 @@ from offload.run import Executable
 from offload.run.arguments import tensors_of_call
 
 LoadAt = Callable[[Mapping[str, int]], Executable]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PaddingReport:
@@ -129,7 +130,7 @@ class PaddedExecutable:
         self._bucket_numbers: dict[tuple[int, ...], Sequence[int | float]] = {}
         self._proof = PaddingProof(
             program,
-            [program.values[view.value].name for view, _ in self._inputs],
+            input_names(self.family),
             [
                 value if varying else None
                 for (_, varying), value in zip(self._inputs, self._values, strict=True)
@@ -211,7 +212,9 @@ class PaddedExecutable:
                 return run(*args, **kwargs)
 
             told = _told(names, call.sizes), _told(names, call.bucket)
-            self._proof.compare(call.bucket, call.tensors, found, padded, exact, told)
+            self._proof.compare(
+                call.bucket, call.tensors, found, padded=padded, exact=exact, told=told
+            )
 
     def _executed(self, call: _Call) -> Any:
         """The result of a call, executed at the sizes of its bucket and cut to its own."""

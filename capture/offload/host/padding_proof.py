@@ -6,7 +6,7 @@ not show that it reads the zeros behind them. So the call is also executed with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,14 @@ class PaddingProof:
     Owner: one PaddedExecutable.
     """
 
-    def __init__(self, program: Program, names: Sequence[str], padded: Sequence[float | None]):
+    def __init__(
+        self, program: Program, names: Mapping[int, str], padded: Sequence[float | None]
+    ) -> None:
         """Begin without comparisons.
 
         Args:
             program: what is executed, at any sizes.
-            names: of the inputs, in order.
+            names: of the inputs.
             padded: by input what it is padded with; None: its sizes do not vary.
         """
         self._names = names
@@ -65,6 +67,7 @@ class PaddingProof:
         bucket: tuple[int, ...],
         tensors: Sequence[torch.Tensor],
         found: Any,
+        *,
         padded: Execute,
         exact: Execute,
         told: tuple[str, str],
@@ -92,7 +95,8 @@ class PaddingProof:
         perturbed = self._perturbed.setdefault(bucket, set())
         for leaf, factor in list(self._perturbations(tensors, perturbed)):
             given = [one * factor if at == leaf else one for at, one in enumerate(tensors)]
-            self._compare_perturbed(given, base, padded, exact, (told, leaf, factor))
+            how = f", and {self._names[leaf]} is multiplied by {factor:g}"
+            self._compare_perturbed(given, base, padded, exact, told=told, how=how)
             perturbed.add(leaf)
         n_proofs = self._n_proofs.get(bucket, 0) + 1
         self._n_proofs[bucket] = n_proofs
@@ -107,6 +111,7 @@ class PaddingProof:
             return
         for leaf, (tensor, value) in enumerate(zip(tensors, self._padded, strict=True)):
             is_fraction = tensor.is_floating_point() or tensor.is_complex()
+            is_fraction = is_fraction and tensor.element_size() > 1  # torch computes with no float8
             if value is None or not is_fraction or leaf in perturbed or _is_mask(tensor):
                 continue
             for factor in _FACTORS:
@@ -118,7 +123,9 @@ class PaddingProof:
         base: Sequence[torch.Tensor],
         padded: Execute,
         exact: Execute,
-        told: tuple[tuple[str, str], int, float],
+        *,
+        told: tuple[str, str],
+        how: str,
     ) -> None:
         """Compare results for other values, which tell nothing where the model takes none such.
 
@@ -133,22 +140,17 @@ class PaddingProof:
             _overflows(one, usual) for pair, usual in zip(pairs, base, strict=True) for one in pair
         ):
             return
-        sizes, leaf, factor = told
         for position, (one, other) in enumerate(pairs):
             if not (same_but_for_kernels(other, one) or is_close(other, one)):
-                raise _refusal(
-                    position,
-                    sizes,
-                    f", and {self._names[leaf]} is multiplied by {factor:g}",
-                    "with the values of the call itself padding makes no difference",
-                )
+                why = "with the values of the call itself padding makes no difference"
+                raise _refusal(position, told, how, why)
 
 
 def _refusal(position: int, told: tuple[str, str], how: str, why: str) -> CaptureError:
     return CaptureError(
         f"result {position} at {told[0]} is another where inputs are padded to {told[1]}{how}: "
-        f"{why}. Mask the padding in the model, pad with other values (for a maximum -inf), or load without "
-        "pad="
+        f"{why}. Mask the padding in the model, pad with other values (a maximum with -inf), or "
+        "load without pad="
     )
 
 
@@ -164,7 +166,7 @@ def _tells_apart(tensor: torch.Tensor, value: float | None) -> bool:
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:
-    return tensor.unique().numel() <= _MOST_VALUES_OF_MASKS
+    return not tensor.is_complex() and len(tensor.unique()) <= _MOST_VALUES_OF_MASKS
 
 
 def _overflows(result: torch.Tensor, usual: torch.Tensor) -> bool:

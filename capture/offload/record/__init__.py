@@ -13,7 +13,7 @@ from offload.record.same_outcome import is_close, same_but_for_kernels
 from offload.record.sized_functions import SizedFunctions
 from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
-from offload.record.whole_layers import WholeLayers, has_stepping_layers
+from offload.record.whole_layers import WholeLayers
 from offload.record.whole_program import WholeProgram
 
 is_not_called(__name__)
@@ -32,7 +32,6 @@ __all__ = [
     "WholeProgram",
     "called_again",
     "device_of_call",
-    "has_stepping_layers",
     "is_called_again",
     "is_close",
     "is_plain_class",

@@ -8,8 +8,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
-
 from offload.errors import BindingError, CaptureError, OffloadError
 from offload.program.family import BoundFamily, Dim, Family, with_constants
 from offload.program.structure import unflatten
@@ -39,7 +37,6 @@ class SecondRecordings:
         called: tuple[tuple[Any, ...], dict[str, Any]],
         varying: VaryingSizes,
         read_untold: str,
-        by_steps: frozenset[int] = frozenset(),
     ) -> None:
         """Look at a call that was recorded.
 
@@ -49,10 +46,7 @@ class SecondRecordings:
             varying: which of their sizes may vary.
             read_untold: what the call reads on the host unless it is told that it is being
                 compiled; empty: it was not told.
-            by_steps: the recurrent layers that it was recorded with step by step, as `WholeLayers`
-                has them.
         """
-        self._by_steps = by_steps
         self._function = function
         self._called = called
         self._varying = varying
@@ -79,16 +73,6 @@ class SecondRecordings:
         family = self._with_one(family, plain)
         return without_unused(BoundFamily(family, real.bindings))
 
-    def layers_by_steps(self) -> frozenset[int]:
-        """The recurrent layers whose length does not vary, as far as the call can be recorded."""
-        varying = self._varying
-        layers = WholeLayers()
-        sizes = SymbolicSizes(varying.dims, varying.axes, self._device)
-        with contextlib.suppress(OffloadError), _quiet():
-            self._seen(sizes, "on trial", layers)
-        places = enumerate(layers.lengths)
-        return frozenset(at for at, length in places if not isinstance(length, torch.SymInt))
-
     def _with_one(self, family: Family, plain: VariedSizes) -> Family:
         """The Family, which may be used at a size of 1 too if a recording sees the same there.
 
@@ -105,9 +89,7 @@ class SecondRecordings:
                 return dataclasses.replace(family, compared=((1,),))
         return family
 
-    def _seen(
-        self, sizes: VariedSizes, how: str, layers: WholeLayers | None = None
-    ) -> WholeProgram:
+    def _seen(self, sizes: VariedSizes, how: str) -> WholeProgram:
         """What is seen of the call at sizes.
 
         Raises:
@@ -119,7 +101,7 @@ class SecondRecordings:
             parameters=parameters_of(self._function),
             fakes=sizes,
             read_untold=self._read_untold,
-            sized=SizedFunctions(layers or WholeLayers(self._by_steps, sizes.layer_by_steps)),
+            sized=SizedFunctions(WholeLayers(sizes.layer_by_steps)),
         )
         try:
             result = recorder.call_again(*self._arguments(sizes.sizes))

@@ -32,7 +32,8 @@ class Recorder(Protocol):
     """
 
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """Of the recording."""
 
     def launch_directly(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = ...
@@ -177,8 +178,24 @@ def _given(
     return given, {"dtype": dtype, "device": device} if is_known else None
 
 
+def _one_hot(args: tuple[Any, ...], kwargs: dict[str, Any], _: Recorder) -> Any:
+    """As one_hot of aten/src/ATen/native/Onehot.cpp, which first reads whether all classes fit.
+
+    Where one does not, scattering is an error as well.
+    """
+    given: dict[str, Any] = dict(zip(("input", "num_classes"), args, strict=False)) | kwargs
+    classes, n_classes = given.get("input"), given.get("num_classes")
+    if not isinstance(classes, torch.Tensor) or classes.dtype != torch.int64:
+        return NotImplemented
+    if not isinstance(n_classes, (int, torch.SymInt)) or n_classes <= 0:
+        return NotImplemented
+    zeros = torch.zeros((*classes.shape, n_classes), dtype=torch.int64, device=classes.device)
+    return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
 _OF_DATA = frozenset({torch.tensor, torch.as_tensor})
 _FACTORIES: Mapping[Any, Callable[..., Any]] = {
+    torch.nn.functional.one_hot: _one_hot,
     torch.linspace: _spaced(torch.ops.aten.linspace.default),
     torch.logspace: _spaced(torch.ops.aten.logspace.default),
     torch.tril_indices: _triangle(torch.ops.aten.tril_indices.default),
@@ -213,10 +230,7 @@ def _n_lower(rows: Any, columns: Any, offset: Any) -> Any:
         return n_rows * (n_rows + 1) // 2
 
     return (
-        n_to(rows + offset)
-        - n_to(offset)
-        - n_to(rows + offset - columns)
-        + n_to(offset - columns)
+        n_to(rows + offset) - n_to(offset) - n_to(rows + offset - columns) + n_to(offset - columns)
     )
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import select_one_layer_lstm_function
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import OpaqueUnaryFn_log
 
@@ -23,9 +22,6 @@ IsWatched = Callable[[Any], bool]
 
 _MOST_EXACT_ROOT = 2**52
 _MOST_EXACT_LOGARITHM = 2**40
-
-# ideep::rnn_kind::LSTM (third_party/ideep/include/ideep/abstract_types.hpp).
-_LSTM = 2
 
 # The options of torch.max_pool1d in order.
 _POOLED = {"kernel_size": 1, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
@@ -102,7 +98,7 @@ def _integer_root(own: Callable[..., int], is_watched: IsWatched) -> Callable[..
     return root
 
 
-def n_bits(number: torch.SymInt) -> Any:
+def n_bits(number: Any) -> Any:
     """As int.bit_length of a symbol.
 
     The logarithm of the number and a half more is that of no power of 2. Up to 2**40 it is further
@@ -155,85 +151,19 @@ def layer_by_steps(name: str, args: tuple[Any, ...], is_watched: IsWatched) -> A
         args: that it is called with.
         is_watched: whether a size is a symbol of a recording.
 
+    Returns:
+        NotImplemented: none of its sizes varies.
+
     Raises:
-        CaptureError: the number of launches would vary.
+        CaptureError: one does, and the number of launches may vary with it.
     """
-    given, *options = args
-    if not any(map(is_watched, given.shape)):
-        return NotImplemented
-    if name == "lstm" and _is_one_operator(given, *options):
-        return _lstm(given, *options)
-    if name != "lstm" and not is_watched(given.shape[1 if options[-1] else 0]):
+    if not any(map(is_watched, args[0].shape)):
         return NotImplemented
     raise CaptureError(
-        f"{user_location()}: a recurrent layer launches each of its steps, whose number varies, "
-        "where it drops out in training, needs gradients, or runs under autocast: capture the "
-        "model for each length, or call the layer otherwise"
+        f"{user_location()}: torch.{name} launches each of its steps where it drops out in "
+        "training, needs gradients, or runs under autocast, and the sizes of its input vary: "
+        "capture the model for each size, or call the layer otherwise"
     )
-
-
-def _is_one_operator(given: torch.Tensor, states: Any, flat: Any, *options: Any) -> bool:
-    """Whether oneDNN computes a layer of an LSTM as one operator (use_mkldnn of RNN.cpp)."""
-    has_biases, _, dropout, trains, _, _ = options
-    chosen = select_one_layer_lstm_function(given, states, _by_layer(flat, has_biases))
-    is_one = chosen.__name__ == "mkldnn_one_layer_lstm" and given.numel() != 0
-    return is_one and not (trains and dropout)
-
-
-def _by_layer(flat: Sequence[torch.Tensor], has_biases: bool) -> list[Sequence[torch.Tensor]]:
-    n_each = 4 if has_biases else 2
-    return [flat[at : at + n_each] for at in range(0, len(flat), n_each)]
-
-
-def _lstm(given: torch.Tensor, states: Any, flat: Any, *options: Any) -> Any:
-    """As mkldnn_rnn of aten/src/ATen/native/mkldnn/RNN.cpp, which runs a layer as one operator."""
-    has_biases, n_layers, _, trains, is_bidirectional, batch_first = options
-    given = (given.transpose(0, 1) if batch_first else given).contiguous()
-    weights = _by_layer(flat, has_biases)
-    output, hidden, cells = _layers(
-        given, states, weights, n_layers, (has_biases, is_bidirectional, batch_first, trains)
-    )
-    return (output.transpose(0, 1) if batch_first else output), hidden, cells
-
-
-def _layers(
-    given: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[Sequence[torch.Tensor]],
-    n_layers: int,
-    options: tuple[bool, ...],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _, is_bidirectional, _, _ = options
-    layer = torch.ops.aten.mkldnn_rnn_layer.default
-    hidden, cells = states[0].contiguous(), states[1].contiguous()
-    n_hidden = hidden.shape[2]
-    n_directions = 2 if is_bidirectional else 1
-    after: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for at in range(n_layers):
-        outputs = []
-        for direction in range(n_directions):
-            number = at * n_directions + direction
-            output, last_hidden, last_cells, _ = layer(
-                given, *_with_biases(weights[number]), hidden[number], cells[number],
-                direction > 0, [], _LSTM, n_hidden, n_layers, *options,
-            )  # fmt: skip
-            outputs.append(output)
-            after.append((last_hidden, last_cells))
-        given = outputs[0] if n_directions == 1 else torch.cat(outputs, -1)
-    return given, torch.stack([one for one, _ in after]), torch.stack([one for _, one in after])
-
-
-def _with_biases(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The weights of a layer with zeros for biases that it has not."""
-    if len(weights) != 2:
-        return weights
-    of_state, of_input = (
-        torch.ops.aten.zeros.default(
-            one.shape, dtype=one.dtype, layout=one.layout, device=one.device
-        )
-        for one in reversed(weights)  # as the compiler evaluates arguments
-    )
-    return (*weights, of_input, of_state)
 
 
 _OF_MATH: Mapping[str, Callable[..., Callable[..., Any]]] = {
