@@ -52,6 +52,8 @@ TENSORS = {
     "all": set_item(...),
     "in_a_mask": stored(lambda y, n: y.__setitem__(y > 0.3, n)),
     "in_rows": stored(lambda y, n: y.__setitem__(torch.arange(2), n + 1)),
+    "in_a_list": stored(lambda y, n: y.__setitem__([0, 1], n)),
+    "in_a_list_of_fixed": stored(lambda y, n: y.__setitem__(([0, 1], [1, 2]), 0.5)),
     "of_integers": lambda x: set_item((slice(None), 1))((x * 10).long()) * x,
     "of_booleans": lambda x: x * set_item((slice(None), 1), lambda n: n - 2)(x > 0),
     "filled": stored(lambda y, n: y[1:].fill_(n)),
@@ -100,6 +102,9 @@ NUMBERS = {
     "least_and_greatest": lambda x: x * min(x.shape[0], 100) + max(x.shape[0], 1),
     "divided": lambda x: x * divmod(x.shape[0], 3)[1] + divmod(x.shape[0], 5)[0],
     "rounded": lambda x: x * round(x.shape[0] / 3) + round(x.shape[0] * 0.5),
+    "written_instead": lambda x: (
+        x * (round(x.shape[0] / 3 * 100) / 100) + math.pow(math.e, -x.shape[0]) + log(x.shape[0], 2)
+    ),
     "truncated": lambda x: x * math.trunc(x.shape[0] * 0.7),
 }
 
@@ -125,6 +130,19 @@ def test_other_sizes_compute_what_eager_does(name):
     assert n_right >= 5  # of some the least ones are refused
 
 
+@torch.no_grad()
+def test_numbers_of_two_sizes():
+    def call(x, y):
+        sizes = torch.tensor([x.shape[0], y.shape[0], x.shape[0] * y.shape[0]])
+        return x.sum() + y.sum() * sizes, torch.tril_indices(x.shape[0], y.shape[0], -1)
+
+    shapes = ({0: N}, {0: Dim("m", min=2, max=50)})
+    captured = offload.capture(call, torch.randn(7, 4), torch.randn(5, 3), dynamic_shapes=shapes)
+    for n, m in ((2, 9), (9, 2), (30, 30), (70, 50), (4, 5), (12, 13)):
+        x, y = torch.randn(n, 4), torch.randn(m, 3)
+        assert all(map(torch.equal, captured(x, y), call(x, y))), (n, m)
+
+
 def test_functions_are_bound_as_before():
     names = (sqrt, log, power, isqrt)
     with torch.no_grad():
@@ -136,7 +154,6 @@ def test_functions_are_bound_as_before():
 
 REFUSED = {
     "decimals": lambda x: x * round(x.shape[0] / 3, 2),
-    "integer": lambda x: x * int(x.shape[0] * 0.5),
     "fraction": lambda x: x * float(x.shape[0]),
     "divisor": lambda x: x * math.gcd(x.shape[0], 6),
     "sine": lambda x: x * math.sin(x.shape[0]),
@@ -155,3 +172,26 @@ REFUSED = {
 def test_what_cannot_be_followed_is_refused_at_the_users_line(name):
     with pytest.raises(offload.CaptureError, match="test_family_numbers"):
         offload.capture(REFUSED[name], torch.randn(7, 4), dynamic_shapes=({0: N},))
+
+
+@torch.no_grad()
+def test_a_fraction_that_is_made_an_integer_is_guarded():
+    def half(x):
+        return x * int(x.shape[0] * 0.5)
+
+    captured = offload.capture(half, torch.randn(7, 4), dynamic_shapes=({0: N},))
+    for n in (6, 7):
+        x = torch.randn(n, 4)
+        assert torch.equal(captured(x), half(x))
+    for n in (5, 8, 70):
+        with pytest.raises(offload.BindingError, match=rf"n = {n}: expected .*test_family_numbers"):
+            captured(torch.randn(n, 4))
+
+
+@torch.no_grad()
+def test_a_guard_that_only_the_recorded_size_fulfils_refuses_the_capture():
+    def exact(x):
+        return x * 2 if x.shape[0] * 0.5 == 3.5 else x
+
+    with pytest.raises(offload.CaptureError, match=r"n may not vary.*test_family_numbers"):
+        offload.capture(exact, torch.randn(7, 4), dynamic_shapes=({0: N},))

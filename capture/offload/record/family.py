@@ -27,7 +27,7 @@ from offload.program import (
     rewrite,
     used_strides,
 )
-from offload.program.expressions import Expression, expressions
+from offload.program.expressions import REAL, Expression, expressions
 from offload.program.family import (
     BoundFamily,
     Dim,
@@ -50,6 +50,7 @@ from offload.record.symbolic_sizes import SymbolicSizes
 from offload.record.whole_program import WholeProgram
 
 _MOST_SIZES = 500
+_FRACTIONS = (REAL, "true_divide", "square_root", "logarithm", "to_real")
 
 
 class _Numbers:
@@ -244,7 +245,8 @@ def _pinned(guards: Sequence[SizeGuard], at: int, dim: Dim, n_dims: int) -> Size
     )
     for guard in guards:
         code = guard.condition.code
-        if guard.condition.dims != {at} or code[-1][0] != "equal":
+        is_of_fractions = any(operation in _FRACTIONS for operation, _ in code)
+        if guard.condition.dims != {at} or code[-1][0] != "equal" or not is_of_fractions:
             continue
         condition = expressions(n_dims, [guard.condition])
         others = (size for sizes in ranges for size in sizes if size != dim.recorded)

@@ -231,13 +231,14 @@ class FunctionMode(TorchFunctionMode):
                     self._watcher.refuse_read(f"torch.{name}", _refusal(name))
             for tensor in host_reads.tensors_read(name, args, kwargs):
                 self._watcher.guard_content(tensor, f"torch.{name}")
-            if self._sized is not None:
-                outcome = self._sized.call(func, name, args, kwargs, self._watcher)
-                if outcome is not NotImplemented:
-                    return outcome
         outside, self._watcher.running = self._watcher.running, name
         try:
-            outcome = func(*args, **kwargs)
+            outcome = NotImplemented
+            if self._sized is not None:
+                with _refusals_kept(self._watcher):
+                    outcome = self._sized.call(func, name, args, kwargs, self._watcher)
+            if outcome is NotImplemented:
+                outcome = func(*args, **kwargs)
         finally:
             self._watcher.running = outside
         return host_reads.without_write_access(name, outcome)

@@ -92,7 +92,7 @@ def _tensor_of_numbers(
     shape, numbers = _flattened(data)
     if not numbers or torch.device(place).type != device.type:
         return NotImplemented
-    if all(isinstance(one, _BOOLEANS) for one in numbers):
+    if all(isinstance(one, _BOOLEANS) for one in numbers) or not _can_fill(dtype):
         return NotImplemented
     numbers = [bool(one) if isinstance(one, torch.SymBool) else one for one in numbers]
     if dtype is None:
@@ -102,6 +102,11 @@ def _tensor_of_numbers(
         return NotImplemented
     made = [torch.full((), one, dtype=dtype, device=place) for one in numbers]
     return torch.stack(made).reshape(shape) if shape else made[0]
+
+
+def _can_fill(dtype: torch.dtype | None) -> bool:
+    """Whether torch.full makes tensors of a dtype as torch.tensor does; not of float8."""
+    return dtype is None or not dtype.is_floating_point or dtype.itemsize > 1
 
 
 def _is_exact(number: Any) -> bool:
@@ -130,6 +135,8 @@ def _with_number_as_tensor(
     tensor, index, number = args
     is_plain = isinstance(tensor, torch.Tensor) and not tensor.is_complex()
     if type(number) not in _NUMBERS or not is_plain or tensor.device.type != device.type:
+        return NotImplemented
+    if not _can_fill(tensor.dtype):
         return NotImplemented
     number = bool(number) if isinstance(number, torch.SymBool) else number
     func(tensor, index, torch.full((), number, dtype=tensor.dtype, device=tensor.device))
