@@ -210,6 +210,7 @@ c10::IValue DispatchedResident::given(const Argument& argument, const c10::IValu
 at::Tensor DispatchedResident::tensor_at(std::size_t index) {
   const auto& [slot, offset_bytes, layout] = tensors_[index];
   at::Tensor tensor = tensor_on_described(storage_of(slot), offset_bytes, layout, device_);
+  if (stand_ins_[index].requires_grad()) tensor.set_requires_grad(true);
   if (needs_description_[slot]) {
     describe_storage(tensor);
     needs_description_[slot] = false;
