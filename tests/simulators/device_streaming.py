@@ -11,8 +11,9 @@ from typing import Protocol
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from budgets import floor_of
 from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, DeviceControls, Simulator
-from test_streaming import floor_of, results
+from test_streaming import results
 
 import offload
 from offload.plan.topology import MemoryLayout

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 import torch
+from budgets import Deep
 from device_streaming import GIVEN, check, expected_of, failing_load, poison_after_last_use
-from test_streaming import Deep
 
 import offload
 from offload.backends import host_memory
