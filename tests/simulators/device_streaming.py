@@ -13,7 +13,7 @@ import torch
 from ascend_simulator import AscendSimulator
 from budgets import floor_of
 from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, DeviceControls, Simulator
-from test_streaming import results
+from stored_models import results
 
 import offload
 from offload.plan.topology import MemoryLayout
