@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
-import sys
 import textwrap
 import threading
 import weakref
 
 import pytest
 import torch
+from chains import chain, preamble_on, run_script, same
 
 import offload
-from offload.backends import Backend
 from offload.plan import SlotKind
-
-
-def chain(x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x * 2 + 1).sin()
 
 
 def fork(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     left, right = x.exp(), y.cos()
     return left @ right, (left + right).relu()
-
-
-def same(backend: Backend, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether equal; of a device that computes nothing only the shape can be."""
-    if not backend.capabilities.computes:
-        return one.shape == other.shape and one.dtype == other.dtype
-    return torch.equal(one, other)
 
 
 def test_empty_program(backend, load):
@@ -298,41 +284,6 @@ def test_failing_launch_surfaces_at_the_wait(backend, load):
     with pytest.raises(offload.ExecutionError, match="out of bounds"):
         run(table, torch.tensor([1, 9]))
     assert torch.equal(run(table, torch.tensor([3, 0])), torch.tensor([3.0, 0.0]))
-
-
-def run_script(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-
-
-INSTALL = """
-from offload import backends
-from offload.backends.dispatched import DispatchBackend
-dispatched = DispatchBackend("cpu-dispatched", backends.CpuBackend().machine, "cpu")
-backends._BACKENDS[dispatched.name] = lambda: dispatched
-"""
-
-PREAMBLE = """
-import os, threading, torch, offload
-torch.set_num_threads(1)
-f = lambda x: torch.relu(x * 2 + 1).sin()
-with offload.capture(f) as captured:
-    captured(torch.ones(64, device={records!r}))
-run = captured.load(device={device!r})
-x = torch.randn(64, device={records!r})
-run(x)
-"""
-
-
-def preamble_on(backend: Backend) -> str:
-    made = INSTALL if backend.dispatch is backend else ""
-    return made + PREAMBLE.format(device=backend.name, records=backend.records())
 
 
 def test_interpreter_exit_with_work_in_flight(backend):

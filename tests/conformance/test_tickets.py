@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from test_executions import chain, preamble_on, run_script, same
+from chains import chain, preamble_on, run_script, same
 
 import offload
 from offload import Ticket

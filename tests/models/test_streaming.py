@@ -15,7 +15,7 @@ import pytest
 import torch
 from budgets import Deep, Shared, budgets_of, floor_of, weight_bytes
 from stored import LAYERS, WIDTH, Packed, compute_wide, save_weights, without_memory, write_wide
-from test_stored_weights import MODELS
+from stored_models import MODELS, results
 from torch import nn
 
 import offload
@@ -41,10 +41,6 @@ def case(
     model = build().eval()
     save_weights(model, tmp_path)
     return build, make, tmp_path, model
-
-
-def results(outcome: Any) -> list[torch.Tensor]:
-    return list(outcome.values()) if isinstance(outcome, dict) else [outcome]
 
 
 def test_every_budget_gives_the_same_bits(case: Any) -> None:

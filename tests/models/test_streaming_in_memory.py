@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from budgets import Deep, budgets_of
-from test_stored_weights import mlp
+from stored_models import mlp
 from torch import nn
 
 import offload

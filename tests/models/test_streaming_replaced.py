@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from budgets import floor_of, weight_bytes
 from stored import save_weights, without_memory
-from test_stored_weights import mlp
+from stored_models import mlp
 from torch import nn
 
 import offload

@@ -11,8 +11,8 @@ import pytest
 import safetensors.torch
 import torch
 from budgets import budgets_of, floor_of, weight_bytes
+from cost_models import NO_HEADER
 from stored import save_weights, without_memory
-from test_streaming_telemetry import NO_HEADER
 from torch import nn
 from torch.nn import functional
 

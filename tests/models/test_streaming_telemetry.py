@@ -7,30 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 from budgets import Deep, floor_of
+from cost_models import NO_HEADER
 from stored import save_weights, without_memory
 
 import offload
 from offload.api.captured import Captured
-from offload.costs import STAGES, Coefficient, CostModel, HeaderModel, HeaderShape
 from offload.observe.report import report_on, report_table
 from offload.observe.timelines.summary import launch_groups
 from offload.timeline import SpanKind
 
 KIB = 1024
-NOTHING = Coefficient(0, 0, 0)
-NO_HEADER = CostModel(
-    HeaderModel(
-        {
-            stage: dict.fromkeys(HeaderShape(1, 1, 1, 1, 1, 1).terms(stage), NOTHING)
-            for stage in STAGES
-        },
-        1,
-    ),
-    issue_ns=0,
-    handoff_ns=0,
-    launch_ns={},
-)
-"""Launches are learned from the timeline itself."""
 
 
 @pytest.fixture

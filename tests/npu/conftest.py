@@ -5,15 +5,21 @@ Elsewhere modules are skipped with why.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from npu_loading import FORMS
 from simulator import SimulatorUnavailable
 
-pytest.register_assert_rewrite("on_npu")
+import offload
+from offload import backends
+from offload.backends.ascend import TorchAscendBackend
+
+pytest.register_assert_rewrite("on_npu", "npu_draws")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -50,3 +56,15 @@ def npu(npu_runtime: AscendSimulator | None) -> Iterator[torch.device]:
         torch.npu.synchronize()
         # An operator that fails stops the thread that launches, and later ones are lost in silence.
         assert (torch.ones(1, device=device) + 1).item() == 2, "torch_npu launches nothing any more"
+
+
+@pytest.fixture(params=FORMS)
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who copies inputs and outputs, if anybody does."""
+    make = functools.partial(TorchAscendBackend, **FORMS[request.param])
+    try:
+        make().machine()
+    except offload.BackendUnavailable as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
+    return request.param

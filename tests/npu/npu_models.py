@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -39,3 +41,18 @@ MODELS = {
     "attention by parts": lambda: Block(16, 2, fused=False),
     "two blocks": lambda: nn.Sequential(Block(16, 2, fused=False), Block(16, 4, fused=True)),
 }
+
+
+class Layers(nn.Module):
+    """Layers of unlike sizes, so that places in the ring are shared by several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [64, 128, 64, 96, 64, 128, 64, 96, 64]
+        pairs = itertools.pairwise(widths)
+        self.layers = nn.ModuleList(nn.Linear(one, other) for one, other in pairs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x

@@ -10,9 +10,9 @@ import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from npu_loading import in_process_of_its_own, live, load
 from on_npu import check_same
-from test_npu_offload import in_process_of_its_own, live, load
-from test_npu_relocation import COPIED, RELOCATED, counts, notes
+from relocated_models import COPIED, RELOCATED, counts, notes
 
 import offload
 from offload import backends

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from ascend_simulator import AscendSimulator
 from click.testing import CliRunner
+from offline_models import WEIGHTS, write_model
 from on_npu import check_same
-from test_ascend_offline import WEIGHTS, write_model
 
 from offload import cli
 from offload.files.tensors import load_tensors, save_tensors

@@ -16,8 +16,8 @@ import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from npu_loading import FORMS, live
 from on_npu import check_same
-from test_npu_offload import FORMS, live
 
 import offload
 from offload import backends

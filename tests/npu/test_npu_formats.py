@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from npu_loading import load
 from on_npu import check_same, fail_each_call
 from stored import save_weights
-from test_npu_offload import form, load  # noqa: F401
 from torch import nn
 
 import offload
@@ -103,7 +103,7 @@ def test_a_cast_lays_matrices_out_in_fractals() -> None:
     assert torch.equal(cast(made, PLAIN).cpu(), matrix)
 
 
-def test_models_follow_inputs_and_outputs_that_move(form: str) -> None:  # noqa: F811
+def test_models_follow_inputs_and_outputs_that_move(form: str) -> None:
     model, on_npu = mixed()
     kept = []
     with load(on_npu, torch.zeros(4, 33).half().npu()) as run:
@@ -250,7 +250,7 @@ def test_a_weight_that_is_cast_in_place_has_another_storage() -> None:
     run.close()
 
 
-def test_casts_inside_a_model_are_launches_like_others(form: str) -> None:  # noqa: F811
+def test_casts_inside_a_model_are_launches_like_others(form: str) -> None:
     def model(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.relu(x @ cast(y + 1)) + 1
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +13,7 @@ import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from npu_loading import FORMS, LOADING, TELLING, in_process_of_its_own, live, load
 from npu_models import MODELS
 from on_npu import check_same, fail_each_call
 from torch import nn
@@ -26,34 +24,12 @@ from offload.backends.ascend import TorchAscendBackend
 from offload.observe.report import report_on
 from offload.timeline import ExecutionTimeline, SpanKind
 
-FORMS: dict[str, dict[str, object]] = {
-    "captured": {"copies": "captured", "relocation": False},
-    "enqueued": {"copies": "enqueued", "relocation": False},
-    "relocated": {"relocation": True},
-}
-
-
-@pytest.fixture(params=FORMS)
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who copies inputs and outputs, if anybody does."""
-    make = functools.partial(TorchAscendBackend, **FORMS[request.param])
-    try:
-        make().machine()
-    except offload.BackendUnavailable as error:
-        pytest.skip(str(error))
-    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
-    return request.param
-
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs and outputs are copied by tasks of the model."""
     make = functools.partial(TorchAscendBackend, **FORMS["captured"])
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
-
-
-def load(model: Callable[..., object], *inputs: torch.Tensor) -> offload.Executable:
-    return offload.capture(model, *inputs).load()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -242,34 +218,6 @@ def test_many_threads_call_one_executable(form: str) -> None:
     run.close()
 
 
-EXIT = """
-import sys
-sys.path.insert(0, {path!r})
-import npu_device
-simulator = npu_device.load()
-{before}
-import torch, torch_npu, offload
-torch.npu.set_compile_mode(jit_compile=False)
-torch.set_grad_enabled(False)
-x = torch.arange(4.0).npu()
-captured = offload.capture(lambda x: (x * 2).relu(), x)
-run = captured.load()
-print(run(x + 1).cpu().tolist(), run._loaded.resident.copy_counts["enqueued"])
-tickets = [run.submit(x) for _ in range(20)]
-"""
-
-
-def in_process_of_its_own(
-    folder: Path, before: str = "", after: str = ""
-) -> subprocess.CompletedProcess[str]:
-    script = EXIT.format(path=str(Path(npu_device.__file__).parent), before=before) + after
-    path = folder / "script.py"
-    path.write_text(script, encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 def test_the_interpreter_exits_with_work_in_flight(tmp_path: Path) -> None:
     done = in_process_of_its_own(tmp_path)
     assert done.returncode == 0, done.stderr
@@ -284,14 +232,6 @@ def test_an_old_runtime_captures_no_copies(tmp_path: Path) -> None:
     done = in_process_of_its_own(tmp_path, 'simulator.set_personality("8.1")')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 2"
-
-
-def live(simulator: AscendSimulator) -> tuple[int, ...]:
-    gc.collect()
-    torch.npu.synchronize()
-    torch.npu.empty_cache()
-    counts = [simulator.live(kind) for kind in ("model", "stream", "event")]
-    return (*counts, simulator.live_bytes, simulator.live("capture"), simulator.host_bytes)
 
 
 def test_closing_gives_everything_back(form: str, simulated_npu: AscendSimulator) -> None:
@@ -314,24 +254,6 @@ def test_what_is_prepared_and_never_loaded_is_given_back(simulated_npu: AscendSi
     assert simulated_npu.live("model") == before[0] + 1
     del prepared
     assert live(simulated_npu) == before
-
-
-LOADING = [
-    "aclmdlRICaptureBegin",
-    "aclmdlRICaptureEnd",
-    "aclmdlRICaptureGetInfo",
-    "aclrtMemcpyAsyncWithOffset",
-    "aclrtMalloc",
-    "aclrtMemcpy",
-    "aclrtCreateEventExWithFlag",
-    "aclmdlRIExecuteAsync",
-]
-TELLING = [
-    "aclmdlRIGetStreams",
-    "aclmdlRIGetTasksByStream",
-    "aclmdlRITaskGetType",
-    "aclmdlRITaskGetParams",
-]
 
 
 @pytest.mark.parametrize("function", [*LOADING, *TELLING])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from npu_loading import load
 from on_npu import check_same
-from test_npu_offload import load
 
 import offload
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from ascend_simulator import AscendSimulator
+from npu_draws import (
+    OPERATORS,
+    N,
+    check_draws,
+    copies_of,
+    default_generator,
+    draw_from_both,
+    states,
+)
+from npu_loading import LOADING, live, load
 from on_npu import fail_each_call
-from test_npu_offload import LOADING, live, load
 from torch import nn
 
 import offload
@@ -20,49 +29,6 @@ from offload.backends.ascend import random_cells, torch_capture
 from offload.backends.ascend.random_cells import DrawLog
 from offload.interpreter.memory_pools import segments_of
 from offload.program import Launch, Operator
-
-N = 64
-
-
-def default_generator() -> torch.Generator:
-    torch.npu.init()
-    return torch.npu.default_generators[0]
-
-
-def states(generators: Sequence[torch.Generator]) -> list[tuple[int, int]]:
-    return [(one.initial_seed(), one.get_offset()) for one in generators]
-
-
-def check_draws(
-    run: offload.Executable,
-    model: Callable[..., torch.Tensor],
-    *inputs: torch.Tensor | torch.Generator,
-) -> torch.Tensor:
-    """That an execution gives what eager gives from the same states, and moves them on alike."""
-    used = [default_generator(), *(one for one in inputs if isinstance(one, torch.Generator))]
-    before = [one.get_state() for one in used]
-    expected, after = model(*inputs), states(used)
-    for generator, state in zip(used, before, strict=True):
-        generator.set_state(state)
-    got = run(*inputs)
-    assert torch.equal(got, expected)
-    assert states(used) == after
-    return got
-
-
-OPERATORS = {
-    "dropout": lambda x: F.dropout(x, 0.25, training=True),
-    "rand": lambda x: x + torch.rand(N, device=x.device),
-    "rand_like": lambda x: x + torch.rand_like(x),
-    "randn": lambda x: x + torch.randn(N, device=x.device),
-    "uniform": lambda x: x.clone().uniform_(2, 3),
-    "normal": lambda x: x.clone().normal_(1, 2),
-    "integers": lambda x: x + torch.randint(0, 9, (N,), device=x.device),
-    "exponential": lambda x: x.clone().exponential_(),
-    "several": lambda x: (
-        F.dropout(x, 0.5, training=True) * torch.rand_like(x) + torch.randn_like(x)
-    ),
-}
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -108,14 +74,6 @@ def test_dropout_in_fused_attention() -> None:
     assert not torch.equal(drawn[0], drawn[1])
 
 
-def draw_from_both(
-    x: torch.Tensor, first: torch.Generator, second: torch.Generator
-) -> torch.Tensor:
-    """From each generator, and from torch's own."""
-    x = x.clone().uniform_(generator=second) + torch.rand_like(x)
-    return x + x.clone().normal_(generator=first) * x.clone().uniform_(generator=second)
-
-
 def test_generators_that_are_passed_and_torchs_own() -> None:
     one, other = (torch.Generator(device="npu").manual_seed(seed) for seed in (3, 4))
 
@@ -147,18 +105,6 @@ def test_executables_do_not_share_what_they_draw_from() -> None:
         torch.npu.manual_seed(2)
         got = [run(x) for run in (first, second, second, first)]
         assert all(map(torch.equal, got, expected))
-
-
-def copies_of(
-    simulator: AscendSimulator, run: offload.Executable, *inputs: torch.Tensor
-) -> list[str]:
-    """The calls of one execution that copy or launch something."""
-    torch.npu.synchronize()
-    simulator.start_trace()
-    run(*inputs[:-1], out=inputs[-1])
-    torch.npu.synchronize()
-    names = ("aclrtMemcpyAsync", "aclrtLaunch", "aclmdlRIExecuteAsync")
-    return [one for one in simulator.trace if one.startswith(names)]
 
 
 def test_an_execution_writes_the_offset_and_a_new_seed(simulated_npu: AscendSimulator) -> None:

@@ -12,23 +12,16 @@ import pytest
 import torch
 from ascend_client import NO_STREAM_RESOURCE, RESOURCE_ALLOC_FAIL
 from ascend_simulator import AscendSimulator
+from npu_loading import TELLING, in_process_of_its_own, live, load
 from npu_models import MODELS
 from on_npu import check_same
-from test_npu_offload import TELLING, in_process_of_its_own, live, load
+from relocated_models import COPIED, RELOCATED, counts, notes, require_relocation, without
 
 import offload
 from offload import backends
-from offload.backends.ascend import (
-    TorchAscendBackend,
-    captured_words,
-    torch_backend,
-    torch_relocation,
-)
+from offload.backends.ascend import TorchAscendBackend, torch_backend
 
 DEVICE_TO_DEVICE = 3  # aclrtMemcpyKind
-
-# The notes of a model that was relocated, and of one that works on copies.
-RELOCATED, COPIED = "addresses of kernel arguments", "are not relocated"
 
 
 @pytest.fixture
@@ -38,15 +31,6 @@ def firmware(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
     simulated_npu.set_software_sq(True)
     simulated_npu.set_tells_all_tasks(True)
     simulated_npu.set_soc_name("Ascend910B1")
-
-
-def counts(run: offload.Executable) -> tuple[int, int]:
-    found = run._loaded.resident.refresh_counts
-    return found["copies"], found["bytes_copied"]
-
-
-def notes(run: offload.Executable) -> str:
-    return "\n".join(run.notes())
 
 
 def copies_between(simulator: AscendSimulator, call: Callable[[], object]) -> int:
@@ -367,27 +351,6 @@ def test_what_a_launch_without_tasks_touches_is_copied(
     with pytest.MonkeyPatch.context() as patched:  # where it is asked for, it is had
         require_relocation(patched)
         captured.load(verify=verify).close()
-
-
-def without(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Have discovery miss one word."""
-    find = captured_words.relocated_words
-
-    def miss(*args: Any) -> captured_words.RelocatedWords:
-        found = find(*args)
-        words = found.discovery.words
-        discovery = captured_words.dataclasses.replace(
-            found.discovery, words=words[:index] + words[index + 1 :]
-        )
-        return captured_words.dataclasses.replace(found, discovery=discovery)
-
-    monkeypatch.setattr(torch_relocation, "relocated_words", miss)
-
-
-def require_relocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading fails where addresses cannot be patched, or where the proof does."""
-    make = functools.partial(TorchAscendBackend, relocation=True)
-    monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
 
 
 @pytest.mark.parametrize("index", range(6))

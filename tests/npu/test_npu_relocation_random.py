@@ -8,9 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
-from on_npu import fail_each_call
-from test_npu_offload import TELLING, live, load
-from test_npu_random import (
+from npu_draws import (
     OPERATORS,
     N,
     check_draws,
@@ -19,7 +17,9 @@ from test_npu_random import (
     draw_from_both,
     states,
 )
-from test_npu_relocation import RELOCATED, counts, notes, require_relocation, without
+from npu_loading import TELLING, live, load
+from on_npu import fail_each_call
+from relocated_models import RELOCATED, counts, notes, require_relocation, without
 
 import offload
 from offload import backends

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from budgets import floor_of, weight_bytes
+from npu_draws import check_draws, default_generator, states
+from npu_loading import live
+from npu_models import Layers
 from on_npu import check_same, fail_each_call
+from relocated_models import COPIED, RELOCATED, counts, notes, require_relocation, without
 from stored import save_weights, without_memory
-from test_npu_offload import live
-from test_npu_random import check_draws, default_generator, states
-from test_npu_relocation import COPIED, RELOCATED, counts, notes, require_relocation, without
-from test_npu_streaming import Layers
-from test_streaming import floor_of, weight_bytes
 from torch import nn
 
 import offload

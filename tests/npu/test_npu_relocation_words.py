@@ -10,9 +10,9 @@ import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from npu_loading import load
 from on_npu import check_same
-from test_npu_offload import load
-from test_npu_relocation import COPIED, RELOCATED, notes
+from relocated_models import COPIED, RELOCATED, notes
 
 import offload
 from offload.backends.ascend import TorchAscendBackend, torch_relocation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import safetensors.torch
 import torch
 from ascend_simulator import AscendSimulator
 from budgets import Deep, budget_steps, floor_of, weight_bytes
-from npu_models import Block
+from npu_models import Block, Layers
 from on_npu import check_same
 from stored import save_weights, without_memory
 from torch import nn
@@ -24,21 +23,6 @@ from offload.backends.ascend import TorchAscendBackend
 from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.backends.captured.device_streaming import store_bytes
 from offload.native import _native
-
-
-class Layers(nn.Module):
-    """Layers of unlike sizes, so that places in the ring are shared by several."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = [64, 128, 64, 96, 64, 128, 64, 96, 64]
-        pairs = itertools.pairwise(widths)
-        self.layers = nn.ModuleList(nn.Linear(one, other) for one, other in pairs)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return x
 
 
 @pytest.fixture(params=["captured", "enqueued"])

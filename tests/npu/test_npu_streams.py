@@ -6,8 +6,8 @@ import pytest
 import torch
 from ascend_client import NO_STREAM_RESOURCE, RESOURCE_ALLOC_FAIL
 from ascend_simulator import AscendSimulator
+from npu_loading import live, load
 from on_npu import check_same
-from test_npu_offload import live, load
 
 import offload
 

@@ -15,9 +15,9 @@ import torch
 from ascend_client import peek
 from ascend_simulator import AscendSimulator
 from on_npu import check_same
-from test_ascend_abi_tasks import KERNEL, parameters_of, tasks_of, type_of
 
 import offload
+from model_tasks import KERNEL, parameters_of, tasks_of, type_of
 from offload.backends.ascend import CapturedModel, TorchCapturer
 
 N = 64

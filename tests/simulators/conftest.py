@@ -117,7 +117,7 @@ def least_budget(deep, device) -> int:
 @pytest.fixture
 def deep(tmp_path: Path):
     """A model of many layers, captured from files."""
-    from test_streaming import Deep
+    from budgets import Deep
 
     save_weights(Deep().eval(), tmp_path)
     return offload.capture(without_memory(Deep), torch.randn(4, 128), weights=tmp_path)

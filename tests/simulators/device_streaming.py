@@ -1,4 +1,4 @@
-"""What tests of weights on simulated devices share: devices, expected results, poison."""
+"""What tests of weights on simulated devices share: devices, failures, expected results, poison."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Protocol
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from budgets import floor_of
 from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, DeviceControls, Simulator
-from test_streaming import floor_of, results
+from stored_models import results
 
 import offload
 from offload.plan.topology import MemoryLayout
@@ -208,3 +209,27 @@ def poison_after_last_use(backend, run) -> None:
             ctypes.memset(address, 0xFF, piece.size_bytes)
 
     backend.capturer.on_end = poison
+
+
+def on_devices(calls):
+    return [(device, *call) for device, its_calls in calls.items() for call in its_calls]
+
+
+# Calls of a load that can fail, by device: each function, and which of its calls.
+LOADS = {
+    "cuda": [
+        ("cuMemHostRegister", 1), ("cuMemHostRegister", 2), ("cuMemCreate", 1), ("cuMemMap", 1),
+        ("cuMemcpyHtoD", 1), ("cuStreamCreate", 1), ("cuEventCreate", 2),
+        ("cuGraphAddMemcpyNode", 2), ("cuGraphAddEventRecordNode", 1),
+        ("cuGraphAddDependencies", 1),
+    ],
+    "npu": [
+        ("aclrtMallocHost", 1), ("aclrtMallocHost", 2), ("aclrtMalloc", 2),
+        ("aclrtMemcpy", 1), ("aclrtCreateStreamWithConfig", 1), ("aclrtCreateStreamWithConfig", 2),
+        *(("aclrtCreateEventExWithFlag", nth) for nth in range(1, 6)), ("aclrtMemcpyAsync", 2),
+        *(("aclrtCreateEventWithFlag", nth) for nth in range(1, 3)),
+        ("aclrtRecordEvent", 1), ("aclrtRecordEvent", 3), ("aclrtStreamWaitEvent", 1),
+        ("aclrtStreamWaitEvent", 3), ("aclmdlRICaptureBegin", 1), ("aclmdlRICaptureEnd", 1),
+        ("aclrtLaunchKernel", 2),
+    ],
+}  # fmt: skip

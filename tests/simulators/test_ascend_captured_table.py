@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+from ascend_captured import ADDED, PIECE_BYTES, Captured
 from ascend_client import (
     AICORE_EXCEPTION,
     INTERNAL_ERROR,
@@ -13,7 +14,6 @@ from ascend_client import (
     u64,
 )
 from ascend_simulator import AscendSimulator
-from test_ascend_captured import ADDED, PIECE_BYTES, Captured
 
 from model_tasks import tasks_of
 from offload.errors import ExecutionError

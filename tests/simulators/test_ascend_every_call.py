@@ -18,8 +18,8 @@ from ascend_client import INTERNAL_ERROR
 from ascend_residents import COUNT, REFRESHES, Chain, live, plus, read
 from ascend_simulator import AscendSimulator
 from device_streaming import AscendDevice, floor_on
+from offline_models import WEIGHTS, on_device, write_model
 from stored import save_weights, without_memory
-from test_ascend_offline import WEIGHTS, on_device, write_model
 
 import offload
 from offload.errors import OffloadError

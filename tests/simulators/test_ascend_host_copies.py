@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ascend_client as acl
 import pytest
-from test_ascend_binding import output_of
+from ascend_process import output_of
 
 MOST_PIECES = 16
 BEGIN = """

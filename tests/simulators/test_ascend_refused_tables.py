@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable
 
 import pytest
+from ascend_captured import Captured
 from ascend_client import (
     FEATURE_NOT_SUPPORT,
     GLOBAL,
@@ -14,10 +15,9 @@ from ascend_client import (
     Client,
     peek,
 )
+from ascend_process import output_of
 from ascend_residents import live
 from ascend_simulator import AscendSimulator
-from test_ascend_binding import output_of
-from test_ascend_captured import Captured
 
 from model_tasks import parameters_of, tasks_of
 from offload.errors import BackendUnavailable, ExecutionError, OutOfMemory

@@ -23,6 +23,7 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 
 import simulated_backend
 from aten_kernel import AtenKernel
+from budgets import Deep
 from device_streaming import GIVEN, expected_of
 from loading import (
     ACT,
@@ -38,7 +39,6 @@ from loading import (
     scale,
 )
 from small_graphs import StepCapturer, floats, make_program, words
-from test_streaming import Deep
 
 from offload.backends.captured.relocation.captures import NodeKind
 from offload.backends.captured.relocation.fixed_values import FIXED_OWNER

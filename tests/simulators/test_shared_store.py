@@ -17,14 +17,16 @@ import torch
 from budgets import Headed, weight_bytes
 from device_streaming import (
     GIVEN,
+    LOADS,
     check,
     expected_of,
     failing_load,
     floor_on,
+    on_devices,
     poison_after_last_use,
 )
+from shared_stores import file_weights, load, other_weights
 from stored import save_weights, without_memory
-from test_simulated_streaming_failures import LOADS, on_devices
 
 import offload
 from offload.backends import host_memory
@@ -33,10 +35,6 @@ from offload.console.amounts import show_bytes
 from offload.observe.report import report_on, report_table
 
 PAGE = 4096
-
-
-def load(captured, device, budget, **options):
-    return captured.load(device.backend.name, weights_budget=budget, verify=False, **options)
 
 
 @pytest.fixture
@@ -351,15 +349,6 @@ cuda_only = pytest.mark.parametrize("device", ["cuda"], indirect=True)
 npu_only = pytest.mark.parametrize("device", ["npu"], indirect=True)
 
 
-def other_weights(tmp_path, given):
-    """Other content for the same names, and the program that has it."""
-    model = Headed().eval()
-    folder = tmp_path / "other"
-    folder.mkdir()
-    save_weights(model, folder)
-    return model.state_dict(), offload.capture(without_memory(Headed), given, weights=folder)
-
-
 @cuda_only
 @pytest.mark.parametrize("scheduling", ["offload", "host"])
 def test_a_replacement_is_seen_by_one_executable_alone(
@@ -429,11 +418,6 @@ def test_tails_that_begin_elsewhere_are_shared_as_far_as_both_stream_them(
         other.close()
         assert pinned() == 0
     assert n_split > 0
-
-
-def file_weights(captured) -> dict[str, torch.Tensor]:
-    path = next(iter(captured.bindings.stored.values())).path
-    return safetensors.torch.load_file(path)
 
 
 @cuda_only

@@ -10,8 +10,8 @@ import pytest
 import torch
 from budgets import Headed
 from device_streaming import GIVEN, ORDERS, CudaDevice, check, expected_of, floor_on
+from shared_stores import file_weights, load, other_weights
 from stored import save_weights, without_memory
-from test_shared_store import file_weights, load, other_weights
 from torch import nn
 
 import offload

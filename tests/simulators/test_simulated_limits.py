@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings drives the simulated driver")
 
-from test_simulated_programmatic import NOT_SUPPORTED
+from driver_client import NOT_SUPPORTED
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 UPDATABLE = 13  # CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE

@@ -12,11 +12,12 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings drives the simulated driver")
 
+from driver_client import NOT_SUPPORTED
+
 from offload.backends.cuda.graph import _read_edges
 
 SERIALISATION, EVENT, COMPLETION_EVENT = 6, 7, 12  # of CUlaunchAttributeID
 PLAIN, PROGRAMMATIC, LAUNCH_ORDER = (0, 0, 0), (1, 0, 1), (2, 0, 1)  # from port, to port, type
-NOT_SUPPORTED = 801
 
 
 def launch(client, arrays, stream, data, number, attribute=None):

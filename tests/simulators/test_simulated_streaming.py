@@ -10,12 +10,11 @@ import gc
 import pytest
 import safetensors.torch
 import torch
-from budgets import budget_steps
+from budgets import Deep, Shared, budget_steps, weight_bytes
+from cost_models import NO_HEADER
 from device_streaming import GIVEN, check, expected_of, floor_on, poison_after_last_use
 from stored import Packed, save_weights, without_memory
-from test_stored_weights import MODELS
-from test_streaming import Deep, Shared, weight_bytes
-from test_streaming_telemetry import NO_HEADER
+from stored_models import MODELS
 
 import offload
 from offload.console.amounts import show_bytes

@@ -6,8 +6,16 @@ import gc
 
 import pytest
 import torch
-from device_streaming import GIVEN, check, expected_of, failing_load, poison_after_last_use
-from test_streaming import Deep
+from budgets import Deep
+from device_streaming import (
+    GIVEN,
+    LOADS,
+    check,
+    expected_of,
+    failing_load,
+    on_devices,
+    poison_after_last_use,
+)
 
 import offload
 from offload.backends import host_memory
@@ -59,10 +67,6 @@ BEHIND = {("cuStreamWaitEvent", 2), ("aclrtStreamWaitEvent", 2), ("aclrtResetEve
           ("aclrtRecordEvent", 2), ("aclrtSynchronizeEvent", 1)}  # fmt: skip
 
 
-def on_devices(calls):
-    return [(device, *call) for device, its_calls in calls.items() for call in its_calls]
-
-
 @pytest.mark.parametrize(
     ("device", "function", "nth", "refreshes"), on_devices(EXECUTIONS), indirect=["device"]
 )
@@ -98,25 +102,6 @@ def test_a_copy_that_faults_surfaces_at_the_wait(device, deep, least_budget):
     with pytest.raises(offload.ExecutionError, match=device.fault):
         ticket.wait()
     run.close()
-
-
-LOADS = {
-    "cuda": [
-        ("cuMemHostRegister", 1), ("cuMemHostRegister", 2), ("cuMemCreate", 1), ("cuMemMap", 1),
-        ("cuMemcpyHtoD", 1), ("cuStreamCreate", 1), ("cuEventCreate", 2),
-        ("cuGraphAddMemcpyNode", 2), ("cuGraphAddEventRecordNode", 1),
-        ("cuGraphAddDependencies", 1),
-    ],
-    "npu": [
-        ("aclrtMallocHost", 1), ("aclrtMallocHost", 2), ("aclrtMalloc", 2),
-        ("aclrtMemcpy", 1), ("aclrtCreateStreamWithConfig", 1), ("aclrtCreateStreamWithConfig", 2),
-        *(("aclrtCreateEventExWithFlag", nth) for nth in range(1, 6)), ("aclrtMemcpyAsync", 2),
-        *(("aclrtCreateEventWithFlag", nth) for nth in range(1, 3)),
-        ("aclrtRecordEvent", 1), ("aclrtRecordEvent", 3), ("aclrtStreamWaitEvent", 1),
-        ("aclrtStreamWaitEvent", 3), ("aclmdlRICaptureBegin", 1), ("aclmdlRICaptureEnd", 1),
-        ("aclrtLaunchKernel", 2),
-    ],
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(("device", "function", "nth"), on_devices(LOADS), indirect=["device"])

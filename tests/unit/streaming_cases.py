@@ -1,4 +1,4 @@
-"""Demands, an interpreter of plans with random timing, and a planner by brute force."""
+"""Demands and plans, an interpreter of plans with random timing, and a planner by brute force."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import random
 from collections.abc import Iterator
 
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+from offload.plan import stream_weights
 from offload.plan.simulate_streaming import simulate_transfers
 from offload.plan.steps import Copy, Record, Run, Transfer, Wait, prologue
 from offload.plan.streaming import Streaming, WeightDemand, WeightUse
-from offload.plan.topology import Link
+from offload.plan.topology import Link, MemoryLayout, MemoryUnit
 
 GRANULE = 4096
 ALIGNMENT = 256
 LINK = Link(bytes_per_second=1e9, overhead_ns=100.0)  # one byte takes a nanosecond
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def chain(sizes_bytes, launch_ns=1_000.0) -> WeightDemand:
@@ -70,6 +73,25 @@ def without_tables(demand: WeightDemand) -> WeightDemand:
     """The same, of which launches read all."""
     weights = [dataclasses.replace(one, row_bytes=0, n_rows=()) for one in demand.weights]
     return dataclasses.replace(demand, weights=tuple(weights))
+
+
+def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None, unit=None):
+    """`tails`: memory can be mapped, over `mapped_link`, or the same link."""
+    return stream_weights(
+        demand,
+        MemoryLayout(ALIGNMENT, GRANULE, unit or MemoryUnit()),
+        link,
+        budget_bytes,
+        mapped_link=(mapped_link or link) if tails else None,
+    )
+
+
+def floor_of(demand) -> int:
+    return plan(demand, 1 << 40).floor.required_bytes
+
+
+def full_of(demand) -> int:
+    return sum(-(-one.size_bytes // ALIGNMENT) * ALIGNMENT for one in demand.weights)
 
 
 class WrongBytes(Exception):

@@ -6,18 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import pytest
-from test_captured_words import (
-    BLOCK_BYTES,
-    IN,
-    KERNELS,
-    LAYOUTS,
-    OUT,
-    POOL,
-    SELF,
-    Word,
-    captured,
-    chain,
-)
+from model_captures import BLOCK_BYTES, IN, KERNELS, LAYOUTS, OUT, POOL, SELF, Word, captured, chain
 
 from offload.backends.ascend.captured_table import NoTable, TableParts, table_parts
 from offload.backends.ascend.captured_tasks import ModelCapture

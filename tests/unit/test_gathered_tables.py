@@ -9,12 +9,15 @@ from streaming_cases import (
     ALIGNMENT,
     GRANULE,
     LINK,
+    SLOW,
     Interpreter,
     chain,
     demands_with_tables,
+    floor_of,
+    full_of,
+    plan,
     without_tables,
 )
-from test_streaming_plan import SLOW, floor_of, full_of, plan
 
 from offload.errors import PlanError
 from offload.plan import check_streaming, roofline_ns, simulate_streaming

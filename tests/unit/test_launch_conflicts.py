@@ -6,8 +6,8 @@ import networkx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_check_plan import TOWERS, in_lanes, programs
-from test_passes import ACT, IN, MACHINE, OUT, WEIGHT, launch, program
+from plans_in_lanes import TOWERS, in_lanes, programs
+from small_programs import ACT, IN, MACHINE, OUT, WEIGHT, launch, program
 
 from offload.errors import PlanError
 from offload.plan import check_order, check_plan, place_values, value_lifetimes

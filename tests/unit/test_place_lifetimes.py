@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ortools.sat.python import cp_model
-from test_check_plan import JOINED, TOWERS, in_lanes, is_right, programs
-from test_passes import MACHINE
+from plans_in_lanes import JOINED, TOWERS, in_lanes, is_right, programs
+from small_programs import MACHINE
 
 from offload.errors import PlanError
 from offload.plan import Lifetime, Place, check_order, check_plan, place_values, value_lifetimes

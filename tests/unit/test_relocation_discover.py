@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
+from graph_captures import LAYOUTS, MIB, SIZES, Layout, capture, kernel, memcpy, pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,29 +22,6 @@ from offload.backends.captured.relocation.discover import discover
 from offload.backends.captured.relocation.words import CapturesDiffer, Noise, Word
 from offload.errors import CaptureError
 
-MIB = 1 << 20
-SIZES = (4096, 64, 3 * MIB)  # two Values and a scratch allocation
-VALUES = (0, 1, None)
-
-
-class Layout:
-    """One capture's addresses; `number` tells the four captures apart."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        place = {0: 0, 1: 0, 2: 1, 3: 2}[number]
-        base = 0x7F00_0000_0000 + place * 0x10_0000_0000
-        self.addresses = []
-        for index, size in enumerate(SIZES):
-            base += 2 * MIB + 512 * (1 + place) * (index + 1)
-            self.addresses.append(base)
-            base += size
-
-    def __getitem__(self, index: int) -> int:
-        return self.addresses[index]
-
-
-LAYOUTS = [Layout(number) for number in range(4)]
 Arguments = Callable[[Layout], bytes]
 
 LEAVE_OUT = (
@@ -51,33 +29,8 @@ LEAVE_OUT = (
 )
 
 
-def kernel(content: bytes, parameters: int = 8, signature: object = "grid 1") -> GraphNode:
-    places = tuple((at, parameters) for at in range(0, len(content), parameters))
-    return GraphNode(1, NodeKind.KERNEL, "fill_kernel", signature, (content,), places)
-
-
-def capture(*nodes: GraphNode, layout: Layout, **changes: object) -> GraphCapture:
-    fields = {
-        "graph": 1,
-        "nodes": nodes,
-        "edges": [(i, i + 1) for i in range(len(nodes) - 1)],
-        "launches": list(range(len(nodes))),
-        "allocations": [
-            Allocation(address, size, value)
-            for address, size, value in zip(layout.addresses, SIZES, VALUES, strict=True)
-        ],
-        "owned": [],
-        "keep": None,
-    }
-    return GraphCapture(**{**fields, **changes})
-
-
 def of_one_kernel(arguments: Arguments, **changes: object) -> list[GraphCapture]:
     return [capture(kernel(arguments(one)), layout=one, **changes) for one in LAYOUTS]
-
-
-def pack(*words: int) -> bytes:
-    return struct.pack(f"<{len(words)}Q", *(word % (1 << 64) for word in words))
 
 
 def test_addresses_become_a_value_and_an_offset_and_integers_stay():
@@ -475,10 +428,6 @@ def test_an_address_without_owner_is_refused_where_the_driver_knows_it():
     equal = of_one_kernel(lambda _: pack(1, 2, 0x6000_0000_0000))
     with pytest.raises(CaptureError, match="parameter 2 is always"):
         discover(equal, 2, (), is_known_address)
-
-
-def memcpy(*parts: bytes) -> GraphNode:
-    return GraphNode(1, NodeKind.MEMCPY, "copy", (64,), parts)
 
 
 def test_copies_and_memsets_have_words():

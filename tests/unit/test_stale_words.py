@@ -6,7 +6,7 @@ import dataclasses
 import struct
 
 import pytest
-from test_relocation_discover import LAYOUTS, Layout, capture, kernel, memcpy, pack
+from graph_captures import LAYOUTS, Layout, capture, kernel, memcpy, pack
 
 from offload.backends.captured.relocation.captures import (
     GraphCapture,

@@ -9,10 +9,14 @@ from streaming_cases import (
     ALIGNMENT,
     GRANULE,
     LINK,
+    SLOW,
     Interpreter,
     brute_force_ns,
     chain,
     demands,
+    floor_of,
+    full_of,
+    plan,
     reference_period_ns,
 )
 
@@ -25,27 +29,6 @@ from offload.plan.simulate_streaming import simulate_transfers, transfer_ns
 from offload.plan.steps import Transfer
 from offload.plan.streaming import WeightDemand, WeightUse
 from offload.plan.topology import Link, MemoryLayout, MemoryUnit
-
-SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-
-def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None, unit=None):
-    """`tails`: memory can be mapped, over `mapped_link`, or the same link."""
-    return stream_weights(
-        demand,
-        MemoryLayout(ALIGNMENT, GRANULE, unit or MemoryUnit()),
-        link,
-        budget_bytes,
-        mapped_link=(mapped_link or link) if tails else None,
-    )
-
-
-def floor_of(demand) -> int:
-    return plan(demand, 1 << 40).floor.required_bytes
-
-
-def full_of(demand) -> int:
-    return sum(-(-one.size_bytes // ALIGNMENT) * ALIGNMENT for one in demand.weights)
 
 
 @st.composite

@@ -6,17 +6,7 @@ import dataclasses
 import struct
 
 import pytest
-from test_captured_words import (
-    IN,
-    KERNELS,
-    LAYOUTS,
-    POOL,
-    POOL_BYTES,
-    SELF,
-    captured,
-    chain,
-    values,
-)
+from model_captures import IN, KERNELS, LAYOUTS, POOL, POOL_BYTES, SELF, captured, chain, values
 
 import offload
 from offload.backends.ascend.captured_tasks import ModelCapture, TaskType

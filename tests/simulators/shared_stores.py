@@ -1,0 +1,28 @@
+"""Executables that share a store of streamed bytes, and other weights for them."""
+
+from __future__ import annotations
+
+import safetensors.torch
+import torch
+from budgets import Headed
+from stored import save_weights, without_memory
+
+import offload
+
+
+def load(captured, device, budget, **options):
+    return captured.load(device.backend.name, weights_budget=budget, verify=False, **options)
+
+
+def other_weights(tmp_path, given):
+    """Other content for the same names, and the program that has it."""
+    model = Headed().eval()
+    folder = tmp_path / "other"
+    folder.mkdir()
+    save_weights(model, folder)
+    return model.state_dict(), offload.capture(without_memory(Headed), given, weights=folder)
+
+
+def file_weights(captured) -> dict[str, torch.Tensor]:
+    path = next(iter(captured.bindings.stored.values())).path
+    return safetensors.torch.load_file(path)
