@@ -1,4 +1,4 @@
-"""Signatures: launches with one signature take alike long on one machine."""
+"""Signatures: launches with the same signature have the same cost on one machine."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from offload.program import Argument, Launch, Opaque, TensorView
 
 
 def signature_of(launch: Launch) -> str:
-    """The operator with what its time depends on: dtypes, shapes, strides, other arguments.
+    """The operator with what its duration depends on: dtypes, shapes, strides, other arguments.
 
-    What an opaque launch does its arguments do not say: it has its place in the user's code too.
+    The arguments of an opaque launch do not determine its work: its user's line is included.
     """
     where = f" at {launch.source}" if isinstance(launch.callee, Opaque) else ""
     return f"{launch.name}({', '.join(_describe(one) for one in launch.arguments)}){where}"
