@@ -44,20 +44,20 @@ class Captured:
 
     Attributes:
         program: the recorded Program, once the call in the with-block is done.
-        bindings: the live objects that it stands for.
-        name: for people: of the module's class, the function or the file.
+        bindings: its live objects.
+        name: of the module's class, the function or the file, for messages.
     """
 
     def __init__(self, bound: BoundProgram | None = None, name: str = "program") -> None:
-        """Begin with a Program, or with none until `offload.capture` has recorded a call.
+        """Begin with a Program, or without one until `offload.capture` has recorded a call.
 
         Args:
-            bound: what was recorded.
-            name: for people.
+            bound: the recorded Program.
+            name: for messages.
         """
         self.name = name
         self._bound_family: BoundFamily | None = None
-        # What `capture` sets: how calls are recorded in its block, and what came of it.
+        # Set by `capture`: how calls are recorded in its block, and the result.
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._recorded_result: tuple[Any] | None = None
@@ -83,12 +83,12 @@ class Captured:
 
     @property
     def family(self) -> Family | None:
-        """What gives the Program for other sizes; None: sizes were not to vary."""
+        """The Family, which has the Program for other sizes; None: sizes do not vary."""
         return None if self._bound_family is None else self._bound_family.family
 
     @property
     def bindings(self) -> Bindings:
-        """The live objects that the Program stands for: weights, generators, opaque callables.
+        """The live objects of the Program: weights, generators, opaque callables.
 
         Raises:
             CaptureError: nothing has been recorded yet.
@@ -97,7 +97,7 @@ class Captured:
 
     @property
     def bound(self) -> BoundProgram:
-        """The recorded Program with the live objects that it stands for.
+        """The recorded Program with its live objects.
 
         Raises:
             CaptureError: nothing has been recorded yet.
@@ -108,7 +108,7 @@ class Captured:
 
     @property
     def recorded_result(self) -> Any:
-        """What the recorded call returned; kept alive by this object.
+        """The result of the recorded call; kept alive by this object.
 
         Raises:
             CaptureError: the call was made in a with-block, which returned its result there, or
@@ -124,8 +124,8 @@ class Captured:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors; in the with-block, call the model and record it.
 
-        Takes what the model took and returns what it returned, nested alike. After a capture with
-        dynamic_shapes= of any sizes that the Family accepts.
+        Takes the model's arguments and returns its result, with the same nesting. After a capture
+        with dynamic_shapes= of any sizes that the Family accepts.
 
         Raises:
             CaptureError: the call cannot be recorded.
@@ -146,10 +146,10 @@ class Captured:
             return self._default
 
     def rebind_weights(self) -> None:
-        """Use the storages that the parameters have now, in calls of this object.
+        """Use the present storages of the parameters in calls of this object.
 
         Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
+            BindingError: a new storage has another layout than the recorded one.
         """
         if self._default is not None:
             self._default.rebind_weights()
@@ -215,90 +215,88 @@ class Captured:
         """Make the Program resident on a device.
 
         Args:
-            device: device type, which may have an index (`cuda:1`); by default what the Program
-                was recorded on, or to which its file was read. Or a backend with options of its
-                own, such as `AscendBackend(capturer, refresh="gather")`. Or a list of devices that
-                share the memory which the Program's tensors are in, the first of them the one
-                where what callers see is written: each launch is placed on one of them, by what
-                launches take there, and calls are executed on several where that is quicker.
+            device: device type, which may have an index (`cuda:1`); by default the device of the
+                recording, or to which its file was read. Or a backend with options, such as
+                `AscendBackend(capturer, refresh="gather")`. Or a list of devices that share the
+                memory of the Program's tensors; results that callers see are written on the first
+                of them: each launch is placed on one of them, by the durations of launches there,
+                and calls are executed on several if that is faster.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with (on device `npu` by torch's own operators, which
-                takes what no model can be captured of). None: as one task; with `sizes` on devices
-                where that would be one for each choice of them by the host. `auto`: likewise, but
-                with `sizes` on the CPU as executions at the recorded sizes are quicker. `explain()`
-                tells why.
+                baseline for comparison (on device `npu` by torch's operators, also for what no
+                model can be captured of). None: as one task; with `sizes`, on devices that would
+                need one task per choice of sizes, by the host. `auto`: likewise, but with `sizes`
+                on the CPU the faster one, by executions at the recorded sizes. `explain()` gives
+                the reason.
             verify: prove at load that a captured graph computes the same at other addresses, and
-                time its launches where weights are streamed. The cpu backend proves each launch
-                when it is first executed, whatever is said here.
-            weights_budget: all memory of the device that weights may use: bytes, text such as
-                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
-                `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
-                None: weights are used where they are; those in files are all read. Under a budget
-                the model's own tensors are read again once they were written, as torch counts it,
-                and after each step of a `torch.optim` optimizer; after writing through
-                `param.data`, NumPy or a storage, by a fused operator itself
-                (`torch._fused_adam_`), or to tensors made in inference mode, call
-                `run.streaming.refresh()`. Their storages cannot be resized until the executable is
-                closed.
-            share_store: let what is streamed from files to a GPU or NPU lie once in the host's
-                memory for all executables on the device that need it. False: this one has memory
-                of its own, as it needs on an NPU for `run.streaming.replace` while others share.
-            fuse: let compiled kernels take the place of launches (cpu backend; needs a C++
-                compiler, and keeps what it made in the user's folder for caches). Results then
-                differ from eager's by rounding: at its first execution each kernel is proved to be
-                at most 4 times as far from float64 as the launches that it replaces, else these
-                run. "auto": only where kernels are quicker, by executions of both on made-up inputs
-                when it is first loaded with so many of torch's threads; what was found is kept
-                beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
-                what was fused, what not, and why. With `sizes`, for those that are promoted.
-            lanes: let launches that do not depend on one another run at once, on at most so many
-                lanes (1 to 64). On the cpu backend these are threads: 1 shares each launch among as
-                many as torch is set to; with more a launch has one thread, so results have the bits
-                of `torch.set_num_threads(1)`, and threads beside the caller's take part in an
-                execution only where the executions before show that this pays. On CUDA they are
-                branches of the graph, with the bits of one lane. Lanes are planned by what launches
-                take on made-up inputs. "auto": several where calls are quicker so than on one lane
-                (on the CPU with one thread, and with torch's), by executions of each. `explain()`
-                says what was chosen, and why.
-            progress: of a load that reads weights. None shows it on stderr, where that is a
-                terminal, once two seconds have passed or are expected to; False shows nothing. A
-                function is called with (done, total, what): `reading weights` counts their bytes,
-                after each 8 MiB or less, and `timing launches` executions. Each begins at 0 and
-                reaches its total where it succeeds. Where some weights are streamed on the CPU
-                they are read twice, before launches are timed and after. What the function raises
-                ends the load.
-            sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
+                time its launches if weights are streamed. The cpu backend always proves each launch
+                when it is first executed.
+            weights_budget: all device memory that weights may use: bytes, text such as `2GiB`, or
+                `auto` for what is free. Weights that do not fit are brought while launches run,
+                from the files of `capture(weights=)`, or on the CPU from the model's tensors. None:
+                weights are used in place; those in files are all read. Under a budget the model's
+                tensors are read again once they were written, by torch's write count, and after
+                each step of a `torch.optim` optimizer; after writing through `param.data`, NumPy or
+                a storage, by a fused operator itself (`torch._fused_adam_`), or to tensors made in
+                inference mode, call `run.streaming.refresh()`. Their storages cannot be resized
+                until the executable is closed.
+            share_store: keep what is streamed from files to a GPU or NPU once in host memory for
+                all executables on the device that need it. False: this executable has separate
+                memory, as it needs on an NPU for `run.streaming.replace` while others share.
+            fuse: let compiled kernels replace launches (cpu backend; needs a C++ compiler, and
+                keeps kernels in the user's cache folder). Results then differ from eager's by
+                rounding: at its first execution each kernel is proved to be at most 4 times as far
+                from float64 as the launches that it replaces, else these run. "auto": only where
+                kernels are faster, by executions of both on made-up inputs at the first load with
+                this number of torch's threads; the choice is kept beside the kernels. False:
+                torch's kernels, with eager's bits. `explain()` says what was fused, what was not,
+                and why. With `sizes`, for promoted sizes.
+            lanes: let independent launches run concurrently, on at most this many lanes (1 to 64).
+                On the cpu backend these are threads: 1 divides each launch among torch's threads;
+                with more, a launch has one thread, so results have the bits of
+                `torch.set_num_threads(1)`, and threads beside the caller's take part in an
+                execution only if earlier executions show that this pays. On CUDA they are branches
+                of the graph, with the bits of one lane. Lanes are planned by durations of launches
+                on made-up inputs. "auto": several if calls are faster than on one lane (on the CPU
+                with one thread, and with torch's), by executions of each. `explain()` says what was
+                chosen, and why.
+            progress: of a load that reads weights. None shows it on stderr, if that is a terminal,
+                once two seconds have passed or are expected to; False shows nothing. A function is
+                called with (done, total, what): `reading weights` counts their bytes, after each 8
+                MiB or less, and `timing launches` executions. Each begins at 0 and reaches its
+                total on success. If some weights are streamed on the CPU they are read twice,
+                before launches are timed and after. An exception of the function ends the load.
+            sizes: for a capture with dynamic_shapes=: return an executable for all sizes that its
                 Family accepts: one resident, which takes other sizes in place. On `cuda` and `npu`
                 the host launches its operators; with scheduling="offload" each choice of sizes is
-                loaded there as a task of its own when it is first met. With `pad` buckets are. With
-                `promoted` those that repeat get kernels (`fuse`) in a thread that no call waits
-                for. None: one for the recorded sizes alone.
-            groups: of a Program whose ranks exchange tensors, process groups to use in the place of
-                recorded ones, by the names of these (`captured.program.groups`). The others are
-                found by their names. All ranks of a group load at once.
+                loaded there as a separate task when it first occurs. With `pad` the buckets are.
+                With `promoted`, repeated sizes get kernels (`fuse`) in a thread that no call waits
+                for. None: an executable for the recorded sizes alone.
+            groups: for a Program whose ranks exchange tensors: process groups that replace recorded
+                ones, by their names (`captured.program.groups`). The others are found by name. All
+                ranks of a group load at the same time.
             objective: of a placement on several devices: `latency`, the time of a call, or
-                `throughput`, the time between results where several are submitted. None: `latency`.
+                `throughput`, the time between results if several are submitted. None: `latency`.
             placement: on several devices. `static` keeps each launch where it was placed; `hybrid`
                 moves segments to other devices, where they are loaded as well, once executions take
-                longer than expected; `dynamic` chooses at each execution whichever device has a
-                segment done first. None: `static`.
+                longer than expected; `dynamic` chooses at each execution the device that finishes a
+                segment first. None: `static`.
 
         Raises:
-            BackendUnavailable: there is no such device here, it cannot run this Program, or the
+            BackendUnavailable: the device is not available here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed; or another
                 rank refuses, or its Program has other collectives.
-            BindingError: a process group is not here, or has other members than the recorded one;
-                there is no such scheduling; `fuse`, `lanes` or `progress` is none; lanes
-                for what runs on one (weights in files or under a budget, the host's scheduling, a
-                step that trains, collectives); `weights_budget` or `fuse="auto"` for a Program with
-                collectives; `sizes` is no Sizes, or given where none vary, or beside a budget
-                or lanes; `promoted` is given without `fuse`, or where the program leaves more than
-                results; OFFLOAD_DEBUG is no level; or a weight has another shape, dtype or layout
-                than when it was recorded.
+            BindingError: a process group is missing, or has other members than the recorded one;
+                `scheduling`, `fuse`, `lanes` or `progress` has another value than above; lanes are
+                given for what runs on one lane (weights in files or under a budget, the host's
+                scheduling, a training step, collectives); `weights_budget` or `fuse="auto"` for a
+                Program with collectives; `sizes` is no Sizes, or given although no sizes vary, or
+                beside a budget or lanes; `promoted` is given without `fuse`, or for a program that
+                leaves more than results; OFFLOAD_DEBUG is no level; or a weight has another shape,
+                dtype or layout than recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
-            FileError: a weight's file is gone, or shorter than it was; or the folder of
+            FileError: a weight's file is missing, or shorter than before; or the folder of
                 OFFLOAD_DUMP cannot be written to.
             OutOfMemory: the device has no memory for what is loaded.
             ExecutionError: the device failed, or another rank does not load within its group's
@@ -376,34 +374,33 @@ class Captured:
 
     @functools.cached_property
     def _settled(self) -> SettledFamily:
-        """The Family ready to be executed, for all loads."""
+        """The Family in executable form, for all loads."""
         assert self._bound_family is not None
         return settle_family(self._bound_family)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
 
-        Weights are written with the content that the model's tensors have now, which is what
-        `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
-        new one.
+        Weights are written with the present content of the model's tensors, which `load()` would
+        also use: the new one after training, `load_state_dict` or `param.data = other`.
 
-        A Program whose ranks exchange tensors is written by each rank to a file of its own:
-        `path` with `.rank0of2` behind it for the first of two. `offload.open(path)` reads that of
-        the rank that opens it.
+        If ranks exchange tensors, each rank writes a separate file: `path` with `.rank0of2`
+        appended for the first of two. `offload.open(path)` reads the file of the rank that opens
+        it.
 
         After a capture with dynamic_shapes= the file has the Family, and its Program with the
         launches that make constants.
 
         Types of results are written by name. A UserWarning names those that `offload.open` finds
-        only if they are given to it (`types=`).
+        only through `types=`.
 
         Raises:
             CaptureError: nothing has been recorded yet.
             FileError: something in the program cannot be written, such as weights in files
                 (`capture(weights=)`); a weight has another shape, dtype, strides or offset than
-                when it was recorded, or its memory was freed or shrunk; an executable loaded from
-                this and still open was given other weights by `streaming.replace`, which the
-                model's tensors do not hold; or the path cannot be written to.
+                recorded, or its memory was freed or shrunk; an open executable loaded from this
+                object was given other weights by `streaming.replace`, which the model's tensors do
+                not hold; or the path cannot be written to.
         """
         if self.bound.bindings.before_execution is not None:
             raise FileError(
@@ -428,7 +425,7 @@ class Captured:
                 save_program(whole, path, family.family)
 
     def explain(self) -> str:
-        """Say of the executable that calls of this object use what `Executable.explain` says.
+        """`Executable.explain` of the executable that calls of this object use.
 
         Loads the Program if it is not loaded.
         """
@@ -440,19 +437,18 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
 
     Args:
         path: of the file.
-        types: classes that the result's containers had: named tuples, dataclasses, mappings, and
-            objects with attributes. Each stands for the container that was recorded under its
-            qualified name; else, where its module has another name now, for the only one whose
-            name ends in the class's own. `torch.return_types`, `torch.Size`, `OrderedDict` and the
-            outputs of transformers' models with the caches in them are found without, where
-            transformers is installed. Any other container becomes a plain tuple, list or
-            dictionary.
+        types: classes of the result's containers: named tuples, dataclasses, mappings, and objects
+            with attributes. Each stands for the container recorded under its qualified name; else,
+            if its module has another name now, for the only one whose name ends in the class's
+            name. `torch.return_types`, `torch.Size`, `OrderedDict` and the outputs of transformers'
+            models with the caches in them are found without it, if transformers is installed. Any
+            other container becomes a plain tuple, list or dictionary.
 
     Raises:
-        FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
-            an operator that is not on the list of safe ones; or one of `types` matches no container
-            of the result, or does not fit it.
-        BindingError: one of `types` is no class, or OFFLOAD_DEBUG is no level.
+        FileError: the file is missing, truncated, corrupted, newer than this version, or uses an
+            operator that is not on the list of safe ones; or one of `types` matches no container of
+            the result, or does not fit it.
+        BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is no level.
     """
     level = debug_level()
     with telling():
@@ -466,16 +462,16 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
 
 
 def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured | OfflineModel:
-    """Open what was saved (see `open_file`), or by its ending `.om` an Ascend offline model.
+    """Open a saved Program (see `open_file`), or by the ending `.om` an Ascend offline model.
 
     Args:
         path: of the file.
-        types: as `open_file`; none for an offline model, whose results are a tuple.
+        types: as `open_file`; must be empty for an offline model, whose results are a tuple.
 
     Raises:
-        FileError: as `open_file`; of an offline model, that there is no such file, or that `types`
-            are given.
-        BindingError: one of `types` is no class.
+        FileError: as `open_file`; for an offline model: there is no such file, or `types` are
+            given.
+        BindingError: one of `types` is not a class.
     """
     if not os.fspath(path).endswith(".om"):
         return open_file(path, types)
