@@ -57,7 +57,7 @@ twice as fast (1 / (1 - 0.5)); up to one tenth, removing it gains at most 11 % (
 which is near the spread of such measurements.
 """
 
-_MOST_UNLINKED = 0.1  # of device work without a launch record, above which a trace says little
+_MOST_UNLINKED = 0.1  # share of device work without a launch record, above which a trace is weak
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
