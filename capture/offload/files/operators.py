@@ -4,19 +4,19 @@ A launch reaches memory only through its tensor arguments and results, so an ope
 schema declares everything that it touches. These rules follow:
 
 1. It is one of torch's (namespace `aten` or `prims`): others may not exist in the next process, and
-  looking them up could import code.
+   looking them up could import code.
 2. It changes no tensor's storage, shape or strides in place: torch tags these operators
-  `inplace_view`; their functional and out= forms are refused too.
+   `inplace_view`; their functional and out= forms are refused too.
 3. It returns no alias of an argument that it does not write. Views are folded into the views of a
-  Program, so view operators are never recorded; in a file they could reach arbitrary memory.
+   Program, so view operators are never recorded; in a file they could reach arbitrary memory.
 4. Every argument is of a kind that a Program holds: tensors, numbers, strings, symbols. This
-  excludes storages, streams and script objects.
+   excludes storages, streams and script objects.
 5. It makes or writes tensors, reads a tensor on the host for a guard, or is one of torch's
-  assertions. All others act on the process: gradients, plan caches, the terminal.
+   assertions. All others act on the process: gradients, plan caches, the terminal.
 6. It is not one of the few whose schema hides their effects (`_REFUSED`).
 7. In addition, collectives (`_c10d_functional`) are allowed: they send tensors to process groups
-  that this process has made itself, found by name at the load. The shapes of their results are
-  compared with the Program's before they are executed (native/cpu/collectives.cpp).
+   that this process has made itself, found by name at the load. The shapes of their results are
+   compared with the Program's before they are executed (native/cpu/collectives.cpp).
 
 torch checks most arguments of its kernels, but not all. The rules keep a file from reaching files,
 sockets, processes and addresses; they cannot rule out errors in torch's kernels.

@@ -164,7 +164,7 @@ class CompiledGraph:
         return run if run is not None and self._sizes.fit(run, args) else None
 
     def _captured(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """Record a call: for its sizes, or once there were others for all. Gives what it gave."""
+        """Record a call, for its sizes or after a second combination for all; return its result."""
         sizes = self._sizes_to_capture(args)
         if sizes is not None:
             try:

@@ -119,7 +119,7 @@ class CudaLanes:
 
 
 def _workspaces(captured: TemplateGraph, program: Program, graph: NodeGraph) -> frozenset[int]:
-    """Scratch Values of a workspace's size that several launches use, and thus of no operator."""
+    """Scratch Values of a workspace's size that several launches use: owned by no single launch."""
     size_bytes = captured.capture.workspace_bytes
     return frozenset(
         value.index
