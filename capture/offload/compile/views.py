@@ -62,7 +62,7 @@ def find_steps(
 
     Returns:
         None if the view is not of that form: its elements overlap, its rows begin at no multiple,
-            or it runs across the end of a row.
+        or it runs across the end of a row.
     """
     to_memory = sorted(range(len(shape)), key=lambda one: (-strides[one], -shape[one]))
     moving = [

@@ -18,7 +18,7 @@ schema declares everything that it touches. These rules follow:
    that this process has made itself, found by name at the load. The shapes of their results are
    compared with the Program's before they are executed (native/cpu/collectives.cpp).
 
-torch checks most arguments of its kernels, but not all. The rules keep a file from reaching files,
+torch does not always check all arguments of its kernels. The rules keep a file from reaching files,
 sockets, processes and addresses; they cannot rule out errors in torch's kernels.
 """
 

@@ -212,9 +212,9 @@ def _common_storage(
     """The storage that all holders of a weight Value share.
 
     Raises:
-        FileError: they share none, or no longer; one of them has another shape, dtype, strides or
-            offset than recorded, or too little memory; or it is in a device format, whose bytes
-            would be taken for plain.
+        FileError: they share no storage, or no longer; one of them has another shape, dtype,
+            strides or offset than recorded, or too little memory; or it is in a device format,
+            whose bytes would be taken for plain.
     """
     program = bound.program
     value = program.values[index]

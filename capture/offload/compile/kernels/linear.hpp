@@ -124,8 +124,8 @@ struct Linear {
     }
   }
 
-  // Applies to sums of a block of depth what is due, for `count` lanes at the beginning of the
-  // terms. A bias without a scale is added first, as in a dot product.
+  // Finishes the sums of a block of depth, for `count` lanes at the beginning of the terms. A bias
+  // without a scale is added first, as in a dot product.
   template <int count>
   [[gnu::always_inline]] static Vector ended(Vector value, Terms terms, bool is_first,
                                              bool is_last) {

@@ -101,7 +101,7 @@ def diagnose(
 
     Raises:
         BindingError: `progress` is something else.
-        DiagnosisError: the model is none, a class, or a function that makes a model; it does not
+        DiagnosisError: it is no model, a class, or a function that makes a model; it does not
             accept these arguments; its call launches nothing, or exchanges tensors with other
             ranks; or the model and its arguments are on several devices.
     """

@@ -2,8 +2,8 @@
 
 Read by Perfetto, chrome://tracing and Holistic Trace Analysis (HTA). HTA treats an event as the
 device's if its arguments have a `stream`, as a copy if its name begins with `Memcpy`, and joins a
-device event to the host event with the same `correlation`. Predicted events have neither argument
-and a separate category, so HTA's breakdowns cover measured events only.
+device event to the host event with the same `correlation`. Predicted events have neither of these
+arguments, and a separate category, so HTA's breakdowns cover measured events only.
 
 HTA rounds times to whole microseconds unless `HTA_DISABLE_NS_ROUNDING=1` is set; launches shorter
 than that need it.
