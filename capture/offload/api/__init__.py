@@ -1,4 +1,4 @@
-"""What a user calls: `capture`, `capture_training` and `open`, and the Captured that they give."""
+"""The user's functions: `capture`, `capture_training` and `open`, and the Captured they return."""
 
 from offload.api.captured import Captured
 from offload.api.captured import open_model as open

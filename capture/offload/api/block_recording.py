@@ -1,4 +1,4 @@
-"""The recording of the one call of a with-block, from its arguments to its Program."""
+"""Records the one call of a with-block, from its arguments to its Program."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from offload.record import (
 )
 from offload.run.debug_lines import program_line
 
-# What a call of an executable takes for itself.
+# Keywords of an executable's call.
 _RESERVED = ("out", "feature_map")
 
 _recording = threading.local()
@@ -48,7 +48,7 @@ def is_recording() -> bool:
 
 
 def refuse_nested() -> None:
-    """Refuse a capture inside of a call that this thread records.
+    """Refuse a capture inside a call that this thread records.
 
     Raises:
         CaptureError: this thread is recording.
@@ -60,14 +60,14 @@ def refuse_nested() -> None:
 
 
 class _Turn:
-    """One call of a process is recorded at a time, and calls on other threads wait."""
+    """Recordings of a process run one at a time, and calls on other threads wait."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._begin_in_child)
 
     def _begin_in_child(self) -> None:
-        """Other threads, one of which may have been recording, are none of a forked process."""
+        """A forked process lacks the other threads, of which one may have been recording."""
         if not is_recording():
             self._lock = threading.Lock()
 
@@ -86,7 +86,7 @@ _turn = _Turn()
 
 
 def raise_as_it_was(error: BaseException) -> NoReturn:
-    """Raise again what was raised before: its cause, its context and its notes stay."""
+    """Raise an error again with its cause, its context and its notes unchanged."""
     context = error.__context__
     try:
         raise error
@@ -103,11 +103,11 @@ class BlockRecording:
     Owner: the block.
 
     Attributes:
-        captured: who gets the Program.
-        failure: why the call was not recorded, if it was made and was not. Its traceback leads
-            here, so that the block forgets it at its end.
-        wrapper: what the model's code raised instead of it, if that is another error.
-        called_elsewhere: another thread has called the model meanwhile, unrecorded.
+        captured: receives the Program.
+        failure: why a call was not recorded. Its traceback leads here, so the block drops it at its
+            end.
+        wrapper: the error that the model's code raised instead of it, if any.
+        called_elsewhere: another thread called the model meanwhile, unrecorded.
     """
 
     def __init__(
@@ -141,8 +141,8 @@ class BlockRecording:
 
         Raises:
             CaptureError: it cannot be recorded.
-            OffloadError: another one of what making or checking the Program raises; or whatever
-                the call raises.
+            OffloadError: another error of making or checking the Program; or whatever the call
+                raises.
         """
         with self.failure_kept():
             recorder = self.start(args, kwargs)
@@ -152,16 +152,16 @@ class BlockRecording:
             except BaseException as error:
                 failure = self.abandon(recorder, error)
                 try:
-                    if failure is not error:  # an interpreter on the way has wrapped it
+                    if failure is not error:  # an interpreter in between has wrapped it
                         raise_as_it_was(failure)
                     raise
                 finally:
-                    del failure  # whose traceback has this frame
+                    del failure  # its traceback has this frame
             return self.finish(recorder, result)
 
     @contextlib.contextmanager
     def failure_kept(self) -> Iterator[None]:
-        """Keep what a call raises: code of the block that catches it has recorded nothing."""
+        """Keep the error of a call: code of the block that catches it has recorded nothing."""
         self.failure = self.wrapper = None
         try:
             yield
@@ -170,15 +170,15 @@ class BlockRecording:
             raise
 
     def check_recorded(self, how: str) -> None:
-        """At the block's end: one call was recorded.
+        """At the end of the block, check that one call was recorded.
 
         Args:
-            how: to call the model, in words.
+            how: how to call the model, in words.
 
         Raises:
-            CaptureError: no call was made; or the one that was made raised an error that is not
-                offload's, which is its cause.
-            OffloadError: what the call raised, itself.
+            CaptureError: no call was made; or the call raised an error that is not offload's, which
+                becomes the cause.
+            OffloadError: the call's own error.
         """
         failure = self.forget_failure()
         try:
@@ -200,7 +200,7 @@ class BlockRecording:
             del failure
 
     def forget_failure(self) -> BaseException | None:
-        """Why the call was not recorded, which is not kept."""
+        """Return why the call was not recorded, and drop it."""
         failure, self.failure, self.wrapper = self.failure, None, None
         return failure
 
@@ -208,7 +208,7 @@ class BlockRecording:
         """The recorder of a call that is about to be made.
 
         Raises:
-            CaptureError: a call is being recorded, or was recorded, already; or this one cannot be.
+            CaptureError: a call is being recorded, or was already recorded; or this call cannot be.
         """
         refuse_nested()
         refuse_hidden_reads(self._function)
@@ -238,20 +238,20 @@ class BlockRecording:
             raise
 
     def _refuse(self, error: BaseException) -> None:
-        """Let other ranks know that this one records no further."""
+        """Tell other ranks that this rank stops recording."""
         if self._rendezvous is not None:
             self._rendezvous.refuse(f"{type(error).__qualname__}: {error}")
 
     def _agree(self, what: str) -> None:
-        """Wait for the ranks that this call has met to come as far."""
+        """Wait for the ranks that this call has met to reach the same point."""
         if self._rendezvous is not None:
             self._rendezvous.agree(what)
 
     def _read_on_trial(self, fakes: FakeWeights) -> str:
-        """What the call would read on the host, and may not if it is told to avoid it.
+        """The host read that the call makes, and may avoid when told that it is being compiled.
 
-        Under fake tensors there is nothing to read, and an error that a forward raises ends the
-        call. Nothing is computed, so the call is tried beforehand.
+        Under fake tensors there is nothing to read, and an error of the forward ends the call.
+        Nothing is computed, so the call is tried first.
         """
         recorder = self._recorder(fakes=fakes)
         try:
@@ -293,7 +293,7 @@ class BlockRecording:
             _turn.give_back()
 
     def abandon(self, recorder: Recorder, error: BaseException) -> BaseException:
-        """Give up: the call raised an error. Gives what to raise: what was refused, if it was."""
+        """Discard the recording of a call that raised; return the refusal, if any, or the error."""
         try:
             refusal = recorder.abandon()
             self._refuse(refusal or error)
@@ -305,17 +305,17 @@ class BlockRecording:
         return refusal
 
     def give_up(self, recorder: Recorder, error: Exception) -> None:
-        """Abandon a call that raises on, whatever is raised here; the block's end raises it."""
+        """Discard a call whose own error propagates; the end of the block raises the failure."""
         self.failure = self.abandon(recorder, error)
         if self.failure is not error:
             self.wrapper = error
 
     def finish(self, recorder: Recorder, result: Any) -> Any:
-        """End with what the call returned; gives the result to hand to the caller.
+        """Finish with the call's result; returns the result for the caller.
 
         Raises:
-            CaptureError: what the call did cannot be done again.
-            ExecutionError: the device failed while that was checked.
+            CaptureError: what the call did cannot be repeated.
+            ExecutionError: the device failed during the check.
         """
         try:
             handed_out = self._finish(recorder, result)
@@ -357,18 +357,18 @@ class BlockRecording:
         return handed_out
 
     def _settle(self, bound: BoundProgram, seen: WholeProgram | None, read_untold: str) -> None:
-        """Give what was recorded to the Captured, with its Family where sizes may vary.
+        """Store the recorded Program in the Captured, with its Family if sizes may vary.
 
         Args:
             bound: the recorded Program.
-            seen: all that was seen of the call, where sizes may vary.
+            seen: everything observed in the call, if sizes may vary.
             read_untold: why the call was told that it is being compiled; empty: it was not.
 
         Raises:
             CaptureError: sizes are to vary, and may not.
         """
         if self._varying is not None:
-            # It imports sympy and torch's symbolic shapes, which takes seconds.
+            # Imports sympy and torch's symbolic shapes, which takes seconds.
             from offload.record.second_recordings import SecondRecordings  # noqa: PLC0415
 
             if seen is None or bound.program.opaque is not None:
@@ -386,12 +386,12 @@ class BlockRecording:
         self.captured._bound = bound
 
     def _settle_told(self, recorder: Recorder, error: CaptureError) -> None:
-        """Record the call once more, told that it is being compiled, if it may go otherwise then.
+        """Record the call again, told that it is being compiled, if that may change its path.
 
-        Libraries look at tensors to take short cuts, and do not where they see symbolic sizes.
+        Libraries look at tensors to take shortcuts, except where they see symbolic sizes.
 
         Args:
-            recorder: of the call, untold.
+            recorder: of the first call.
             error: why its sizes may not vary.
 
         Raises:
@@ -407,10 +407,10 @@ class BlockRecording:
             raise error from None
 
     def _told(self, plain: PlainCall) -> tuple[BoundProgram, WholeProgram | None]:
-        """The same call recorded, told that it is being compiled; it leaves what that left.
+        """Record the same call told that it is being compiled; it leaves the same state.
 
         Raises:
-            CaptureError: it does something else, or reads on the host as well.
+            CaptureError: it does something else, or also reads on the host.
         """
         try:
             plain.put_back(before=True)
@@ -429,7 +429,7 @@ class BlockRecording:
 
 
 def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:
-    """The refusal of a read that the call does not avoid where it is told to."""
+    """The refusal of a host read that the call does not avoid when told to."""
     refusal = CaptureError(plain.refusal)
     refusal.add_note(
         "told that it is being compiled (torch.compiler.is_compiling), the model raises "
@@ -441,7 +441,7 @@ def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:
 def begin_call(
     recorder: Recorder, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """Begin the recording, unless the call gives a name that executions take for themselves.
+    """Begin the recording, unless the call uses a name that is a keyword of executions.
 
     Raises:
         CaptureError: it does; or an argument cannot be recorded.

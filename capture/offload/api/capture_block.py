@@ -1,4 +1,4 @@
-"""The with-block of `capture`: one call of a model is watched, recorded and made a Program."""
+"""The with-block of `capture`: one call of a model is watched and recorded as a Program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOST_READS = ("avoid", "guard")
 
 
 class CaptureBlock(contextlib.AbstractContextManager[Captured]):
-    """The with-block of `capture`: gives the Captured, and checks that one call was recorded."""
+    """The with-block of `capture`: returns the Captured, and checks that one call was recorded."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
         if error is not None and error is not recording.wrapper:
             recording.forget_failure()
             return
-        del error, traceback  # whose cause may be what is raised here, and have this frame
+        del error, traceback  # its cause may be the error raised here, and have this frame
         recording.check_recorded(_how_to_call(self._model))
         give_back_freed(recording.captured.program)
 
@@ -87,11 +87,11 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
 def _stored_tensors(
     model: Callable[..., Any], host_reads: str, weights: str | os.PathLike[str] | None
 ) -> Mapping[str, StoredTensor] | None:
-    """Check what `capture` was given; the tensors that the files of `weights` hold.
+    """Check the arguments of `capture`; returns the tensors that the files of `weights` hold.
 
     Raises:
-        CaptureError: the model, `host_reads` or both together are none that can be recorded; or a
-            call is being recorded already.
+        CaptureError: the model, `host_reads` or their combination cannot be recorded; or a call is
+            already being recorded.
         FileError: a file cannot be read.
     """
     if host_reads not in HOST_READS:
@@ -108,7 +108,7 @@ def _stored_tensors(
 
 
 def _check_may_vary(dynamic_shapes: DynamicShapes | None, host_reads: str, weights: object) -> None:
-    """Refuse sizes that vary beside what is known of one size alone.
+    """Refuse varying sizes together with options that are valid for one size only.
 
     Raises:
         CaptureError: host reads would be guards, or weights are in files.
@@ -128,10 +128,10 @@ def _check_may_vary(dynamic_shapes: DynamicShapes | None, host_reads: str, weigh
 
 
 def _check_may_train(dynamic_shapes: DynamicShapes | None, weights: object) -> None:
-    """Refuse what a step that trains cannot be recorded with.
+    """Refuse options that exclude recording a training step.
 
     Raises:
-        CaptureError: gradients are switched off, sizes may vary, or weights are in files.
+        CaptureError: gradients are disabled, sizes may vary, or weights are in files.
     """
     if weights is not None:
         raise CaptureError(
@@ -153,9 +153,9 @@ def _check_may_train(dynamic_shapes: DynamicShapes | None, weights: object) -> N
 def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
     """Whether hooks can watch the model's own call.
 
-    Script modules take none before the call; torch compiles the hooks of a module that was compiled
-    in place (`model.compile()`) with it; and a TransformerEncoderLayer that has any leaves its
-    fast path, which gives other values for a row that is padded altogether.
+    Script modules accept none before the call. torch compiles the hooks of a module that was
+    compiled in place (`model.compile()`) with it. A TransformerEncoderLayer with hooks leaves its
+    fast path, which returns other values for a row of padding only.
     """
     unwatchable = (torch.jit.ScriptModule, torch.nn.TransformerEncoderLayer)
     if not isinstance(model, torch.nn.Module) or isinstance(model, unwatchable):
@@ -164,7 +164,7 @@ def _is_watchable(model: object) -> TypeGuard[torch.nn.Module]:
 
 
 def _how_to_call(model: Callable[..., Any]) -> str:
-    """How a with-block's call is made so that it is recorded, in words."""
+    """How to make a with-block's call so that it is recorded, in words."""
     if _is_watchable(model):
         return "model(x)"
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
@@ -220,7 +220,7 @@ class _Watch:
         return arguments
 
     def after(self, module: Any, args: Any, kwargs: Any, result: Any = None) -> Any:
-        """End the recording; torch calls this hook when the forward raised as well."""
+        """End the recording; torch also calls this hook if the forward raised."""
         if threading.get_ident() != self._thread or self._recorder is None or is_called_again():
             return None
         if self._depth:
@@ -235,7 +235,7 @@ class _Watch:
             return self._recording.finish(recorder, result)
 
     def end(self) -> None:
-        """Drop a recording that never came to its end: torch calls no hook after an interrupt."""
+        """Discard an unfinished recording: torch calls no hook after an interrupt."""
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             interrupted = CaptureError(

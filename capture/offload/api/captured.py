@@ -48,20 +48,20 @@ class Captured:
 
     Attributes:
         program: the recorded Program, once the call in the with-block is done.
-        bindings: the live objects that it stands for.
-        name: for people: of the module's class, the function or the file.
+        bindings: its live objects.
+        name: of the module's class, the function or the file, for messages.
     """
 
     def __init__(self, bound: BoundProgram | None = None, name: str = "program") -> None:
-        """Begin with a Program, or with none until `offload.capture` has recorded a call.
+        """Begin with a Program, or without one until `offload.capture` has recorded a call.
 
         Args:
-            bound: what was recorded.
-            name: for people.
+            bound: the recorded Program.
+            name: for messages.
         """
         self.name = name
         self._bound_family: BoundFamily | None = None
-        # What `capture` sets: how calls are recorded in its block, and what came of it.
+        # Set by `capture`: how calls are recorded in its block, and the result.
         self._bound = bound
         self._record: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
         self._recorded_result: tuple[Any] | None = None
@@ -87,12 +87,12 @@ class Captured:
 
     @property
     def family(self) -> Family | None:
-        """What gives the Program for other sizes; None: sizes were not to vary."""
+        """The Family, which has the Program for other sizes; None: sizes do not vary."""
         return None if self._bound_family is None else self._bound_family.family
 
     @property
     def bindings(self) -> Bindings:
-        """The live objects that the Program stands for: weights, generators, opaque callables.
+        """The live objects of the Program: weights, generators, opaque callables.
 
         Raises:
             CaptureError: nothing has been recorded yet.
@@ -101,7 +101,7 @@ class Captured:
 
     @property
     def bound(self) -> BoundProgram:
-        """The recorded Program with the live objects that it stands for.
+        """The recorded Program with its live objects.
 
         Raises:
             CaptureError: nothing has been recorded yet.
@@ -112,7 +112,7 @@ class Captured:
 
     @property
     def recorded_result(self) -> Any:
-        """What the recorded call returned; kept alive by this object.
+        """The result of the recorded call; kept alive by this object.
 
         Raises:
             CaptureError: the call was made in a with-block, which returned its result there, or
@@ -128,8 +128,8 @@ class Captured:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors; in the with-block, call the model and record it.
 
-        Takes what the model took and returns what it returned, nested alike. After a capture with
-        dynamic_shapes= of any sizes that the Family accepts.
+        Takes the model's arguments and returns its result, with the same nesting. After a capture
+        with dynamic_shapes= of any sizes that the Family accepts.
 
         Raises:
             CaptureError: the call cannot be recorded.
@@ -150,10 +150,10 @@ class Captured:
             return self._default
 
     def rebind_weights(self) -> None:
-        """Use the storages that the parameters have now, in calls of this object.
+        """Use the present storages of the parameters in calls of this object.
 
         Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
+            BindingError: a new storage has another layout than the recorded one.
         """
         if self._default is not None:
             self._default.rebind_weights()
@@ -333,7 +333,7 @@ class Captured:
                 the environment variable MAX_RUNTIME_CORE_NUMBER, else 1.
 
         Raises:
-            BackendUnavailable: there is no such device here, it cannot run this Program, or the
+            BackendUnavailable: the device is not available here, it cannot run this Program, or the
                 Program's weights and inputs are on another one of its type.
             CaptureError: the device cannot capture the Program, or the proof failed; or another
                 rank refuses, or its Program has other collectives.
@@ -351,7 +351,7 @@ class Captured:
                 another shape, dtype or layout than when it was recorded.
             PlanError: the Program cannot be placed, the budget is too small, or the host has no
                 room for what is streamed: the message says what is needed, and what sets it.
-            FileError: a weight's file is gone, or shorter than it was; or the folder of
+            FileError: a weight's file is missing, or shorter than before; or the folder of
                 OFFLOAD_DUMP cannot be written to.
             OutOfMemory: the device has no memory for what is loaded.
             CostModelError: `costs` are of another machine.
@@ -459,34 +459,33 @@ class Captured:
 
     @functools.cached_property
     def _settled(self) -> SettledFamily:
-        """The Family ready to be executed, for all loads."""
+        """The Family in executable form, for all loads."""
         assert self._bound_family is not None
         return settle_family(self._bound_family)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
 
-        Weights are written with the content that the model's tensors have now, which is what
-        `load()` would compute with: after training, `load_state_dict` or `param.data = other` the
-        new one.
+        Weights are written with the present content of the model's tensors, which `load()` would
+        also use: the new one after training, `load_state_dict` or `param.data = other`.
 
-        A Program whose ranks exchange tensors is written by each rank to a file of its own:
-        `path` with `.rank0of2` behind it for the first of two. `offload.open(path)` reads that of
-        the rank that opens it.
+        If ranks exchange tensors, each rank writes a separate file: `path` with `.rank0of2`
+        appended for the first of two. `offload.open(path)` reads the file of the rank that opens
+        it.
 
         After a capture with dynamic_shapes= the file has the Family, and its Program with the
         launches that make constants.
 
         Types of results are written by name. A UserWarning names those that `offload.open` finds
-        only if they are given to it (`types=`).
+        only through `types=`.
 
         Raises:
             CaptureError: nothing has been recorded yet.
             FileError: something in the program cannot be written, such as weights in files
                 (`capture(weights=)`); a weight has another shape, dtype, strides or offset than
-                when it was recorded, or its memory was freed or shrunk; an executable loaded from
-                this and still open was given other weights by `streaming.replace`, which the
-                model's tensors do not hold; or the path cannot be written to.
+                recorded, or its memory was freed or shrunk; an open executable loaded from this
+                object was given other weights by `streaming.replace`, which the model's tensors do
+                not hold; or the path cannot be written to.
         """
         if self.bound.bindings.before_execution is not None:
             raise FileError(
@@ -511,7 +510,7 @@ class Captured:
                 save_program(whole, path, family.family)
 
     def explain(self) -> str:
-        """Say of the executable that calls of this object use what `Executable.explain` says.
+        """`Executable.explain` of the executable that calls of this object use.
 
         Loads the Program if it is not loaded.
         """
@@ -523,19 +522,18 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
 
     Args:
         path: of the file.
-        types: classes that the result's containers had: named tuples, dataclasses, mappings, and
-            objects with attributes. Each stands for the container that was recorded under its
-            qualified name; else, where its module has another name now, for the only one whose
-            name ends in the class's own. `torch.return_types`, `torch.Size`, `OrderedDict` and the
-            outputs of transformers' models with the caches in them are found without, where
-            transformers is installed. Any other container becomes a plain tuple, list or
-            dictionary.
+        types: classes of the result's containers: named tuples, dataclasses, mappings, and objects
+            with attributes. Each stands for the container recorded under its qualified name; else,
+            if its module has another name now, for the only one whose name ends in the class's
+            name. `torch.return_types`, `torch.Size`, `OrderedDict` and the outputs of transformers'
+            models with the caches in them are found without it, if transformers is installed. Any
+            other container becomes a plain tuple, list or dictionary.
 
     Raises:
-        FileError: the file is missing, truncated, corrupted, newer than this version, or asks for
-            an operator that is not on the list of safe ones; or one of `types` matches no container
-            of the result, or does not fit it.
-        BindingError: one of `types` is no class, or OFFLOAD_DEBUG is no level.
+        FileError: the file is missing, truncated, corrupted, newer than this version, or uses an
+            operator that is not on the list of safe ones; or one of `types` matches no container of
+            the result, or does not fit it.
+        BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is no level.
     """
     level = debug_level()
     with telling():
@@ -549,16 +547,16 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
 
 
 def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured | OfflineModel:
-    """Open what was saved (see `open_file`), or by its ending `.om` an Ascend offline model.
+    """Open a saved Program (see `open_file`), or by the ending `.om` an Ascend offline model.
 
     Args:
         path: of the file.
-        types: as `open_file`; none for an offline model, whose results are a tuple.
+        types: as `open_file`; must be empty for an offline model, whose results are a tuple.
 
     Raises:
-        FileError: as `open_file`; of an offline model, that there is no such file, or that `types`
-            are given.
-        BindingError: one of `types` is no class.
+        FileError: as `open_file`; for an offline model: there is no such file, or `types` are
+            given.
+        BindingError: one of `types` is not a class.
     """
     if not os.fspath(path).endswith(".om"):
         return open_file(path, types)

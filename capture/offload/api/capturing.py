@@ -1,4 +1,4 @@
-"""What a user calls to record: `offload.capture`."""
+"""The user's function to record a call: `offload.capture`."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def capture(
     training: bool | None = None,
     **kwargs: Any,
 ) -> CaptureBlock | Captured:
-    """Record one call of `model`: this one, or without arguments the one made in the with-block.
+    """Record one call of `model`: this call, or without arguments the one made in the with-block.
 
     `captured = capture(model, x)` calls `model(x)` and records it; the call's result is
     `captured.recorded_result`.
 
     `with capture(model) as captured: y = model(x)` records a module's own call. A plain function
-    cannot be watched, so it is called through the handle (`captured(x)` in the block), which works
-    for modules too. The block is also the way for a model that takes no arguments, or one with a
-    parameter named `host_reads`, `weights`, `dynamic_shapes` or `training`.
+    cannot be watched, so it is called through the handle (`captured(x)` in the block), which also
+    works for modules. The block is also needed for a model without arguments, or with a parameter
+    named `host_reads`, `weights`, `dynamic_shapes` or `training`.
 
     With `weights=` the call is recorded without computing it, under fake tensors on the device of
     the inputs: its weights are in files, and neither read nor held in memory, so the model may be
@@ -64,33 +64,33 @@ def capture(
 
     Args:
         model: an nn.Module, or any callable on tensors.
-        *args: what to call it with; **kwargs likewise.
+        *args: arguments of the call; **kwargs likewise.
         host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
-            on the host, and refuses what still does; `guard` records the value that was read and
+            on the host, and refuses remaining reads; `guard` records the value that was read and
             checks it at each execution, before any state changes.
-        weights: a safetensors file, or a folder of them, with the module's parameters and buffers
-            by the names that they have in its `state_dict`, all of them. Other tensors that the
-            model holds must be in memory, buffers that are not saved (persistent=False) too.
-        dynamic_shapes: the sizes that may vary, as `torch.export` takes them: by parameter name (or
-            as a tuple, for each argument in order) a mapping of a tensor's axes to
-            `torch.export.Dim` objects, or a Dim for an integer argument; None for what does not
-            vary. The call is recorded a second time, over symbolic sizes and without computing
-            anything, and `captured.family` gives the Program of any sizes that fit.
-        training: `model` is a step that trains: it may record gradients, call `backward()` and step
-            optimizers, all of which executions do again: parameters, gradients and the optimizers'
-            state are written in place. A step that finds neither gradients nor state is made
-            first, and the one behind it is recorded and undone, so that the capture is one step.
+        weights: a safetensors file, or a folder of them, with all of the module's parameters and
+            buffers under their names in its `state_dict`. Other tensors that the model holds must
+            be in memory, including buffers that are not saved (persistent=False).
+        dynamic_shapes: the sizes that may vary, as for `torch.export`: by parameter name (or as a
+            tuple, for each argument in order) a mapping of a tensor's axes to `torch.export.Dim`
+            objects, or a Dim for an integer argument; None for what does not vary. The call is
+            recorded a second time, over symbolic sizes and without computing anything, and
+            `captured.family` has the Program of any sizes that fit.
+        training: `model` is a training step: it may record gradients, call `backward()` and step
+            optimizers, all of which executions repeat: parameters, gradients and the optimizers'
+            state are written in place. A step that finds neither gradients nor state is executed
+            first; the next step is recorded and undone, so that the capture counts as one step.
         **kwargs: see *args.
 
     Returns:
         With arguments the Captured, to be called with new tensors. Without, a context manager that
-        gives it.
+        returns it.
 
     Raises:
-        CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the
-            block's end, that it made no call or two.
-        ExecutionError: the device failed while the recording was checked; as an OutOfMemory, it had
-            no memory for that.
+        CaptureError: the call cannot be recorded; a capture inside a captured call; or, at the end
+            of the block, that it made no call or two.
+        ExecutionError: the device failed during the check of the recording; an OutOfMemory if it
+            had no memory for that.
         BindingError: OFFLOAD_DEBUG is no level.
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.

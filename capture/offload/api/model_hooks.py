@@ -1,7 +1,7 @@
-"""Hooks around a module's forward for the time of a block, which other threads hardly meet.
+"""Hooks around a module's forward during a block, with little effect on other threads.
 
-Another thread may call, copy or pickle the module meanwhile. It calls the hooks as well, which are
-to leave its calls alone, perhaps without the keyword arguments: torch enters a hook before it notes
+Another thread may call, copy or pickle the module meanwhile. Its calls also run the hooks, which
+must leave them alone, perhaps without the keyword arguments: torch enters a hook before it notes
 how the hook is called. A copy has functions that do nothing in their place.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-_registering = threading.Lock()  # torch numbers hooks without one
+_registering = threading.Lock()  # torch numbers hooks without a lock
 
 _PRE_HOOKS, _HOOKS = "_forward_pre_hooks", "_forward_hooks"
-# What torch notes of hooks, ahead of the hooks themselves.
+# What torch notes about hooks, ahead of the hooks themselves.
 _NOTES = (f"{_PRE_HOOKS}_with_kwargs", f"{_HOOKS}_with_kwargs", f"{_HOOKS}_always_called")
 _ALL = (*_NOTES, _PRE_HOOKS, _HOOKS)
 
 _Hooks = dict[str, OrderedDict[int, Any]]
-"""By attribute of the module what it has, by the number of the hook."""
+"""The module's hook attributes by name, each by the number of the hook."""
 
 
 def leave_alone(*_: Any) -> None:
@@ -55,9 +55,10 @@ def hooked(
     """Call `before` ahead of all other hooks of a module's forward, and `after` behind them.
 
     Args:
-        model: whose calls.
-        before: of the module, its arguments and keyword arguments: gives others, or None.
-        after: of these and the result, also where the forward raised: gives another, or None.
+        model: the module.
+        before: takes the module, its arguments and keyword arguments; returns others, or None.
+        after: takes these and the result, also if the forward raised; returns another result, or
+            None.
     """
     with _registering:
         remove = _registered(model, _Hook(before), _Hook(after))
@@ -88,16 +89,16 @@ def _registered(model: torch.nn.Module, before: _Hook, after: _Hook) -> Callable
 
 
 def _pass_numbers_of(model: torch.nn.Module) -> None:
-    """Let torch number hooks from behind those that the module has, which may be unpickled ones.
+    """Let torch number hooks beyond those of the module, which may be unpickled ones.
 
-    It counts them by process, and would put ours in the place of theirs.
+    It counts them by process, and would replace theirs by ours.
     """
     numbers = [number for hooks in _hooks_of(model).values() for number in hooks]
     RemovableHandle.next_id = max([RemovableHandle.next_id, *(one + 1 for one in numbers)])
 
 
 def _removed(model: torch.nn.Module, first: int, second: int) -> None:
-    """Take two hooks away, by their numbers."""
+    """Remove two hooks by their numbers."""
 
     def remove(hooks: _Hooks) -> None:
         for name in reversed(_ALL):
@@ -113,10 +114,10 @@ def _removed(model: torch.nn.Module, first: int, second: int) -> None:
 def _change(
     model: torch.nn.Module, change: Callable[[_Hooks], None], order: tuple[str, ...]
 ) -> None:
-    """Change copies of what a module has of hooks, and put them in its place in some order.
+    """Change copies of a module's hook attributes, and assign them in some order.
 
-    A hook that another thread has registered meanwhile stands in what was there, and its handle
-    knows nothing else: that is then put back, and changed.
+    A hook that another thread registers meanwhile is in the old attributes, which its handle refers
+    to: these are then restored, and changed in place.
     """
     there = _hooks_of(model)
     numbers = {name: list(hooks) for name, hooks in there.items()}
@@ -129,10 +130,10 @@ def _change(
 
 
 def _has_ours_alone(model: torch.nn.Module) -> bool:
-    """Whether nobody has a handle to a hook of the module.
+    """Whether no other code has a handle to a hook of the module.
 
-    Others may then take the place of what it has of hooks: to whoever walks that meanwhile, as a
-    copy does, it stays as it is.
+    The hook attributes may then be replaced: a thread that iterates over them meanwhile, as a copy
+    does, sees them unchanged.
     """
     return all(
         isinstance(hook, _Hook)
@@ -146,6 +147,6 @@ def _hooks_of(model: torch.nn.Module) -> _Hooks:
 
 
 def _put(model: torch.nn.Module, hooks: _Hooks, order: tuple[str, ...]) -> None:
-    """Replace what a module has of hooks, while no key of it comes or goes."""
+    """Replace a module's hook attributes without adding or removing a key."""
     for name in order:
         vars(model)[name] = hooks[name]

@@ -1,4 +1,4 @@
-"""Steps that train whose Program is recorded from the step behind them, which is undone."""
+"""Training steps whose Program is recorded from the next step, which is undone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offload.record import PlainCall, Recorder, WholeProgram
 
 
 def guarded(recorder: Recorder, bound: BoundProgram) -> BoundProgram:
-    """The Program with what each execution of a step has to compare."""
+    """The Program with the comparison that each execution of a step makes."""
     guard = recorder.guard()
     if guard is None:
         return bound
@@ -22,20 +22,20 @@ def guarded(recorder: Recorder, bound: BoundProgram) -> BoundProgram:
 
 
 class NextStep:
-    """The step behind one that was made: recorded, and undone.
+    """The step after an executed one: recorded, and undone.
 
-    The first step of a training makes gradients and an optimizer's state. Those behind it find
-    them, so that they do something else, and all the same.
+    The first step of a training makes gradients and an optimizer's state. Later steps find them, so
+    that they differ from the first and are all the same.
     """
 
     def __init__(
         self, recorder: Callable[..., Recorder], called: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> None:
-        """Record with these.
+        """Keep what a recording needs.
 
         Args:
-            recorder: makes one; takes `plain`.
-            called: what the step is called with.
+            recorder: makes a Recorder; takes `plain`.
+            called: the arguments of the step.
         """
         self._recorder = recorder
         self._called = called
@@ -43,10 +43,10 @@ class NextStep:
     def told(self) -> tuple[BoundProgram, WholeProgram | None, str]:
         """Record it told that it is being compiled, so that it reads nothing on the host.
 
-        It is made untold before that, and undone, to be compared with: from the same state.
+        First it is made untold and undone, for comparison from the same state.
 
         Returns:
-            The Program, all that was seen, and which read was avoided.
+            The Program, everything observed, and the read that was avoided.
 
         Raises:
             CaptureError: they differ; or it cannot be recorded.
@@ -71,11 +71,11 @@ class NextStep:
         """Record it.
 
         Args:
-            made: what the first step made; empty where that is not known.
-            plain: the same step untold, where this one is told that it is being compiled.
+            made: what the first step made; empty if unknown.
+            plain: the same step untold, if this one is told that it is being compiled.
 
         Raises:
-            CaptureError: this one makes something as well; or it cannot be recorded.
+            CaptureError: this step also makes something; or it cannot be recorded.
         """
         recorder = self._recorder(plain=plain)
         try:

@@ -1,4 +1,4 @@
-"""Offline models: compiled for a device by its vendor's compiler, in a file of its format."""
+"""Offline models: compiled for a device by its vendor's compiler, in the vendor's file format."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ from offload.timeline import Scheduling
 
 
 class OfflineModel:
-    """An Ascend offline model (`.om`), to be loaded. Nothing of it was recorded here.
-
-    Attributes:
-        path: of the file, absolute.
-    """
+    """An Ascend offline model (`.om`), to be loaded. Nothing of it was recorded here."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Find the file; it is read when it is loaded.
@@ -32,7 +28,7 @@ class OfflineModel:
             raise FileError(f"{self.path}: there is no such file")
 
     def __repr__(self) -> str:
-        """The file, and how to go on."""
+        """The file, and the next step."""
         return f"OfflineModel({str(self.path)!r}): load() makes it resident on an NPU"
 
     def load(
@@ -41,7 +37,7 @@ class OfflineModel:
         *,
         scheduling: str = Scheduling.OFFLOAD,
     ) -> Executable:
-        """Make the model resident: its feature map and weights in memory of the executable's own.
+        """Make the model resident: its feature map and weights in memory of the executable.
 
         The executable takes the model's inputs in order (or by their names) and returns a tuple of
         its outputs. Their addresses may be new at each execution; the feature map's is fixed.
@@ -51,8 +47,8 @@ class OfflineModel:
             scheduling: as `Captured.load`; the model is one launch either way.
 
         Raises:
-            BackendUnavailable: there is no such device here, or it loads no offline models.
-            CaptureError: a shape or dtype of the model is not known before it is executed, or torch
+            BackendUnavailable: the device is not available here, or it loads no offline models.
+            CaptureError: a shape or dtype of the model is unknown before it is executed, or torch
                 does not have it.
             BindingError: there is no such scheduling, or OFFLOAD_DEBUG is no level.
             FileError: the folder of OFFLOAD_DUMP cannot be written to.

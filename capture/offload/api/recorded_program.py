@@ -1,4 +1,4 @@
-"""From a recording to the Program that does all that the call did: of launches, or opaque."""
+"""From a recording to a Program that does all that the call did: of launches, or opaque."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def runs_opaque(device: str) -> bool:
 
 
 def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:
-    """The verified Program of a recording; not verified where nothing was computed.
+    """The verified Program of a recording; not verified if nothing was computed.
 
-    On a device that runs opaque launches it is opaque where the callable launches more than was
-    seen, or where what was seen does not explain what it gave.
+    On a device that runs opaque launches it is opaque if the callable launches more than was seen,
+    or if what was seen does not explain its results.
 
     Raises:
         CaptureError: neither form does what the call did, or running it again changed state in
@@ -41,7 +41,7 @@ def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:
         verify(recording, bound, recorder.rendezvous)
     except OutcomeDiffers as error:
         is_last_form = recording.opaque is None or unchecked or bound.program.opaque is not None
-        if is_last_form or bound.program.is_random:  # which as one launch could not be compared
+        if is_last_form or bound.program.is_random:  # as one launch it could not be compared
             raise
         recording = recording.as_opaque(f"its launches do not explain what it gives: {error}")
         bound = without_dead_launches(recording.bound)
@@ -62,13 +62,13 @@ def _unchecked(bound: BoundProgram, why: str) -> BoundProgram:
 
 
 def without_dead_launches(bound: BoundProgram) -> BoundProgram:
-    """The same without launches whose results nobody sees."""
+    """The same without launches whose results are unused."""
     rewritten = remove_dead_launches(bound.program)
     return BoundProgram(rewritten.program, bound.bindings.moved(rewritten.positions))
 
 
 def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
-    """The recording, as opaque if the callable does more than was seen; and why that is not known.
+    """The recording, as opaque if the callable does more than was seen; and why that is unknown.
 
     Raises:
         ExecutionError: the device failed.
@@ -80,7 +80,7 @@ def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
     opaque = without_dead_launches(recording.opaque)
     try:
         launcher = find_backend(recording.device.type).opaque
-        assert launcher is not None  # else none would have been recorded
+        assert launcher is not None  # else no opaque form would have been recorded
         unseen = launcher.unseen_work(recording.observed, opaque)
     except (CaptureError, BackendUnavailable) as error:
         return recording, str(error)

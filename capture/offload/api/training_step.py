@@ -1,4 +1,4 @@
-"""A step that trains, for those who have none of their own: `offload.capture_training`."""
+"""A training step made from a model, a loss and an optimizer: `offload.capture_training`."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ def capture_training(
 ) -> Captured:
     """Record one step: forward, loss, backward, the optimizer's step, gradients to zero.
 
-    It is a real step on the example, as `capture(step, *example, training=True)` makes it, and
-    takes another batch at each execution: `loss = run(x, target)`.
+    It is a real step on the example, as by `capture(step, *example, training=True)`, and takes
+    another batch at each execution: `loss = run(x, target)`.
 
     Args:
-        model: what is trained; called with all of a batch but the last tensor.
-        loss_fn: of the model's result and the last tensor, the target. Gives a scalar.
+        model: to train; called with all of a batch but the last tensor.
+        loss_fn: of the model's result and the last tensor, the target. Returns a scalar.
         optimizer: of the model's parameters.
-        example: one batch: the model's arguments, and the target behind them.
+        example: a batch: the model's arguments, and the target behind them.
 
     Returns:
         The Captured, whose executions return the loss without its history.
 
     Raises:
         CaptureError: `example` has no target; or the step cannot be recorded.
-        ExecutionError: the device failed while the recording was checked.
+        ExecutionError: the device failed during the check of the recording.
     """
     if isinstance(example, torch.Tensor) or len(example) < 2:
         raise CaptureError(
             "example: expected a batch, the model's arguments and the target behind them, such as "
             f"(x, target), got {_described(example)}"
         )
-    # A partial, since what its function refers to is looked for in its arguments.
+    # A partial, since the recorder looks at its arguments for what its function refers to.
     step = functools.partial(_step, model=model, loss_fn=loss_fn, optimizer=optimizer)
     captured: Any = capture(step, *example, training=True)
     assert isinstance(captured, Captured)

@@ -14,7 +14,7 @@ from offload.console.text import printable
 
 
 def compile_kernels(file: Path, *, auto: bool) -> None:
-    """Make the kernels of a saved program, and print what was made of what."""
+    """Make the kernels of a saved program, and report on them."""
     opened = open_model(file)
     if isinstance(opened, OfflineModel):
         raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")
@@ -27,7 +27,7 @@ def compile_kernels(file: Path, *, auto: bool) -> None:
         cache.forget_choices(opened.program)
     with opened.load("cpu", fuse="auto" if auto else True) as executable:
         fusion = executable.fusion
-    assert fusion is not None  # as it was loaded
+    assert fusion is not None  # as loaded
     for line in fusion.explain():
         click.echo(printable(line))
     if not fusion.regions and fusion.choice is None:

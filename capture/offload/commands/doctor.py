@@ -1,4 +1,4 @@
-"""`offload doctor`: what can be used here."""
+"""`offload doctor`: what is available on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PIPED_WIDTH = 250  # columns
 
 
 def show_doctor() -> None:
-    """Print which devices can be used, and the versions that matter in a report of a bug."""
+    """Print which devices are available, and the versions that a bug report needs."""
     backends = Table(title="Backends", title_justify="left")
     for title in ("device", "available", "what it is"):
         backends.add_column(title)
@@ -40,7 +40,7 @@ def show_doctor() -> None:
     versions.add_column(overflow="fold")
     for what, found in _versions():
         versions.add_row(what, plain(found))
-    # Where nobody looks, a path is not broken over lines.
+    # Piped output does not break paths over lines.
     console = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
     console.print(backends)
     console.print(versions)
@@ -63,7 +63,7 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _found_or_why(find: Callable[[], str]) -> str:
-    """What was found, or in parentheses why there is nothing: fusion does without."""
+    """What was found, or in parentheses why nothing was: fusion works without it."""
     try:
         return find()
     except (CompilerMissing, CacheRefused) as error:
@@ -71,7 +71,7 @@ def _found_or_why(find: Callable[[], str]) -> str:
 
 
 def _processor_name() -> str:
-    """The name that the kernel gives the processor; elsewhere than on Linux its architecture."""
+    """The processor's name according to the kernel; other than on Linux its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -15,10 +15,10 @@ from offload.run import Executable
 def load_file(
     file: Path, device: str | None, *, fuse: bool | Literal["auto"] = False
 ) -> Executable:
-    """What `offload.open` finds in a file, loaded where it belongs unless a device is named.
+    """Open a file and load it, on its own device unless another is named.
 
     Raises:
-        OffloadError: as `offload.open` and `load` say.
+        OffloadError: as from `offload.open` and `load`.
     """
     opened = open_model(file)
     if isinstance(opened, OfflineModel):

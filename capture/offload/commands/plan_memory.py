@@ -19,7 +19,7 @@ _CSV_COLUMNS = ("id", "lower", "upper", "size")
 def plan_memory(
     file: Path, capacity: int | None, alignment: int, steps: int, output_file: Path | None
 ) -> None:
-    """Place the buffers of a CSV file, and write the offsets."""
+    """Place the buffers of a CSV file, and write their offsets."""
     names, intervals = _read_intervals(file)
     begin_ns = time.perf_counter_ns()
     with telling(after_s=0), stage("searching for a placement"):

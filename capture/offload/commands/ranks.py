@@ -1,4 +1,4 @@
-"""What a command does where `torchrun` started it: the ranks meet before it begins."""
+"""Commands under `torchrun`: the ranks meet before the command begins."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from offload.distributed import world
 
 @contextlib.contextmanager
 def ranks_met() -> Iterator[None]:
-    """Make the world's process group while the command runs, if it is one of several ranks.
+    """Create the world's process group for the command, if this is one of several ranks.
 
-    `torchrun` says so in the environment (RANK, WORLD_SIZE). On the CPU the groups are gloo's.
+    `torchrun` says so in the environment (RANK, WORLD_SIZE). On the CPU the groups use gloo.
     """
     if not is_started_as_rank() or world() != (0, 1):
         yield
@@ -34,13 +34,13 @@ def is_started_as_rank() -> bool:
 
 
 def of_this_rank(path: Path) -> Path:
-    """A file that each rank writes for itself: with its rank behind the name, if it is one."""
+    """The file that each rank writes: with several ranks, the rank follows the name."""
     rank, size = world()
     return path if size == 1 else path.with_name(f"{path.name}.rank{rank}of{size}")
 
 
 def told_of_ranks() -> str:
-    """What `offload doctor` says: whether there are process groups, and which rank this is."""
+    """The line of `offload doctor`: whether there are process groups, and which rank this is."""
     if not torch.distributed.is_available():
         return "(this torch has no torch.distributed)"
     if not torch.distributed.is_gloo_available():

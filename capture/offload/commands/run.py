@@ -28,7 +28,7 @@ def run(
 ) -> None:
     """Execute a program once, with inputs from a file and results to another.
 
-    Each of several ranks has files of its own, of inputs if there are such.
+    Each of several ranks writes a separate file, and reads its own inputs if there are such.
     """
     with ranks_met():
         given = {} if input_file is None else load_tensors(own_path(input_file))
@@ -45,7 +45,7 @@ def run(
 
 
 def _results(executable: Executable, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What one execution gives, by name."""
+    """The results of one execution, by name."""
     if not find_backend(executable.device).capabilities.computes:
         raise click.UsageError(
             f"device {executable.device!r} computes nothing: it is there to measure headers"

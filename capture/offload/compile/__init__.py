@@ -1,10 +1,10 @@
 """Fusion: groups of launches become compiled kernels, as a rewrite from Program to Program.
 
-Regions of launches in a row (`regions`) are taken out as Programs by themselves (`extraction`).
-Each becomes the C++ source of one function: of loops by torch's Inductor (`graph`, `inductor`), of
-linear layers and attention by templates (`templates`). All sources that are new become one shared
-object (`making`, `toolchain`), kept for later processes (`cache`). A kernel is proved at its first
-execution against what it replaces (`proof`).
+Regions of consecutive launches (`regions`) are extracted as Programs (`extraction`). Each becomes
+the C++ source of one function: loops by torch's Inductor (`graph`, `inductor`), linear layers and
+attention by templates (`templates`). All new sources are compiled into one shared object (`making`,
+`toolchain`), kept for later processes (`cache`). A kernel is proved at its first execution against
+the launches that it replaces (`proof`).
 """
 
 from offload.compile.cache import CacheRefused, KernelCache, open_cache

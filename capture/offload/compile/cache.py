@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, for later processes: found without Inductor and without a compiler."""
+"""Compiled kernels on disk for later processes, which then need neither Inductor nor a compiler."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _DAMAGED = (
     ArithmeticError,
     RecursionError,
 )
-"""What reading a document raises that is not as it was written."""
+"""Errors of reading a damaged document."""
 
 FORMAT = 3
 
 LIMIT_BYTES = 2**29
-"""Of all that is kept for one environment; what was used least lately goes first."""
+"""The limit for one environment; the least recently used file is removed first."""
 
 
 class CacheRefused(Exception):
@@ -50,14 +50,14 @@ class CacheRefused(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """What is kept of one region.
+    """What is kept for a region.
 
     Attributes:
-        symbol: the function's name in the library; empty where no kernel is made of the region.
+        symbol: the function's name in the library; empty if the region has no kernel.
         library: the name of its file.
         scratch_bytes: of each range of scratch memory that it takes.
-        refusal: why no kernel is made of it, for people.
-        is_lasting: another time would end as this one. Only such entries are kept.
+        refusal: why the region has no kernel, for messages.
+        is_lasting: another attempt would end the same way. Only such entries are kept.
     """
 
     symbol: str = ""
@@ -70,25 +70,26 @@ class Entry:
 class KernelCache:
     """The kernels of one user on one machine, for one torch and one version of the templates.
 
-    A region's entry is a JSON file, and says in which shared object its function is. It has its own
-    name and a digest in it, so that what was changed or exchanged is not read. Code is loaded from
-    files alone whose digest is their name, in a folder that nobody else may write to.
+    A region's entry is a JSON file that names the shared object of its function. It contains its
+    own name and a digest, so that a changed or exchanged entry is not used. Code is loaded only
+    from files whose name is their digest, in a folder that only the user may write to.
 
     Attributes:
         folder: where the files are.
-        refusal: why that is a folder of this process alone; empty where it is the user's.
+        refusal: why the folder is private to this process; empty if it is the user's.
     """
 
     refusal = ""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Open the folder, and make it where it is not there.
+        """Open the folder; create it if needed.
 
         Args:
-            folder: for all environments; None: the user's own for caches.
+            folder: for all environments; None: the user's cache folder.
 
         Raises:
-            CacheRefused: it belongs to somebody else, others may write to it, or it cannot be made.
+            CacheRefused: it belongs to another user, others may write to it, or it cannot be
+                created.
         """
         root = folder or platformdirs.user_cache_path("offload") / "kernels"
         self.folder = root / _environment()
@@ -106,22 +107,22 @@ class KernelCache:
             raise CacheRefused(f"the cache of kernels cannot be made: {error}") from error
 
     def find(self, key: str) -> Entry | None:
-        """The entry of a region; None where there is none, or none that can be used.
+        """The entry of a region; None if there is no usable one.
 
-        One that another compiler has made is none, unless there is no compiler now. A damaged one
-        is removed.
+        An entry made by another compiler is unusable, unless there is no compiler now. A damaged
+        entry is removed.
         """
         entry = self._read(key, _entry)
         return entry if entry is None or entry.refusal or self._is_whole(entry.library) else None
 
     def find_choice(self, key: str) -> Choice | None:
-        """What was chosen before; None where nothing was, or where another compiler had made it."""
+        """The choice made before; None if there is none, or if another compiler had made it."""
         return self._read(key, Choice.of_document)
 
     def _read(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self.folder / f"{key}.json"
         if not path.is_file():
-            _remove(path)  # what is none, such as a pipe, is not waited for
+            _remove(path)  # what is no regular file, such as a pipe, would block
             return None
         try:
             document = json.loads(path.read_text())
@@ -144,7 +145,7 @@ class KernelCache:
         return self.folder / entry.library
 
     def keep_library(self, built: Path) -> str:
-        """Keep a shared object, and give its name.
+        """Keep a shared object, and return its name.
 
         Raises:
             CacheRefused: it cannot be kept.
@@ -169,7 +170,7 @@ class KernelCache:
             self._write(key, document)
 
     def keep_choice(self, key: str, choice: Choice) -> None:
-        """Keep what was chosen.
+        """Keep a choice.
 
         Raises:
             CacheRefused: it cannot be kept.
@@ -177,7 +178,7 @@ class KernelCache:
         self._write(key, choice.to_document())
 
     def forget_choices(self, program: Program) -> None:
-        """Forget what was chosen for a program, so that it is timed again."""
+        """Remove the choices for a program, so that it is timed again."""
         for path in self.folder.glob(f"{choices_of(program)}*.json"):
             _remove(path)
 
@@ -190,7 +191,7 @@ class KernelCache:
             raise CacheRefused(f"the cache of kernels has no room: {error}") from error
 
     def _put(self, name: str, content: bytes) -> None:
-        """Write a file in one step, whoever else does."""
+        """Write a file atomically, also beside other writers."""
         handle, partial = tempfile.mkstemp(dir=self.folder, suffix=".partial")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -217,7 +218,7 @@ class KernelCache:
         return is_whole
 
     def _make_room(self) -> None:
-        """Remove what was used least lately, beyond the limit. Loaded code stays as it is."""
+        """Remove the least recently used files beyond the limit. Loaded code is unaffected."""
         files = []
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
@@ -233,7 +234,7 @@ class KernelCache:
 
 
 def open_cache(folder: Path | None = None) -> KernelCache:
-    """The folder, or where it cannot be used one of this process alone, with a warning.
+    """Open the folder; if it is unusable, one of this process alone, with a warning.
 
     Raises:
         CacheRefused: there is no folder for that either.
@@ -248,7 +249,7 @@ def open_cache(folder: Path | None = None) -> KernelCache:
 
 
 def replace_cache(folder: Path | None, refusal: str) -> KernelCache:
-    """A folder of this process alone in the place of one that has no room, from now on.
+    """From now on, use a folder of this process instead of one that has no room.
 
     Raises:
         CacheRefused: there is no folder for that either.
@@ -257,7 +258,7 @@ def replace_cache(folder: Path | None, refusal: str) -> KernelCache:
     return _own_cache(folder, refusal)
 
 
-_without_room: dict[Path | None, str] = {}  # folders that could not keep what was made, and why
+_without_room: dict[Path | None, str] = {}  # folders that could not keep files, and why
 
 
 def _own_cache(folder: Path | None, refusal: str) -> KernelCache:
@@ -274,7 +275,7 @@ def _own_cache(folder: Path | None, refusal: str) -> KernelCache:
 
 @functools.cache
 def _own_folder(_: Path | None) -> Path:
-    """A folder in the place of another, that goes with the process."""
+    """A folder that replaces another, and is removed when the process ends."""
     try:
         folder = tempfile.mkdtemp(prefix="offload-kernels-")
     except OSError as error:
@@ -284,7 +285,7 @@ def _own_folder(_: Path | None) -> Path:
 
 
 def _remove(path: Path) -> None:
-    """Remove what should not be there, whatever it is."""
+    """Remove a file or folder of any kind."""
     with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -293,7 +294,7 @@ def _remove(path: Path) -> None:
 
 
 def _digest_of(key: str, document: Mapping[str, Any]) -> str:
-    """Of an entry with its name, without the digest itself."""
+    """The digest of an entry with its name, without the digest itself."""
     content = json.dumps([key, document], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
 
@@ -313,7 +314,7 @@ def _digest(path: Path) -> str:
 
 
 def _compiler() -> str:
-    """The compiler that is here; empty if there is none."""
+    """The identity of this machine's compiler; empty if there is none."""
     try:
         return find_compiler().identity
     except CompilerMissing:
@@ -338,12 +339,12 @@ def _environment() -> str:
 
 
 def _sources() -> list[Path]:
-    """What kernels are made by: the templates, and the code of this package."""
+    """What makes kernels: the templates, and the code of this package."""
     return [*TEMPLATES.glob("*.hpp"), *Path(__file__).parent.glob("*.py")]
 
 
 def _processor() -> str:
-    """The processor's name and its instructions, which `-march=native` compiles for."""
+    """The processor's name and instruction sets, which `-march=native` compiles for."""
     wanted = ("model name", "flags", "Features", "CPU part")
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         found: dict[str, str] = {}

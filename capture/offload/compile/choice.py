@@ -1,4 +1,4 @@
-"""Which regions become kernels, as times have told."""
+"""Which regions become kernels, chosen by measured times."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from offload.program import Program
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """Which regions become kernels, as executions on made-up inputs have told.
+    """Which regions become kernels, chosen by executions on made-up inputs.
 
     Attributes:
-        kept: by key of a region, why its launches stay as recorded, for people.
-        fused_ns: what a call takes with the other regions as kernels; the median.
-        recorded_ns: what it takes with none.
-        n_threads: that torch had meanwhile.
+        kept: by key of a region, why its launches stay as recorded, for messages.
+        fused_ns: the median duration of a call with the other regions as kernels.
+        recorded_ns: the same without kernels.
+        n_threads: the number of torch's threads during the timing.
         refusal: why nothing could be timed, so that all stays as recorded; else empty.
     """
 
@@ -31,7 +31,7 @@ class Choice:
     refusal: str = ""
 
     def explain(self) -> str:
-        """What was found, in a line for people."""
+        """The result in one line, for messages."""
         if self.refusal:
             return f"fuse='auto' leaves all as recorded: {self.refusal}"
         return (
@@ -40,12 +40,12 @@ class Choice:
         )
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The choice as JSON data."""
         return dataclasses.asdict(self)
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> Choice:
-        """Read what `to_document` gave.
+        """Read what `to_document` returned.
 
         Raises:
             ValueError, KeyError, TypeError, AttributeError: it is no such document.
@@ -60,17 +60,17 @@ class Choice:
 
 
 def choice_key(program: Program, regions: Iterable[str], n_threads: int) -> str:
-    """The same for loads that are alike in what is timed; hexadecimal.
+    """The key of a choice, equal for loads with the same timed work; hexadecimal.
 
     Args:
         program: as recorded.
         regions: the keys of those that may become kernels.
-        n_threads: that torch has.
+        n_threads: the number of torch's threads.
     """
     content = json.dumps([sorted(regions), n_threads])
     return f"{choices_of(program)}{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 def choices_of(program: Program) -> str:
-    """What the keys of all choices for a program begin with."""
+    """The common prefix of the keys of all choices for a program."""
     return f"choice-{program_key(program)}-"

@@ -1,4 +1,4 @@
-"""What templates of images take: convolutions and pooling."""
+"""Operands of the image templates: convolutions and pooling."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ CONVOLUTION = "aten::convolution"
 MAX_POOL = "aten::max_pool2d_with_indices"
 
 FEW_PIXELS = 32
-"""Up to that many the weights are read as a packed matrix, beyond them in place."""
+"""Up to this number the weights are read as a packed matrix, beyond it in place."""
 
 _MOST_POOLED = 1 << 13
-"""Numbers of a row with its padding, as far as windows reach; some rows lie on the stack."""
+"""The most numbers of a padded row, as far as windows reach: some rows are on the stack."""
 
 _LONGEST_VECTOR = 16  # floats
 
 _SLACK_BYTES = 2 * 4 * _LONGEST_VECTOR
-"""Behind padded images: as many as two of the longest vectors have (`PaddedImages::kSlack`)."""
+"""Behind padded images: two of the longest vectors (`PaddedImages::kSlack`)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution of images in one or two dimensions, of which one is as of height 1.
+    """A convolution of images in two dimensions, or in one with height 1.
 
     Its template is in `kernels/convolution.hpp`.
 
@@ -64,23 +64,23 @@ class Convolution:
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each pixel of the result is of one pixel at the same place."""
+        """Whether each output pixel depends on a single input pixel at the same place."""
         taps = _area(self.w)
         return taps == (1, 1) and self.stride == (1, 1) and self.padding == (0, 0)
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each channel of the result is of one channel of the images."""
+        """Whether each output channel depends on a single input channel."""
         return self.groups == self.x.shape[1]
 
     @property
     def n_pixels(self) -> int:
-        """Of the result, in all images."""
+        """The number of output pixels, over all images."""
         return self.out.shape[0] * math.prod(self.out.shape[2:])
 
     @property
     def has_few_pixels(self) -> bool:
-        """Whether reading the weights takes the time, so that they are multiplied as a matrix."""
+        """Whether reading the weights dominates, so that they are multiplied as a matrix."""
         is_one_product = self.groups == 1 and not self.is_depthwise
         return is_one_product and self.n_pixels <= FEW_PIXELS
 
@@ -100,13 +100,13 @@ class Convolution:
 
     @property
     def matrix(self) -> TensorView:
-        """The weights as such a matrix: a column for each channel of the result."""
+        """The weights as that matrix: a column for each output channel."""
         columns, depth = self.w.shape[0], math.prod(self.w.shape[1:])
         return dataclasses.replace(self.w, shape=(depth, columns), strides=(1, depth))
 
     @property
     def scratch_bytes(self) -> int:
-        """Of the memory between its inputs and its result; 0 where it needs none."""
+        """The size of the memory between its inputs and its result; 0 if it needs none."""
         if self.has_few_pixels:
             count = self.n_pixels * (self.matrix.shape[0] + self.matrix.shape[1])
             return count * ITEM_BYTES[self.x.dtype]
@@ -121,7 +121,7 @@ def convolution(launch: Launch) -> Convolution:
     """Read a launch of `CONVOLUTION`.
 
     Raises:
-        UnsupportedRegion: the template does not take it.
+        UnsupportedRegion: the template does not support it.
     """
     x, w, bias, stride, padding, dilation, transposed, _, groups = launch.arguments
     (out,) = launch.made()
@@ -155,10 +155,10 @@ def convolution(launch: Launch) -> Convolution:
 
 
 def max_pool_sizes(launch: Launch) -> str:
-    """A `PoolSizes` in C++ (`kernels/pooling.hpp`) of a launch of `MAX_POOL`.
+    """A `PoolSizes` in C++ (`kernels/pooling.hpp`) for a launch of `MAX_POOL`.
 
     Raises:
-        UnsupportedRegion: the template does not take it.
+        UnsupportedRegion: the template does not support it.
     """
     x, kernel, stride, padding, dilation, _ = launch.arguments
     (out, *_) = launch.made()
@@ -171,7 +171,7 @@ def max_pool_sizes(launch: Launch) -> str:
     area, steps = _both(kernel), _both(stride or kernel)
     around, apart = _both(padding), _both(dilation)
     reach = out.shape[-1] * steps[1] + (area[1] - 1) * apart[1]
-    # A vector of windows more is read behind the last one.
+    # One more vector of windows is read behind the last one.
     if max(reach, x.shape[-1] + around[1]) + _LONGEST_VECTOR * steps[1] > _MOST_POOLED:
         raise UnsupportedRegion(f"pooling of rows of more than {_MOST_POOLED} numbers")
     planes = math.prod(x.shape[:-2])
@@ -184,7 +184,7 @@ def _area(view: TensorView) -> tuple[int, int]:
 
 
 def _pair(argument: object, of_height: int) -> tuple[int, int]:
-    """Numbers of height and width; `of_height` is that of the one height of one dimension."""
+    """Numbers for height and width; `of_height` is used for the height of one dimension."""
     if not isinstance(argument, tuple) or not all(isinstance(one, int) for one in argument):
         raise UnsupportedRegion(f"a convolution with {argument!r}")
     height, width = argument if len(argument) == 2 else (of_height, *argument)
@@ -192,11 +192,11 @@ def _pair(argument: object, of_height: int) -> tuple[int, int]:
 
 
 def _spread(argument: object, dimensions: int) -> object:
-    """Numbers of each dimension, of which torch takes one for all."""
+    """One number per dimension; torch accepts a single one for all."""
     is_one = isinstance(argument, tuple) and len(argument) == 1
     return argument * dimensions if is_one else argument  # type: ignore[operator]
 
 
 def _both(argument: object) -> tuple[int, int]:
-    """Numbers of height and width, of which one may stand for both."""
+    """Numbers for height and width; a single one counts for both."""
     return _pair(_spread(argument, 2), 1)

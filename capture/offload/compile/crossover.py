@@ -1,6 +1,6 @@
-"""The sizes from which on torch's own kernels are quicker than the templates.
+"""The sizes from which torch's kernels are faster than the templates.
 
-On a Xeon with AVX-512 and AMX, one thread, the times of templates over those of torch were:
+Durations of templates divided by torch's, on a Xeon with AVX-512 and AMX, one thread:
 
 - products in bfloat16: 0.1 to 0.7 at 1 to 4 rows, 0.4 to 1.1 at 8, 1.8 to 2.2 at 16 (of a matrix of
   384 columns and more), 5 at 64;
@@ -17,28 +17,28 @@ import torch
 
 TILED_ROWS = 8
 TILED_SCORES = 1024
-"""Of bfloat16, beyond which oneDNN's products in tiles of the processor (AMX) are quicker."""
+"""For bfloat16; beyond these oneDNN's products in processor tiles (AMX) are faster."""
 
 BLOCKED_ROWS = 16
 BLOCKED_COLUMNS = 256
-"""Beyond both of which torch's attention is quicker, whose blocks stay in the caches."""
+"""Beyond both, torch's attention is faster: its blocks stay in the caches."""
 
 
 @functools.cache
 def has_tiles() -> bool:
-    """Whether this processor multiplies matrices of bfloat16 in tiles."""
+    """Whether this processor multiplies bfloat16 matrices in tiles."""
     return bool(torch.cpu._is_amx_tile_supported())
 
 
 def why_no_product(dtype: str, rows: int) -> str:
-    """Why a product of so many rows stays as recorded; empty where the template is quicker."""
+    """Why a product of so many rows stays as recorded; empty if the template is faster."""
     if dtype == "bfloat16" and rows > TILED_ROWS and has_tiles():
         return f"a product of bfloat16 with more than {TILED_ROWS} rows, {_IN_TILES}"
     return ""
 
 
 def why_no_attention(dtype: str, rows: int, columns: int) -> str:
-    """The same of attention with so many scores in each head."""
+    """The same for attention with so many scores in each head."""
     if columns > BLOCKED_COLUMNS and rows > BLOCKED_ROWS:
         return (
             f"attention of more than {BLOCKED_ROWS} rows to more than {BLOCKED_COLUMNS}, which "

@@ -1,4 +1,4 @@
-"""What a product's template may end with: batch norm, a tensor that is added, an activation."""
+"""What may follow a product in its template: batch norm, an added tensor, an activation."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _ACTIVATIONS: Mapping[tuple[str, tuple[Argument, ...]], str] = {
 _ENDINGS = frozenset((NORM, _ADD, *(name for name, _ in _ACTIVATIONS)))
 
 MOST_LAUNCHES = 3
-"""Of an ending."""
+"""The most launches of an ending."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Norm:
-    """A batch norm whose statistics are known. Each tensor has a number for each channel."""
+    """A batch norm with known statistics. Each tensor has a number for each channel."""
 
     weight: TensorView | None
     bias: TensorView | None
@@ -54,8 +54,8 @@ class Ending:
 
     Attributes:
         norm: a batch norm of its channels, the second dimension.
-        added: a tensor that is laid out like the result.
-        activation: by its name in C++ (`kernels/ending.hpp`).
+        added: a tensor with the layout of the result.
+        activation: its name in C++ (`kernels/ending.hpp`).
     """
 
     norm: Norm | None
@@ -63,25 +63,25 @@ class Ending:
     activation: str
 
     def source(self, *, has_bias: bool) -> str:
-        """An `Ending` in C++, of a product that has a bias or none."""
+        """An `Ending` in C++, for a product with or without a bias."""
         flags = (has_bias or self.norm is not None, self.norm is not None, self.added is not None)
         shown = ", ".join("true" if flag else "false" for flag in flags)
         return f"Ending{{Activation::{self.activation}, {shown}}}"
 
 
 def may_end(launch: Launch) -> bool:
-    """Whether a launch behind a product may be a part of its ending."""
+    """Whether a launch behind a product may be part of its ending."""
     return launch.name in _ENDINGS or functional_name(launch) in _ENDINGS
 
 
 def read_ending(program: Program) -> Ending:
-    """What follows the first launch of a region.
+    """Read the launches behind the first one of a region as an ending.
 
     Args:
-        program: the region by itself. Nothing in it writes what it does not make.
+        program: the region as a Program. Its launches write only what they make.
 
     Raises:
-        UnsupportedRegion: that is no ending, or others use what comes in between.
+        UnsupportedRegion: they are no ending, or intermediate results are used elsewhere.
     """
     (made, *_) = program.launches[0].made()
     rest = list(program.launches[1:])
@@ -104,7 +104,7 @@ def read_ending(program: Program) -> Ending:
 
 
 def sums_of(program: Program) -> int:
-    """Which launch of a region makes what others add to and activate; -1 where none follow."""
+    """The launch of a region whose result others add to and activate; -1 if none follow."""
     at = int(len(program.launches) > 1 and program.launches[1].name == NORM)
     return at if at + 1 < len(program.launches) else -1
 

@@ -1,4 +1,4 @@
-"""Takes launches out of a Program, as a Program by themselves."""
+"""Extracts launches of a Program as a separate Program."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from offload.program.structure import Structure
 
 @dataclasses.dataclass(frozen=True)
 class Extracted:
-    """Launches in a row, apart from the Program that they are of.
+    """Consecutive launches, extracted from their Program.
 
     Attributes:
-        program: them alone. Its inputs are the Values that they use and do not make, each as a
+        program: these alone. Its inputs are the Values that they use and do not make, each as a
             whole; its results those that they make and others use.
-        inputs: for each of its inputs the view of it in the Program that it is of.
-        made: for each of its results likewise.
+        inputs: for each of its inputs the view in the original Program.
+        made: likewise for each of its results.
     """
 
     program: Program
@@ -42,7 +42,7 @@ class Extracted:
 
 
 def program_key(program: Program) -> str:
-    """The same for Programs that do the same to tensors laid out alike; hexadecimal."""
+    """A digest, equal for Programs that do the same to tensors of the same layout; hexadecimal."""
     content = (
         program.device,
         [(one.role, one.shape, one.strides, one.dtype, one.size_bytes) for one in program.values],
@@ -54,7 +54,7 @@ def program_key(program: Program) -> str:
 
 
 def is_plain(value: Value) -> bool:
-    """Whether a Value is a tensor that fills it, with a place of its own for each element."""
+    """Whether a Value is a tensor that fills its memory, without aliasing elements."""
     return (
         value.size_bytes == span_bytes(value.shape, value.strides, value.dtype) > 0
         and is_dense(value.shape, value.strides)
@@ -64,12 +64,12 @@ def is_plain(value: Value) -> bool:
 
 
 def whole_view(value: Value) -> TensorView:
-    """The view of all of a plain Value."""
+    """The view of a whole plain Value."""
     return TensorView(value.index, 0, value.shape, value.strides, value.dtype)
 
 
 def last_uses(program: Program) -> list[int]:
-    """For each Value the launch that uses it last; behind all launches where the caller sees it."""
+    """For each Value its last launch; beyond all launches if it is visible to the caller."""
     last = [-1] * len(program.values)
     for launch in program.launches:
         for index in (*launch.reads, *launch.writes):
@@ -80,13 +80,13 @@ def last_uses(program: Program) -> list[int]:
 
 
 def extract(program: Program, first: int, end: int, used_later: Sequence[int]) -> Extracted:
-    """Take the launches from `first` up to and without `end`.
+    """Extract the launches from `first` up to, and excluding, `end`.
 
     Args:
-        program: what they are of. They write nothing but what they make, as a whole, and all
-            Values that they use are plain.
-        first: the first of them.
-        end: behind the last of them.
+        program: of the launches. They write only what they make, as a whole, and all Values that
+            they use are plain.
+        first: the first launch.
+        end: behind the last launch.
         used_later: `last_uses` of the program.
     """
     launches = program.launches[first:end]
@@ -129,7 +129,7 @@ def extract(program: Program, first: int, end: int, used_later: Sequence[int]) -
 
 
 def leaves(count: int) -> Structure:
-    """So many tensors in a tuple."""
+    """A tuple of `count` tensors."""
     return Structure(
         "tuple", tuple(Structure("tensor", leaf=leaf) for leaf in range(count)), type_name="tuple"
     )

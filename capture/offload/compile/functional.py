@@ -1,4 +1,4 @@
-"""In-place operators as functional ones, where nobody else sees the memory that they write."""
+"""Makes in-place operators functional if the memory that they write is not visible elsewhere."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from offload.program import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Functional:
-    """Launches that write nothing but what they make.
+    """Launches that write only what they make.
 
     Attributes:
-        recorded_end: behind the last recorded one that they stand for; those behind could not be
+        recorded_end: behind the last recorded launch that they replace; later ones could not be
             followed.
-        end: behind the last of them. It is more where parts are put into the rest.
-        program: as it was, with these in the place of the recorded ones, and with the Values that
-            they make besides behind the others.
-        used_later: by Value the launch of this program that uses it last.
+        end: behind the last of them. It is larger if parts are inserted into the rest.
+        program: the original with these launches in place of the recorded ones, and with the Values
+            that they add behind the others.
+        used_later: by Value, the launch of this program that uses it last.
     """
 
     recorded_end: int
@@ -59,11 +59,11 @@ _WRITES = frozenset(
         "index_fill.int_Tensor", "index_put", "scatter.src", "scatter.value", "scatter_add", "zero",
     )
 )  # fmt: skip
-"""Besides those that torch tags as pointwise: of which the in-place form is known."""
+"""Operators with a known in-place form, besides those that torch tags as pointwise."""
 
 
 def functional_name(launch: Launch) -> str:
-    """The operator that gives as a whole what an in-place one writes; empty where none is known."""
+    """The operator that returns what an in-place one writes, as a whole; empty if none is known."""
     name, dot, overload = launch.name.partition(".")
     if not (
         isinstance(launch.callee, Operator)
@@ -89,19 +89,19 @@ def functional_name(launch: Launch) -> str:
 def make_functional(
     program: Program, first: int, end: int, used_later: Sequence[int]
 ) -> Functional | None:
-    """Follow in-place writes through launches in a row.
+    """Follow in-place writes through consecutive launches.
 
-    A write is followed on a Value that is used by nobody behind these launches, or that they make.
-    Parts that were written are put into the rest where something else than these is read.
+    A write is followed if its Value is not used behind these launches, or if they make it. Written
+    parts are inserted into the rest when anything else is read.
 
     Args:
-        program: what they are of.
+        program: of the launches.
         first: the first launch.
         end: behind the last one.
         used_later: `extraction.last_uses` of the program.
 
     Returns:
-        As many launches as can be followed; None where these are none.
+        As many launches as can be followed; None if there are none.
     """
     while end > first:
         if not any(launch.results == (None,) for launch in program.launches[first:end]):
@@ -122,7 +122,7 @@ class _Cut(Exception):
 
 
 class _Follower:
-    """Keeps for each Value that is written what it holds now."""
+    """Keeps the present content of each written Value."""
 
     def __init__(self, program: Program, first: int, end: int, used_later: Sequence[int]) -> None:
         self._program = program
@@ -130,8 +130,8 @@ class _Follower:
         self._values = list(program.values)
         self._used_later = list(used_later)
         self._launches: list[Launch] = []
-        self._base: dict[int, int] = {}  # of a written Value: which one holds its whole content
-        self._parts: dict[int, list[tuple[TensorView, int]]] = {}  # written since, apart
+        self._base: dict[int, int] = {}  # for a written Value: the Value with its whole content
+        self._parts: dict[int, list[tuple[TensorView, int]]] = {}  # written since, separately
         self._begun = self._without_content()
         self._last_write = self._outliving()
 
@@ -163,7 +163,7 @@ class _Follower:
         }
 
     def _outliving(self) -> dict[int, int]:
-        """By Value that others use later: which launch writes it last. These also make it."""
+        """By Value that others use later: its last write, which also makes it."""
         made = set(self._begun)
         last: dict[int, int] = {}
         for launch in self._program.launches[self._first : self._end]:
@@ -183,7 +183,7 @@ class _Follower:
         return self._launch(launch, launch.callee, given, tuple(results))
 
     def _renamed(self, view: TensorView) -> TensorView:
-        """A result of a Value that will be written and outlives: its name is for the last write."""
+        """Rename a result that is written later and outlives: its name is for the last write."""
         if view.value not in self._last_write:
             return view
         named = self._new_value(self._program.values[view.value])
@@ -192,12 +192,12 @@ class _Follower:
 
     def _written(self, launch: Launch) -> Launch:
         target = launch.arguments[0]
-        assert isinstance(target, TensorView)  # as functional_name found
+        assert isinstance(target, TensorView)  # as functional_name checked
         if target.value in self._begun:
             self._begin(target.value, launch)
         given = self._given(launch)
         callee = Operator(functional_name(launch))
-        if callee.name in _WRITES:  # which keep the place in memory of what they are given
+        if callee.name in _WRITES:  # these keep the memory layout of their operand
             given = (self._gathered(given[0], launch), *given[1:])
         like = self._result_like(callee, given, launch)
         value = self._program.values[target.value]
@@ -239,8 +239,8 @@ class _Follower:
         self._launches.append(self._launch(launch, callee, given, result))
 
     def _gathered(self, argument: Argument, launch: Launch) -> TensorView:
-        """A view of a whole Value, or a copy of one of a part."""
-        assert isinstance(argument, TensorView)  # as functional_name found
+        """A view of a whole Value, or a copy if it is a part."""
+        assert isinstance(argument, TensorView)  # as functional_name checked
         if argument == whole_view(self._values[argument.value]):
             return argument
         callee = Operator("aten::clone")
@@ -250,12 +250,12 @@ class _Follower:
         return copied
 
     def _merge(self, index: int, launch: Launch, *, is_last: bool = False) -> None:
-        """Put the parts that were written into what holds the rest.
+        """Insert the written parts into the Value that holds the rest.
 
         Args:
-            index: the Value that they are of.
-            launch: for which that is done.
-            is_last: what holds all of it then has the Value's own name.
+            index: the Value of the parts.
+            launch: the launch that needs it.
+            is_last: the Value with the whole content then has the original index.
         """
         value = self._program.values[index]
         parts = self._parts.pop(index)
@@ -290,20 +290,18 @@ class _Follower:
         return dataclasses.replace(view, value=self._base.get(view.value, view.value))
 
     def _result_like(self, callee: Operator, given: tuple[Argument, ...], launch: Launch) -> Value:
-        """A Value as the functional operator gives it, laid out as torch lays it out."""
+        """The functional operator's result, with the layout that torch gives it."""
         overload = find_overload(callee.name)
         arguments = [_without_memory(one) for one in given]
         positional, named = positional_and_named(overload, arguments)
         try:
             found = overload(*positional, **named)
-        except (
-            RuntimeError
-        ) as error:  # as of truth values that are indices, whose number is unknown
+        except RuntimeError as error:  # as for boolean indices, whose count is unknown
             raise _Cut(launch.index) from error
         target = launch.arguments[0]
-        assert isinstance(target, TensorView)  # as functional_name found
+        assert isinstance(target, TensorView)  # as functional_name checked
         shape, dtype = tuple(found.shape), dtype_name(found.dtype)
-        if (shape, dtype) != (target.shape, target.dtype):  # the in-place one rounds to its own
+        if (shape, dtype) != (target.shape, target.dtype):  # the in-place one rounds to its dtype
             raise _Cut(launch.index)
         size_bytes = found.numel() * ITEM_BYTES[dtype]
         return Value(0, Role.ACTIVATION, shape, found.stride(), dtype, size_bytes, callee.name)
@@ -338,7 +336,7 @@ def _without_memory(argument: Argument) -> object:
 
 
 def _are_apart(one: TensorView, other: TensorView) -> bool:
-    """Whether two views of a Value have no byte in common; False also where that is not known."""
+    """Whether two views of a Value are disjoint; False if unknown."""
     if one.end_bytes <= other.offset_bytes or other.end_bytes <= one.offset_bytes:
         return True
     if (one.shape, one.strides, one.dtype) != (other.shape, other.strides, other.dtype):
@@ -350,7 +348,7 @@ def _are_apart(one: TensorView, other: TensorView) -> bool:
 
 
 def _reaches(distance: int, steps: Sequence[tuple[int, int]]) -> bool:
-    """Whether a distance is a sum of strides, each at most so many times, forth or back."""
+    """Whether a distance is a sum of strides, each up to its count, in either direction."""
     if not steps:
         return distance == 0
     (stride, most), rest = steps[0], steps[1:]

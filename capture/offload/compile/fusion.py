@@ -32,11 +32,11 @@ from offload.program import (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FusedRegion:
-    """A kernel and the launches that it stands for.
+    """A kernel and the launches that it replaces.
 
     Attributes:
-        key: the same for regions of which the same kernel is made.
-        first, end: from which recorded launch up to and without which one.
+        key: equal for regions with the same kernel.
+        first, end: the first recorded launch, and behind the last one.
         kernel: its index in `Bindings.kernels`.
     """
 
@@ -51,12 +51,12 @@ class Fusion:
     """What became kernels, and what did not.
 
     Attributes:
-        regions: of which a kernel was made, in order, also where its proof has failed.
-        packed_bytes: of each weight that kernels read as panels, those of its panels.
+        regions: those with a kernel, in order, even if its proof failed.
+        packed_bytes: the bytes of the panels of each packed weight.
         kept: how many other launches stay as recorded, by operator and reason.
         proofs: of each kernel in `Bindings.kernels`.
-        choice: what times have told, where these were asked for; else None.
-        cache_refusal: why kernels are kept for this process alone; else empty.
+        choice: the choice by measured times, if requested; else None.
+        cache_refusal: why kernels are kept only for this process; else empty.
     """
 
     regions: tuple[FusedRegion, ...]
@@ -68,12 +68,12 @@ class Fusion:
 
     @property
     def n_kernels(self) -> int:
-        """Launches of compiled code that have not failed, besides those that pack weights."""
+        """The number of compiled launches that have not failed, without those that pack weights."""
         return len(self._used)
 
     @property
     def n_replaced(self) -> int:
-        """Recorded launches that these stand for."""
+        """The number of recorded launches that these replace."""
         return sum(region.end - region.first for region in self._used)
 
     @property
@@ -81,11 +81,11 @@ class Fusion:
         return [region for region in self.regions if not self.proofs[region.kernel].failure]
 
     def __str__(self) -> str:
-        """As `explain`, in one text."""
+        """The lines of `explain` as one text."""
         return "\n".join(self.explain())
 
     def explain(self) -> list[str]:
-        """What became of the launches, in lines for people."""
+        """What became of the launches, in lines for messages."""
         launches = show_count(self.n_replaced, "recorded launch", "recorded launches")
         replaced = f"{show_count(self.n_kernels, 'kernel')} in the place of {launches}"
         lines = [f"fused: {replaced if self._used else 'nothing'}"]
@@ -119,7 +119,7 @@ class Fusion:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fused:
-    """A Program some of whose launches are compiled kernels, and what became of all of them."""
+    """A Program with compiled kernels among its launches, and a report on all of them."""
 
     bound: BoundProgram
     fusion: Fusion
@@ -133,16 +133,16 @@ def fuse(
     packs: bool = True,
     choice: Choice | None = None,
 ) -> Fused:
-    """Make kernels of what can be compiled; the rest stays as recorded.
+    """Replace launches that can be compiled by kernels; the rest stays as recorded.
 
-    What is known from an earlier call, in this process or another, is taken from the cache. Where
-    there is no compiler, what is not there stays as recorded.
+    Kernels of earlier loads, in this process or another, are taken from the cache. Without a
+    compiler, launches that are not cached stay as recorded.
 
     Args:
         bound: what to fuse; unchanged.
-        kept_operators: operators that stay as recorded, with the reason for people.
-        cache_folder: where kernels are kept; None: in the user's folder for caches.
-        packs: weights may be packed where that pays, in memory beside them.
+        kept_operators: operators that stay as recorded, with the reason for messages.
+        cache_folder: where kernels are kept; None: in the user's cache folder.
+        packs: weights may be packed where that pays, in additional memory.
         choice: which regions stay as recorded; None: all that can be become kernels.
     """
     program = bound.program
@@ -174,7 +174,7 @@ def fuse(
 
 
 def _needed(region: Region) -> dict[str, Region | Packing]:
-    """What functions a region takes, by key."""
+    """The functions that a region needs, by key."""
     needed: dict[str, Region | Packing] = {region.key: region}
     if region.packing is not None:
         needed[region.packing.key] = region.packing
@@ -182,7 +182,7 @@ def _needed(region: Region) -> dict[str, Region | Packing]:
 
 
 def _made(program: Program, regions: Regions, kernels: Kernels) -> Regions:
-    """Make kernels of regions. One of loops that is refused is halved, and so are its halves."""
+    """Make kernels of regions. A refused region of loops is halved, recursively."""
     found, kept = list(regions.found), dict(regions.kept)
     while True:
         kernels.make({key: one for region in found for key, one in _needed(region).items()})
@@ -197,20 +197,20 @@ def _made(program: Program, regions: Regions, kernels: Kernels) -> Regions:
 
 
 def _is_divided(region: Region, kernels: Kernels) -> bool:
-    """Whether a region is one of which parts may become kernels where the whole did not."""
+    """Whether parts of a refused region may still become kernels."""
     entry = kernels.entries[region.key]
     is_refused = bool(entry.refusal) and entry.is_lasting
     return is_refused and region.kind is Kind.LOOPS and region.end - region.first > 1
 
 
 def _shared_ranges(launches: Sequence[Launch]) -> tuple[str, ...]:
-    """The outer profiler ranges that all launches are in."""
+    """The outer profiler ranges that all launches share."""
     levels = zip(*(launch.ranges for launch in launches), strict=False)
     return tuple(level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels))
 
 
 def _unread(extracted: Extracted, weight: int) -> tuple[int, ...]:
-    """A packed weight's position among the inputs, unless more of it than the matrix is used."""
+    """A packed weight's position among the inputs, unless more than its matrix is used."""
     position = next(at for at, view in enumerate(extracted.inputs) if view.value == weight)
     inside = extracted.program.inputs[position].value
     uses = [
@@ -236,7 +236,7 @@ class _Rewriter:
         self.values: list[Value] = list(program.values)
 
     def add_region(self, region: Region) -> None:
-        """A kernel in the place of the region's launches, what packs its matrix before it."""
+        """Add a kernel for the region's launches, with the packing of its matrix before it."""
         extracted = region.extracted
         replaced = self._program.launches[region.first : region.end]
         panels: list[TensorView] = []
@@ -259,7 +259,7 @@ class _Rewriter:
         self._regions.append(FusedRegion(region.key, region.first, region.end, kernel))
 
     def _panels(self, weight: int, packing: Packing, users: Sequence[Launch]) -> TensorView:
-        """The packed matrix of a weight, made once for all that read it."""
+        """The packed matrix of a weight, made once for all readers."""
         if (weight, packing.key) not in self._packed:
             made = packing.program.results[0].view
             value = dataclasses.replace(
@@ -294,7 +294,7 @@ class _Rewriter:
         packed: tuple[int, ...] = (),
         sums: int = -1,
     ) -> None:
-        """A launch of a compiled function, in the place in people's code of those it replaces."""
+        """Add a launch of a compiled function, at the user's line of those that it replaces."""
         address, scratch_bytes = (
             self._kernels.address(key),
             self._kernels.entries[key].scratch_bytes,

@@ -1,7 +1,8 @@
-"""From a region of launches to a graph of torch's, as compilers take it.
+"""Translates a region of launches to a graph of torch's, as compilers take it.
 
-torch's own tracer (`make_fx`) is not used: while it runs, a compiled function that another thread
-calls is refused, as it sets a flag of the whole process (`torch.fx._symbolic_trace`).
+torch's tracer (`make_fx`) is not used: it sets a flag of the whole process
+(`torch.fx._symbolic_trace`), so that compiled functions called by other threads meanwhile are
+refused.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from offload.program import ITEM_BYTES, Argument, Bindings, Launch, Program, Sym
 def trace(
     program: Program, decompositions: Mapping[Any, Callable[..., Any]]
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
-    """A region as a graph of torch's operators, and fake tensors as its inputs are.
+    """Return a region as a graph of torch's operators, with fake tensors as inputs.
 
-    Views are made of view operators, and each result is contiguous in the order of its memory.
+    Views are made by view operators, and each result is contiguous in the order of its memory.
 
     Args:
-        program: the region by itself.
-        decompositions: by operator, what it is replaced by.
+        program: the region as a Program.
+        decompositions: the replacement of each operator.
 
     Raises:
-        UnsupportedRegion: a view is made of no view operators, or a tensor comes out of nowhere.
+        UnsupportedRegion: a view cannot be made by view operators, or a tensor has no origin.
     """
     fakes = FakeTensorMode()
     with fakes:
@@ -78,7 +79,7 @@ def _index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> A
 
 
 def _spread(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    """Indices along a dimension, for all elements of the others."""
+    """Indices along a dimension, repeated for all elements of the others."""
     shape = [1] * x.dim()
     shape[dim] = -1
     sizes = list(x.shape)
@@ -93,19 +94,20 @@ STRICT_INDICES: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.index_fill.int_Scalar: _index_fill,
     torch.ops.aten.index_fill.int_Tensor: _index_fill,
 }
-"""Operators that refuse negative indices, as operators that do so in Inductor too. The last two
-take them, and would become one that does not."""
+"""Operators that refuse negative indices, in terms of operators that also do so in Inductor. The
+last two accept them, and would become one that does not.
+"""
 
 
 class _GraphMode(TorchDispatchMode):
-    """Notes each operator that is called on fake tensors as a node of a graph."""
+    """Records each operator that is called on fake tensors as a node of a graph."""
 
     def __init__(self, decompositions: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._decompositions = decompositions
         self._graph = torch.fx.Graph()
         self._nodes: dict[int, torch.fx.Node] = {}
-        self._held: list[torch.Tensor] = []  # so that no two have one id
+        self._held: list[torch.Tensor] = []  # so that no id is reused
 
     def add_input(self, name: str, tensor: torch.Tensor) -> None:
         self._note(self._graph.placeholder(name), tensor)
@@ -118,7 +120,7 @@ class _GraphMode(TorchDispatchMode):
         self, func: Any, types: object, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # asks for a property of a tensor
+        if func.namespace == "prim":  # queries a property of a tensor
             return func(*args, **kwargs)
         replaced = self._replaced(func, args, kwargs)
         if replaced is not NotImplemented:
@@ -138,7 +140,7 @@ class _GraphMode(TorchDispatchMode):
         return outcome
 
     def _replaced(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """What a decomposition gives, whose operators are noted; else NotImplemented."""
+        """The result of a decomposition, whose operators are recorded; else NotImplemented."""
         with self:
             if func in self._decompositions:
                 return self._decompositions[func](*args, **kwargs)
@@ -157,7 +159,7 @@ class _GraphMode(TorchDispatchMode):
 
 
 class _Interpreter:
-    """Runs the launches of a region on tensors that are no memory."""
+    """Runs the launches of a region on tensors without memory."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

@@ -1,9 +1,9 @@
-"""C++ loops out of torch's Inductor: the one module that knows its internals.
+"""C++ loops made by torch's Inductor: the one module that knows its internals.
 
-All that is used of it is private: `compile_fx.compile_fx_inner` drives it, with a wrapper of our
-own in the place where it writes the calls of kernels (`codegen.wrapper_fxir.WrapperFxCodegen`), of
-which the lines are read (`codegen.wrapper`). Whatever is not as in the releases that this was
-written for makes a region unsupported, and never raises anything else.
+All used parts are private: `compile_fx.compile_fx_inner` drives it, with a wrapper of ours in place
+of the one that writes calls of kernels (`codegen.wrapper_fxir.WrapperFxCodegen`); its lines
+(`codegen.wrapper`) are read. Any difference from the releases that this was written for makes a
+region unsupported, and never raises anything else.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from offload.compile.toolchain import Options, find_compiler, most_threads
 from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, Program
 
-_LOCK = threading.Lock()  # of the registered wrapper, and of what it leaves
-_worked = threading.Event()  # it has made loops of some region in this process
+_LOCK = threading.Lock()  # guards the registered wrapper, and what it leaves
+_worked = threading.Event()  # set once loops were made for some region in this process
 
 _TALKATIVE = ("torch._subclasses.fake_tensor",)
 
 _CONFIGURATION = {
     "allow_buffer_reuse": False,
     "comprehensive_padding": False,
-    "cpp.min_chunk_size": 16384,  # elements for a thread, half as many as torch's operators have
-    "emulate_precision_casts": True,  # what the launches round is rounded
+    "cpp.min_chunk_size": 16384,  # elements per thread: half as many as in torch's operators
+    "emulate_precision_casts": True,  # round where the launches round
     "freezing": False,
     "fx_graph_cache": False,
     "graph_partition": False,
     "max_autotune": False,
     "memory_planning": False,
-    "pattern_matcher": False,  # whose patterns are traced, which other threads notice
+    "pattern_matcher": False,  # its patterns are traced, which affects other threads
     "size_asserts": False,
 }
 
 _KERNEL = re.compile(r"^async_compile\.cpp_pybinding\(\[.*?\], r'''(.*)'''\)\s*$", re.DOTALL)
 _PREFIX = "#include <torch/csrc/inductor/cpp_prefix.h>"
-# Work is shared among as many threads as torch would use now, and at most as many as the code was
-# made for. One thread has what may throw (integers are divided, or are indices), which no thread of
-# OpenMP may, and what sums in just as many parts as there are threads.
+# Work is divided among the threads that torch would use now, at most as many as the code was made
+# for. One thread runs code that may throw (integer division, integers as indices), which OpenMP
+# threads must not, and code whose number of partial sums equals the number of threads.
 _SHARED = re.compile(r"#pragma omp parallel num_threads\((\d+)\)")
 _AS_MANY_AS_NOW = r"#pragma omp parallel num_threads(offload_threads(\1))"
 _SHARED_DTYPES = ("float64", "float32", "bfloat16", "float16", "bool")
@@ -70,31 +70,32 @@ static int offload_threads(int most) {
 }
 """
 PRELUDE = f"{_PREFIX}\n#include <cstring>\n#ifdef _OPENMP\n#include <omp.h>\n#endif\n{_THREADS}"
-"""What comes once before the sources of `Loops`."""
+"""The common prelude of the sources of `Loops`."""
 
-# A division by zero is noted where all threads find it, for the end of the kernel (cpp_prefix.h).
-# Without a place for that note it throws at once, which is as good in one thread.
+# A division by zero is noted in a flag visible to all threads, for the end of the kernel
+# (cpp_prefix.h). Without the flag it throws at once, which is equivalent in one thread.
 _DIVISION_FLAG = re.compile(
     r"^.*\binductor_cpu_(throw_if_)?integer_div_error\w*\b.*\n", re.MULTILINE
 )
-_INDEX_ERROR = re.compile(r'"index out of bounds: 0 <= \w+ < (\d+)L?"')  # which names a variable
+_INDEX_ERROR = re.compile(r'"index out of bounds: 0 <= \w+ < (\d+)L?"')  # it names a variable
 _DIVISIONS = frozenset(("div", "floor_divide", "fmod", "remainder"))
 
 _EXACT_NEAR_ZERO = ("atanh", "expm1")
 
 _VECTORS_AT_ONCE = 4
 _DEEP = 64
-"""Steps for an element from which on a loop takes several vectors at once: a processor looks some
-hundred instructions ahead, and would wait for the steps of one vector behind each other. 50
-sigmoids of 64 numbers took 2.5 us so, and 4.7 us one vector behind the other (Zen 5)."""
+"""Steps per element from which a loop processes several vectors at once: a processor looks some
+hundred instructions ahead, and would wait for the dependent steps of a single vector. 50 sigmoids
+of 64 numbers took 2.5 us this way, and 4.7 us one vector after another (Zen 5).
+"""
 
 
 def build_options() -> Options:
-    """What Inductor gives a compiler on this processor.
+    """The options that Inductor gives a compiler on this processor.
 
     Raises:
-        UnsupportedRegion: this torch says it otherwise; or it finds no vector instructions, without
-            which loops are slower than torch's own.
+        UnsupportedRegion: this torch's interface differs; or it finds no vector instructions,
+            without which loops are slower than torch's.
     """
     try:
         from torch._inductor import config, cpp_builder, cpu_vec_isa  # noqa: PLC0415 - seconds
@@ -118,7 +119,7 @@ def build_options() -> Options:
 
 
 def _compiler() -> dict[str, Any]:
-    """The compiler that kernels are made with, as Inductor's setting, which would be CXX."""
+    """The compiler of kernels as Inductor's setting; the default would be CXX."""
     return {"cpp.cxx": (None, find_compiler().as_one_path)}
 
 
@@ -126,15 +127,15 @@ def lower(program: Program) -> Loops:
     """Make loops of a region.
 
     Args:
-        program: the region by itself: its inputs and results are whole Values, contiguous in some
-            order of their dimensions.
+        program: the region as a Program: its inputs and results are whole Values, contiguous in
+            some order of their dimensions.
 
     Raises:
-        UnsupportedRegion: Inductor does not make loops of all of it, or is not as known.
+        UnsupportedRegion: Inductor makes loops of only a part, or differs from what is known.
     """
     try:
         with _LOCK, warnings.catch_warnings(), _silenced():
-            warnings.simplefilter("ignore")  # torch's, of its own deprecated parts
+            warnings.simplefilter("ignore")  # torch's, about its deprecated parts
             loops = _lowered(program)
     except UnsupportedRegion:
         raise
@@ -145,10 +146,10 @@ def lower(program: Program) -> Loops:
 
 
 def _refusal(error: Exception, who: str) -> UnsupportedRegion:
-    """What refuses a region where something was raised that nobody expected.
+    """The refusal of a region after an unexpected error.
 
-    It is the region's own fault only where others are lowered: an Inductor that is broken in this
-    process, or has no room for its files, refuses all.
+    It is lasting only if other regions are lowered: an Inductor that is broken in this process, or
+    has no room for its files, refuses all.
     """
     chain: list[BaseException] = [error]
     while (behind := chain[-1].__cause__ or chain[-1].__context__) and behind not in chain:
@@ -160,7 +161,7 @@ def _refusal(error: Exception, who: str) -> UnsupportedRegion:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Without what torch logs in this thread about a region that it refuses: `explain` says it."""
+    """Suppress torch's log messages of this thread about a refused region: `explain` reports it."""
     owner = threading.get_ident()
 
     def is_others(_: logging.LogRecord) -> bool:
@@ -177,7 +178,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _lowered(program: Program) -> Loops:
-    """Loops whose work threads share, where that may be."""
+    """Loops with work divided among threads, where possible."""
     most = most_threads()
     if most > 1 and all(value.dtype in _SHARED_DTYPES for value in program.values):
         loops = _lower(program, most)
@@ -202,7 +203,7 @@ def _lower(program: Program, n_threads: int) -> Loops:
             self.run_wrapper_ir_passes(is_inference)
             try:
                 found.append(_read(self, program))
-            except UnsupportedRegion as error:  # raised here, it would come wrapped
+            except UnsupportedRegion as error:  # if raised here, it would be wrapped
                 found.append(error)
             nothing = torch.fx.GraphModule({}, torch.fx.Graph())
             return types.SimpleNamespace(gm=nothing), None
@@ -245,11 +246,11 @@ def _lower(program: Program, n_threads: int) -> Loops:
 
 
 def _deep_loops(cpp: Any) -> Any:
-    """Inductor's choice of vectors, with several at once for deep loops of this thread's."""
+    """Inductor's choice of vectors, with several at once for deep loops of this thread."""
     owner = threading.get_ident()
 
     class DeepLoops(cpp.TilingSelect):  # type: ignore[misc, unused-ignore]
-        """Chooses how many elements a step of a loop has."""
+        """Chooses the number of elements per step of a loop."""
 
         def select_tiling(self, fn_list: Any, var_sizes_list: Any) -> Any:
             factors, indices, *rest = super().select_tiling(fn_list, var_sizes_list)
@@ -259,7 +260,7 @@ def _deep_loops(cpp: Any) -> Any:
                 group, reduced = max(var_sizes_list, key=lambda sizes: len(sizes[1]))
                 if n_steps >= _DEEP and not reduced:
                     most = math.gcd(_VECTORS_AT_ONCE * factors[0], int(group[indices[0]]))
-                    factors = [max(factors[0], most)]  # so that no rest is left
+                    factors = [max(factors[0], most)]  # so that no remainder is left
             return factors, indices, *rest
 
     return DeepLoops
@@ -267,10 +268,10 @@ def _deep_loops(cpp: Any) -> Any:
 
 @contextlib.contextmanager
 def _exact_near_zero(vectors: Any) -> Iterator[None]:
-    """Vectors by torch's own functions, of which Inductor makes others that are 0 near 0.
+    """Use torch's vector functions where Inductor's replacements are 0 near 0.
 
-    It writes `exp(x) - 1` for `expm1(x)`, of which elu and its like are made, and
-    `log((1 + x) / (1 - x)) / 2` for `atanh(x)`. Another thread's loops are right with either.
+    It writes `exp(x) - 1` for `expm1(x)`, which elu and similar use, and `log((1 + x) / (1 - x)) /
+    2` for `atanh(x)`. Another thread's loops are right with either.
     """
     before = {name: vars(vectors)[name] for name in _EXACT_NEAR_ZERO if name in vars(vectors)}
     for name in before:
@@ -284,9 +285,9 @@ def _exact_near_zero(vectors: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _untraced() -> Iterator[None]:
-    """Without the one function that Inductor traces symbolically, once in a process, to have it.
+    """Avoid the function that Inductor traces symbolically once per process.
 
-    A trace is noted for all threads: what another one has compiled refuses to be called meanwhile.
+    Tracing is a flag for all threads: compiled functions of other threads refuse calls meanwhile.
     """
     from torch._inductor import loop_body  # noqa: PLC0415 - takes seconds
 
@@ -304,7 +305,7 @@ def _untraced() -> Iterator[None]:
 
 @functools.cache
 def _identity() -> torch.fx.GraphModule:
-    """What `torch.fx.symbolic_trace(lambda x: x)` gives."""
+    """The equivalent of `torch.fx.symbolic_trace(lambda x: x)`."""
     graph = torch.fx.Graph()
     graph.output(graph.placeholder("x"))
     return torch.fx.GraphModule({}, graph)
@@ -316,7 +317,7 @@ def _call_of(name: str, x: object) -> str:
 
 @functools.cache
 def _notes_divisions() -> bool:
-    """Whether a division of integers by zero is noted, as torch 2.13 does, and 2.11 does not."""
+    """Whether integer division by zero is noted, as in torch 2.13 and not in 2.11."""
     prefix = Path(torch.__file__).parent / "include/torch/csrc/inductor/cpp_prefix.h"
     return "integer_div_error" in prefix.read_text()
 
@@ -332,7 +333,7 @@ def _divides_integers(node: torch.fx.Node) -> bool:
 
 
 def _read(wrapper: Any, program: Program) -> Loops:
-    """What the wrapper's lines say, as plain data."""
+    """Return the wrapper's lines as plain data."""
     from torch._inductor.codegen import wrapper as lines  # noqa: PLC0415
     from torch._inductor.virtualized import V  # noqa: PLC0415
 
@@ -367,7 +368,7 @@ def _read(wrapper: Any, program: Program) -> Loops:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Which bytes of a buffer an output shows, and whether they lie side by side in its order."""
+    """The bytes of a buffer that an output shows, and whether they are contiguous in its order."""
 
     offset_bytes: int
     size_bytes: int
@@ -385,7 +386,7 @@ def _place_of(output: Any) -> _Place:
 
 
 class _Reader:
-    """Gathers kernels, their calls, and which buffer is which word."""
+    """Collects kernels, their calls, and the word of each buffer."""
 
     def __init__(self, program: Program, inputs: list[str]) -> None:
         self._program = program
@@ -413,11 +414,11 @@ class _Reader:
         self._aliases[name] = (of, offset_bytes)
 
     def loops(self, outputs: list[tuple[str, _Place]]) -> Loops:
-        """What was gathered.
+        """Return what was collected.
 
         Args:
-            outputs: for each result the buffer that holds it, and where. One that is an input, a
-                part of a buffer, or in a buffer with another result, is copied from there.
+            outputs: for each result its buffer and place. An output that is an input, a part of a
+                buffer, or in a buffer with another result, is copied from there.
         """
         sizes_bytes = [result.view.end_bytes for result in self._program.results]
         numbers, copies = dict(self._inputs), []

@@ -1,4 +1,4 @@
-"""A region as loops in C++: plain data, and the source of its function."""
+"""A region as C++ loops: plain data, and the source of its function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from offload.compile.toolchain import EXPORTED
 
 SIGNATURE = re.compile(r'extern "C"\s+void\s+kernel\(')
-"""Of each kernel in its own source."""
+"""The signature of each kernel in its own source."""
 
 _POINTER = re.compile(r"\*\s*(?=\w)")
 _NAME = re.compile(r"(\w+)\s*(?:,|$)")
@@ -17,7 +17,7 @@ _SHARED_WHOLE = re.compile(r"\s*\{\s*(#pragma omp parallel [^\n]*)\n(?=\s*\{)")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Word:
-    """A pointer that a kernel takes: into an input, a result or scratch memory of the region.
+    """A pointer argument of a kernel: into an input, a result or scratch memory of the region.
 
     `number` counts all words of the region: its inputs, its results, its scratch memory.
     """
@@ -34,7 +34,7 @@ class Word:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
-    """A result that is the bytes of something else: to the word of that number."""
+    """A result that is a copy of other bytes: to the word `to`."""
 
     to: int
     source: Word
@@ -43,11 +43,11 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Loops:
-    """A region as loops in C++.
+    """A region as C++ loops.
 
     Attributes:
         kernels: the source of each, by name: a function `void kernel(...)`.
-        calls: in order, which kernel and with which pointers.
+        calls: in order, the kernel and its pointers.
         copies: made at the end.
         scratch_bytes: of each range of memory between kernels.
     """
@@ -58,7 +58,7 @@ class Loops:
     scratch_bytes: tuple[int, ...]
 
     def source(self, symbol: str) -> str:
-        """The functions, and one `void symbol(void* const* words)` that calls them in order."""
+        """The functions, and a `void symbol(void* const* words)` that calls them in order."""
         texts = [
             _function(f"{symbol}_{name}", body, is_apart=self._is_apart(name))
             for name, body in self.kernels.items()
@@ -72,7 +72,7 @@ class Loops:
         return "\n".join([*texts, *lines, "}"])
 
     def _is_apart(self, name: str) -> bool:
-        """Whether the pointers of a kernel are never to the same input, result or scratch."""
+        """Whether the pointers of a kernel are always to different inputs, results or scratch."""
         return all(
             len({word.number for word in words}) == len(words)
             for called, words in self.calls
@@ -83,12 +83,12 @@ class Loops:
 def _function(name: str, body: str, *, is_apart: bool) -> str:
     """A kernel's source under its name.
 
-    Of pointers that are apart it says so: a compiler then computes what is the same for a row once,
-    though the row is written meanwhile. As it forgets that of what threads share, what these do is
-    a function by itself.
+    Pointers that do not alias are `__restrict__`: a compiler then computes what is constant in a
+    row once, though the row is written meanwhile. As it ignores this in code that threads share,
+    that code becomes a separate function.
     """
     signature = SIGNATURE.search(body)
-    assert signature is not None  # of each kernel, as it was read
+    assert signature is not None  # checked when it was read
     begin = body[: signature.start()]
     parameters, _, rest = body[signature.end() :].partition(")")
     if not is_apart:

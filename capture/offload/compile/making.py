@@ -1,4 +1,4 @@
-"""Making kernels: what is not in the cache is lowered, compiled and kept there."""
+"""Makes kernels: those not in the cache are lowered, compiled and kept."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Kernels:
     """Functions of regions: found in the cache, or made and kept there.
 
     Attributes:
-        entries: what became of each region that was asked for, by key.
+        entries: of each requested region, by key.
     """
 
     def __init__(self, cache_folder: Path | None = None) -> None:
-        """Open the cache, or one of this process; without either every region is refused."""
+        """Open the cache, or one of this process; without either, all regions are refused."""
         self.entries: dict[str, Entry] = {}
         self._addresses: dict[tuple[str, str], int] = {}
         self._refusal = ""
@@ -61,10 +61,10 @@ class Kernels:
             self._cache, self._refusal = None, str(error)
 
     def make(self, wanted: Mapping[str, Region | Packing]) -> None:
-        """See that there is an entry of each.
+        """Make an entry for each region.
 
-        What nobody has asked for before, in this process or another, is lowered and compiled. Where
-        there is no compiler, it has no function.
+        Those never requested before, in this process or another, are lowered and compiled. Without
+        a compiler they have no function.
         """
         missing = {}
         for key, one in wanted.items():
@@ -79,11 +79,11 @@ class Kernels:
 
     @property
     def cache_refusal(self) -> str:
-        """Why kernels are kept for this process alone; empty where they are for others too."""
+        """Why kernels are kept only for this process; empty if also for others."""
         return "" if self._cache is None else self._cache.refusal
 
     def address(self, key: str) -> int:
-        """Where the function of a region is that has one."""
+        """The address of a region's function, which must exist."""
         entry = self.entries[key]
         return self._addresses[entry.library, entry.symbol]
 
@@ -105,7 +105,7 @@ class Kernels:
         self.entries[key] = entry
         if not entry.symbol:
             return
-        assert self._cache is not None  # which the library is in
+        assert self._cache is not None  # it holds the library
         try:
             function = getattr(ctypes.CDLL(str(self._cache.library_path(entry))), entry.symbol)
         except (OSError, AttributeError) as error:
@@ -113,18 +113,18 @@ class Kernels:
             self.entries[key] = Entry(refusal=refusal, is_lasting=False)
             return
         address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None  # a function that was found is somewhere
+        assert address is not None  # a function that was found has an address
         self._addresses[entry.library, entry.symbol] = address
 
 
 def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[str, Entry]:
-    """Compile regions into one library; where the compiler refuses that, each by itself.
+    """Compile regions into one library; if the compiler refuses that, each by itself.
 
-    What the compiler refuses, or Inductor for a reason that may pass, is tried again another time:
-    it may be that the disk was full.
+    Refusals by the compiler, or by Inductor for a reason that may pass, are not kept: the disk may
+    have been full.
 
     Raises:
-        CacheRefused: what was made cannot be kept.
+        CacheRefused: the result cannot be kept.
     """
     entries: dict[str, Entry] = {}
     sources: dict[str, _Source] = {}
@@ -160,10 +160,10 @@ def _symbol(key: str) -> str:
 
 
 def _source(symbol: str, region: Region | Packing) -> _Source:
-    """The function of a region, or what packs a matrix.
+    """The source of a region's function, or of one that packs a matrix.
 
     Raises:
-        UnsupportedRegion: none can be made.
+        UnsupportedRegion: there is none.
     """
     if isinstance(region, Packing):
         text = templates.packing_function(symbol, region.matrix)
@@ -185,9 +185,9 @@ def _loops(symbol: str, program: Program) -> _Source:
 
 
 def _uninterrupted(work: Callable[[], T]) -> T:
-    """Work in a thread of its own, which goes on where an interrupt ends the waiting for it.
+    """Run work in a separate thread, which continues if an interrupt ends the wait for it.
 
-    Modules that an interrupt leaves half imported are broken as long as the process lives, and
+    Modules that an interrupt leaves partly imported stay broken for the life of the process, and
     Inductor imports while it works.
     """
     future: Future[T] = Future()
@@ -206,8 +206,8 @@ def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, E
     """Compile sources into one library, and keep it.
 
     Raises:
-        CompilerFailed: the compiler refuses one, or there is no room for its files.
-        CacheRefused: what was made cannot be kept.
+        CompilerFailed: the compiler refuses a source, or there is no room for its files.
+        CacheRefused: the library cannot be kept.
     """
     if not sources:
         return {}

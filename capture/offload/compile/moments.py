@@ -1,10 +1,10 @@
-"""Means and variances as torch has them, where Inductor's lose the digits that matter.
+"""Means and variances by torch's methods, where Inductor's lose significant digits.
 
-Inductor sums a row in float32, and squares what is left of each number. A row whose numbers are
-large beside their differences then has a wrong mean by some units in the last place of these
-numbers, which a division by a small deviation makes large. Torch finds moments by Welford's method:
-of normalisations in float32 (aten/src/ATen/native/cpu/moments_utils.h), of `var` and `std` in
-float64 (aten/src/ATen/native/cpu/ReduceOpsKernel.cpp).
+Inductor sums a row in float32, and squares the deviation of each number. For a row whose numbers
+are large compared with their differences, the mean is then wrong by some units in the last place of
+these numbers, which a division by a small deviation amplifies. Torch computes moments by Welford's
+method: of normalisations in float32 (aten/src/ATen/native/cpu/moments_utils.h), of `var` and `std`
+in float64 (aten/src/ATen/native/cpu/ReduceOpsKernel.cpp).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 
 
 def _normalized(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """What is left of a row beside its mean, over its deviation; the mean; one over the latter.
+    """The normalised row, its mean, and the reciprocal of its deviation.
 
-    The mean of what is left corrects the mean, and the square of it the variance, both in the same
-    pass as the variance.
+    The mean of the deviations corrects the mean, and its square the variance, both in the same pass
+    as the variance.
     """
     near = x.mean(dims, keepdim=True)
     left = x - near
@@ -132,4 +132,4 @@ MOMENTS: Mapping[Any, Callable[..., Any]] = {
     torch.ops.aten.std.correction: _deviation,
     torch.ops.aten.std_mean.correction: _deviation_and_mean,
 }
-"""Operators that are made of sums which lose no more digits than torch's own."""
+"""Operators made of sums that lose no more digits than torch's."""

@@ -1,4 +1,4 @@
-"""Weights packed for the template of products: when it pays, and what the packed bytes are."""
+"""Weights packed for the template of products: when that pays, and the packed bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offload.program import (
 from offload.program.structure import Structure
 
 PANEL_COLUMNS = 32
-"""Of a panel, as `kernels/panels.hpp` has it (`kPanelColumns`)."""
+"""Columns of a panel, as in `kernels/panels.hpp` (`kPanelColumns`)."""
 
 _ROWS_SIDE_BY_SIDE = {"float32": 1, "bfloat16": 2}
 _BITS = {"float32": "int32", "bfloat16": "int16"}
@@ -32,16 +32,16 @@ _BITS = {"float32": "int32", "bfloat16": "int16"}
 
 FEWEST_ROWS = 2
 MOST_ROWS = 128
-"""Of a product whose weight is packed. On Zen 5, one thread, packed weights took 0.3 to 0.6 of the
-time of weights in place at 2 to 32 rows, from the caches and from memory, 0.7 to 0.9 at 64 and 128
-rows, and as long at one row, in float32 as in bfloat16 (`bench/kernels/products.cpp`)."""
+"""Rows of a product whose weight is packed. On Zen 5, one thread, packed weights took 0.3 to 0.6 of
+the time of weights in place at 2 to 32 rows, from the caches and from memory, 0.7 to 0.9 at 64 and
+128 rows, and the same at one row, in float32 as in bfloat16 (`bench/kernels/products.cpp`).
+"""
 
 
 def packable_weights(bound: BoundProgram) -> frozenset[int]:
-    """The weights of which it is known when they are written, and that launches do not write.
+    """The weights whose writes are noticed, and that launches do not write.
 
-    Other processes write memory that is shared with them unseen. Weights in files have memory of
-    their own.
+    Other processes write shared memory unnoticed. Weights in files have separate memory.
     """
     written = {index for launch in bound.program.launches for index in launch.writes}
     known = {
@@ -57,7 +57,7 @@ def packable_weights(bound: BoundProgram) -> frozenset[int]:
 
 
 def pays(rows: int) -> bool:
-    """Whether a product of so many rows is quicker with a packed weight."""
+    """Whether a product of so many rows is faster with a packed weight."""
     return FEWEST_ROWS <= rows <= MOST_ROWS
 
 
@@ -66,11 +66,11 @@ class Packing:
     """How a matrix of a weight becomes panels.
 
     Attributes:
-        matrix: K rows of N columns of the program's one input.
-        program: the launches that make the panels, as integers of the same bits: its one input is
-            the whole weight, its one result ceil(N / 32) panels of K rows of 32 columns, the last
-            ones zeros where N is no multiple. In bfloat16 two rows are one, as pairs of each
-            column's numbers, of which the last is zero where K is odd.
+        matrix: K rows of N columns of the program's only input.
+        program: the launches that make the panels, as integers of the same bits: its only input is
+            the whole weight, its only result ceil(N / 32) panels of K rows of 32 columns, the last
+            ones zero if N is no multiple. In bfloat16 two rows are interleaved, as pairs of each
+            column's numbers; the last of a pair is zero if K is odd.
     """
 
     matrix: TensorView
@@ -78,12 +78,12 @@ class Packing:
 
     @functools.cached_property
     def key(self) -> str:
-        """The same for matrices of which panels are made alike."""
+        """The same for matrices whose panels are made the same way."""
         return f"packing-{program_key(self.program)}"
 
 
 def pack(program: Program, matrix: TensorView) -> Packing:
-    """What makes panels of a matrix of K rows and N columns of one of a Program's plain weights.
+    """Return the packing of a matrix of K rows and N columns of a plain weight.
 
     Raises:
         UnsupportedRegion: there are no panels of its dtype, or the weight's numbers have another

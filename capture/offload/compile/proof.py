@@ -1,4 +1,4 @@
-"""Proof of a compiled kernel, beside the launches that it replaces, on an execution's Values."""
+"""Proof of a compiled kernel against the launches that it replaces, on an execution's Values."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from offload.native import _native
 from offload.program import BoundProgram, Program, TensorView
 
 GUARD_BYTES = 4096
-"""Before and behind each range that a kernel writes; a loop that runs too far meets it."""
+"""Before and behind each range that a kernel writes; a loop that overruns writes there."""
 
 ERROR_RATIO = 4.0
-"""So many times the error of the replaced launches a kernel's may be, against float64."""
+"""A kernel's error against float64 may be this many times that of the replaced launches."""
 
 ROUNDINGS = 16.0
-"""Beside that, so many units of the last place of the largest number in a row."""
+"""Plus this many units in the last place of the largest number in a row."""
 
 _ROW = 16
-"""Rows shorter than that are too few numbers to know an error by: all rows are one then."""
+"""Shorter rows have too few numbers to estimate an error: all rows then count as one."""
 
 _FILL = 0xFF  # floating-point numbers of these bytes are NaN
 
@@ -36,11 +36,11 @@ class KernelProof:
     """Proves one compiled function.
 
     Attributes:
-        name: of the kernel, for people.
-        failure: why the proof failed; empty where it has not, or was not made yet.
+        name: of the kernel, for messages.
+        failure: why the proof failed; empty if it did not fail, or was not made yet.
 
-    The function's words are the addresses of the replaced program's inputs, of what it is given in
-    the place of weights among these, of its results, and of its scratch memory.
+    The function's words are the addresses of the replaced program's inputs, of the Values that it
+    reads in place of weights among these, of its results, and of its scratch memory.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class KernelProof:
         """Keep what a proof needs.
 
         Args:
-            name: of the kernel, for people.
+            name: of the kernel, for messages.
             address: of the function.
-            replaces: the launches that it stands for.
+            replaces: the launches that it replaces.
             scratch_bytes: of each range of scratch memory.
-            n_derived: how many Values it is given in the place of weights.
-            sums: the launch that makes what the others add to and clamp; -1: there is none.
+            n_derived: the number of Values that it reads in place of weights.
+            sums: the launch whose result the others add to and clamp; -1: there is none.
         """
         self._sums = sums
         self._n_given = len(replaces.inputs) + n_derived
@@ -74,13 +74,14 @@ class KernelProof:
     def prove(self, addresses: Sequence[int]) -> bool:
         """Whether the function does at these addresses what the replaced launches do.
 
-        Run on memory of its own, it must write just that, and give what they give: bits where
-        these are no floating-point numbers, else with an error against the same launches in
-        float64 of at most ERROR_RATIO times theirs and ROUNDINGS. Of infinities and NaN all. Sums
-        that are added to or clamped were rounded before: ROUNDINGS are of the larger of both.
+        Run on separate memory, it must write only that, and give their results: the same bits
+        unless these are floating-point numbers, else with an error against the same launches in
+        float64 of at most ERROR_RATIO times theirs plus ROUNDINGS. Infinities and NaN must all be
+        equal. Sums that are added to or clamped were rounded before: ROUNDINGS then refer to the
+        larger of both.
 
-        Where there is no memory for this, nothing is proved; where there is none for numbers in
-        float64, the launches' own results are taken for exact.
+        Without memory for this, nothing is proved; without memory for numbers in float64, the
+        launches' own results count as exact.
 
         Raises:
             Whatever the replaced launches raise.
@@ -110,7 +111,7 @@ class KernelProof:
             return False
         found = [_on(one.content, view) for one, view in zip(ranges, self._results(), strict=False)]
         if all(_same_bits(*one) for one in zip(found, recorded, strict=True)):
-            return True  # whatever float64 gives
+            return True  # whatever the result in float64
         exact, sums = _exact(self._replaces, inputs, self._sums)
         for number, (one, launched) in enumerate(zip(found, recorded, strict=True)):
             if difference := _difference(
@@ -124,7 +125,7 @@ class KernelProof:
         return [result.view for result in self._replaces.results]
 
     def _inputs(self, addresses: Sequence[int]) -> list[torch.Tensor]:
-        """The bytes of each input, where they lie."""
+        """The bytes of each input, in place."""
         views = self._replaces.inputs
         return [
             _bytes_at(address, view.end_bytes)
@@ -134,7 +135,7 @@ class KernelProof:
 
 @contextlib.contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Torch without the modes of whoever executes."""
+    """Run torch without the caller's modes."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         yield
 
@@ -158,7 +159,7 @@ def _bytes_at(address: int, size_bytes: int) -> torch.Tensor:
 
 
 def _on(content: torch.Tensor, view: TensorView) -> torch.Tensor:
-    """A view of a Value whose bytes are these."""
+    """A view of a Value with these bytes."""
     tensor = torch.empty(0, dtype=find_dtype(view.dtype))
     offset = int(content.storage_offset()) // tensor.element_size()
     return tensor.set_(content.untyped_storage(), offset, view.shape, view.strides)
@@ -167,7 +168,7 @@ def _on(content: torch.Tensor, view: TensorView) -> torch.Tensor:
 def run(
     program: Program, inputs: Sequence[torch.Tensor], besides: Sequence[TensorView] = ()
 ) -> list[torch.Tensor]:
-    """The results of a program without weights, by plain torch calls, and some views besides."""
+    """The results of a program without weights, run by plain torch, and some further views."""
     bases = {
         view.value: (content.untyped_storage(), int(content.storage_offset()))
         for view, content in zip(program.inputs, inputs, strict=True)
@@ -181,14 +182,14 @@ def run(
 def _exact(
     program: Program, inputs: Sequence[torch.Tensor], sums: int
 ) -> tuple[list[torch.Tensor] | None, torch.Tensor | None]:
-    """The results in float64, and the sums; None where launches give another dtype for theirs."""
+    """The results in float64, and the sums; None if launches give another dtype for theirs."""
     wide = widened(program)
     if wide is None:
         return None, None
     besides = [next(wide.launches[sums].made())] if sums >= 0 else []
     try:
         found = run(wide, _widened_inputs(program, wide, inputs), besides)
-    except CaptureError:  # as of integers that are divided, which gives the default dtype
+    except CaptureError:  # as for divided integers, which give the default dtype
         return None, None
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
@@ -199,7 +200,10 @@ def _exact(
 
 
 def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Torch's allocator of host memory has no exception of its own (alloc_cpu.cpp of c10)."""
+    """Whether memory ran out.
+
+    torch's allocator of host memory has no exception class of its own (alloc_cpu.cpp of c10).
+    """
     return isinstance(error, MemoryError) or "DefaultCPUAllocator: " in str(error)
 
 
@@ -220,14 +224,14 @@ def _widened_inputs(
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors that are laid out alike hold the same bytes."""
+    """Whether two tensors of the same layout hold the same bytes."""
     flat = [tensor.as_strided((tensor.numel(),), (1,)) for tensor in (one, other)]
     return torch.equal(*(tensor.view(torch.uint8) for tensor in flat))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Errors:
-    """By row, how far numbers are from exact ones, and how large these are."""
+    """By row, the distance of numbers from the exact ones, and the largest exact number."""
 
     of_found: torch.Tensor
     of_recorded: torch.Tensor
@@ -240,7 +244,7 @@ def _difference(
     exact: torch.Tensor | None,
     sums: torch.Tensor | None,
 ) -> str:
-    """In what a kernel's result is not what it should be; empty where it is."""
+    """How a kernel's result differs beyond the tolerance; empty if it does not."""
     if not found.dtype.is_floating_point:
         return "" if torch.equal(found, recorded) else "differs in its bits"
     finite = recorded.isfinite()
@@ -272,6 +276,6 @@ def _errors(
 
 
 def _largest(of: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
-    """By row, of the numbers that are finite in the result."""
+    """By row, the largest of the numbers that are finite in the result."""
     rows = (-1, of.shape[-1]) if of.dim() and of.shape[-1] >= _ROW else (1, -1)
     return of.abs().where(finite, 0.0).reshape(rows).amax(-1)

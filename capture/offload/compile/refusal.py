@@ -1,9 +1,9 @@
-"""Why a region of launches becomes no kernel."""
+"""Why a region of launches has no kernel."""
 
 
 class UnsupportedRegion(Exception):
-    """No kernel is made of a region, which stays as recorded; the message says why, for people."""
+    """A region has no kernel and stays as recorded; the message says why."""
 
 
 class PassingRefusal(UnsupportedRegion):
-    """The same, for a reason that may pass: another time may end otherwise, so it is not kept."""
+    """The same for a reason that may pass: another attempt may succeed, so it is not kept."""

@@ -1,4 +1,4 @@
-"""Which launches become a kernel together."""
+"""Which launches form a kernel."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Kind(enum.StrEnum):
     """How a region's kernel is made."""
 
     LOOPS = "loops"  # by torch's Inductor
-    TEMPLATE = "template"  # by one of ours: a product with its activation, or attention
+    TEMPLATE = "template"  # by a template of ours: a product with its activation, or attention
 
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Launches in a row that become one kernel.
+    """Consecutive launches that become one kernel.
 
     Attributes:
         kind: how it is made.
-        first, end: from which launch up to and without which one.
-        extracted: these launches by themselves.
-        packing: of a product that reads its matrix as panels: how these are made.
-        weight: of such a product: of which Value.
+        first, end: the first launch, and behind the last one.
+        extracted: these launches as a Program.
+        packing: for a product that reads its matrix as panels: how these are made.
+        weight: the Value of that matrix.
     """
 
     kind: Kind
@@ -47,16 +47,16 @@ class Region:
 
     @functools.cached_property
     def key(self) -> str:
-        """The same for regions of which the same kernel is made."""
+        """Equal for regions with the same kernel."""
         return f"{self.kind}-{'' if self.packing is None else 'packed-'}{self.extracted.key}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Regions:
-    """What of a Program becomes kernels.
+    """The division of a Program into kernels and other launches.
 
     Attributes:
-        found: in order; no two have a launch in common.
+        found: in order, disjoint.
         kept: by index, why a launch stays as recorded.
     """
 
@@ -91,7 +91,9 @@ LOOP_OPERATORS = frozenset(
         "var.correction", "var_mean.correction", "vdot", "view_copy", "where.self", "zeros_like",
     )
 )  # fmt: skip
-"""Besides those that torch tags as pointwise: what Inductor makes loops of, without a fallback."""
+"""Operators that Inductor makes loops of without a fallback, besides those that torch tags as
+pointwise.
+"""
 
 MOST_LAUNCHES = 128
 """In one region: beyond, its compilation takes longer than more launches cost."""
@@ -118,8 +120,8 @@ def find_regions(
     """Group the launches of a Program, in its order.
 
     Args:
-        program: whose launches.
-        kept_operators: operators that stay as recorded, with the reason for people.
+        program: with the launches.
+        kept_operators: operators that stay as recorded, with the reason for messages.
         packable: the weights that may be packed.
     """
     finder = _Finder(program, kept_operators, packable)
@@ -128,7 +130,7 @@ def find_regions(
 
 
 def divide(program: Program, region: Region) -> Regions:
-    """The regions of both halves of one that is of loops, and has several launches."""
+    """The regions of both halves of a region of loops with several launches."""
     finder = _Finder(program, {})
     middle = (region.first + region.end) // 2
     finder.find(region.first, middle)
@@ -137,7 +139,7 @@ def divide(program: Program, region: Region) -> Regions:
 
 
 class _Finder:
-    """Gathers regions and what stays as recorded."""
+    """Collects regions and the launches that stay as recorded."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class _Finder:
         self._last_use = last_uses(program)
 
     def find(self, first: int, end: int) -> None:
-        """Look at the launches from `first` up to and without `end`."""
+        """Divide the launches from `first` up to, and excluding, `end`."""
         launches = self._program.launches
         reasons = {at: self._reason(launches[at]) for at in range(first, end)}
         at = first
@@ -178,7 +180,7 @@ class _Finder:
                 at = self._add_loops(at, stop)
 
     def _reason(self, launch: Launch) -> str:
-        """Why a launch stays as recorded; empty where it may be fused."""
+        """Why a launch stays as recorded; empty if it may be fused."""
         if kept := self._kept_operators.get(launch.name):
             return kept
         places = launch.results[1] if launch.name in _POOLS else None
@@ -193,7 +195,7 @@ class _Finder:
         return self._program.values[view.value].size_bytes
 
     def _add_template(self, at: int, stop: int) -> int:
-        """A template's region that begins at a launch, with what it may end with before `stop`."""
+        """Add a template's region that begins at a launch, with its ending before `stop`."""
         region, reason = _template(self._program, at, stop, self._last_use)
         if region is None:
             if self._program.launches[at].name in LOOP_OPERATORS:
@@ -204,7 +206,7 @@ class _Finder:
         return region.end
 
     def _add_loops(self, first: int, end: int) -> int:
-        """Loops of launches from `first` on, as many up to `end` as can be followed."""
+        """Add loops of launches from `first`, as many up to `end` as can be followed."""
         followed = make_functional(self._program, first, end, self._last_use)
         if followed is None:
             self.kept[first] = _WRITES
@@ -217,9 +219,9 @@ class _Finder:
 def _template(
     program: Program, at: int, stop: int, last_use: Sequence[int]
 ) -> tuple[Region | None, str]:
-    """The region of a template that begins at a launch, its ending with it; or why not.
+    """The region of a template that begins at a launch, including its ending; or why not.
 
-    The launches behind it and before `stop` may be its ending: as many of them as can.
+    The ending is as many of the launches behind it and before `stop` as possible.
     """
     reason = ""
     for end in range(stop, at, -1):
@@ -237,7 +239,7 @@ def _template(
 
 
 def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
-    """The region with a packed matrix, where that may be and pays."""
+    """The region with a packed matrix, where possible and faster."""
     matrix = matrix_of(program.launches[region.first])
     rows = n_rows(program.launches[region.first])
     if matrix is None or matrix.value not in packable or not pays(rows):
@@ -245,18 +247,18 @@ def _packed(program: Program, region: Region, packable: Set[int]) -> Region:
     try:
         packing = pack(program, matrix)
     except UnsupportedRegion:
-        return region  # whose matrix is read in place
+        return region  # its matrix is read in place
     return dataclasses.replace(region, packing=packing, weight=matrix.value)
 
 
 def _why_not(program: Program, launch: Launch) -> str:
-    """Why a launch stays as recorded; empty where it may be fused."""
+    """Why a launch stays as recorded; empty if it may be fused."""
     whys = (why for is_so, why in _OBSTACLES if is_so(program, launch))
     return next(whys, "") or _unlike(program, launch)
 
 
 def _unlike(program: Program, launch: Launch) -> str:
-    """How a tensor that a launch uses or makes differs from those that kernels take."""
+    """Why kernels do not support a tensor of a launch; empty if they do."""
     for view in _used(program, launch):
         if view.conjugate or view.negative:
             return "of a lazy view, conjugated or negated"
@@ -268,7 +270,7 @@ def _unlike(program: Program, launch: Launch) -> str:
 
 
 def _why_not_of(value: Value, seen_as: str) -> str:
-    """Why kernels do not take a Value; empty where they do."""
+    """Why kernels do not support a Value; empty if they do."""
     if unknown := [dtype for dtype in (seen_as, value.dtype) if dtype not in _DTYPES]:
         return f"of {unknown[0]}"
     if not value.size_bytes:
@@ -281,7 +283,7 @@ def _why_not_of(value: Value, seen_as: str) -> str:
 
 
 def _used(program: Program, launch: Launch) -> tuple[TensorView, ...]:
-    """What a launch is given, and what it makes but for empty tensors."""
+    """The operands of a launch, and its results without empty tensors."""
     made = (view for view in launch.made() if program.values[view.value].size_bytes)
     return (*launch.views(), *made)
 
@@ -294,7 +296,7 @@ def _is_known(operator: str) -> bool:
 
 
 def _is_followed(program: Program, launch: Launch) -> bool:
-    """Whether a write in place may be to memory that nobody else sees."""
+    """Whether an in-place write may be to memory that is not visible elsewhere."""
     return bool(functional_name(launch)) and all(
         program.values[index].role in (Role.ACTIVATION, Role.OUTPUT) for index in launch.writes
     )
@@ -313,20 +315,20 @@ _POOLS = frozenset(
 
 
 def _base_name(launch: Launch) -> str:
-    """Of torch's operator, without its overload and the mark of one in place."""
+    """The name of torch's operator, without its overload and in-place mark."""
     return launch.name.removeprefix("aten::").partition(".")[0].removesuffix("_")
 
 
 def _steps_beyond_half(launch: Launch) -> bool:
-    """Whether the next number is asked for of a dtype of 16 bits, which Inductor widens."""
+    """Whether it computes the next number in a 16-bit dtype, which Inductor widens."""
     is_half = any(view.dtype in ("bfloat16", "float16") for view in launch.views())
     return _base_name(launch) == "nextafter" and is_half
 
 
 def _rounds_quotients(program: Program, launch: Launch) -> bool:
-    """Whether Inductor rounds a quotient of fractions that torch finds exactly, by `fmod`.
+    """Whether Inductor rounds a floating-point quotient that torch computes exactly, by `fmod`.
 
-    `fmod` itself is NaN in a compiler's fast form where its arguments are far apart.
+    `fmod` itself is NaN in a compiler's fast form if its arguments are far apart.
     """
     name = _base_name(launch)
     is_floor = name in ("floor_divide", "fmod", "remainder") or (
@@ -336,13 +338,13 @@ def _rounds_quotients(program: Program, launch: Launch) -> bool:
 
 
 def _truncates_quotients(program: Program, launch: Launch) -> bool:
-    """Whether it divides integers as C++ does, which by zero would end the process."""
+    """Whether it divides integers as C++ does, where division by zero would end the process."""
     is_trunc = _base_name(launch) == "div" and "trunc" in launch.arguments
     return is_trunc and not any("float" in view.dtype for view in launch.views())
 
 
 def _special_powers(launch: Launch) -> bool:
-    """Whether a power is one that torch finds as a root, with other zeros and infinities."""
+    """Whether torch computes this power as a root, with other zeros and infinities."""
     if _base_name(launch) not in ("pow", "float_power"):
         return False
     is_half = any(view.dtype == "float16" for view in launch.views())
@@ -353,7 +355,7 @@ def _special_powers(launch: Launch) -> bool:
 
 
 def _sums_bytes(launch: Launch) -> bool:
-    """Whether it adds up numbers of 8 bits in 8 bits, which Inductor's vectors do not."""
+    """Whether it adds up 8-bit numbers in 8 bits, which Inductor's vectors do not."""
     made = [view.dtype for view in launch.made()]
     return _base_name(launch) in ("sum", "prod") and made[:1] in (["int8"], ["uint8"])
 

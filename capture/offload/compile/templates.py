@@ -1,4 +1,4 @@
-"""Products, convolutions and attention as calls of templates of our own (`kernels/*.hpp`)."""
+"""Products, convolutions and attention as calls of our own templates (`kernels/*.hpp`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from offload.program import (
 PRELUDE = "\n".join(
     f'#include "{name}.hpp"' for name in ("attention", "batched", "convolution", "pooling")
 )
-"""What comes once before the sources that `function` gives."""
+"""The common prelude of the sources of `function`."""
 
 _PRODUCTS = ("aten::addmm", "aten::mm")
 _BATCHED = "aten::bmm"
@@ -31,7 +31,7 @@ _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
 _ELEMENTS = {"float32": "float", "bfloat16": "offload::kernels::BFloat16"}
 
-_MOST_COLUMNS = 4096  # of scores in a row of attention, which lie on the stack
+_MOST_COLUMNS = 4096  # of scores in a row of attention, which are on the stack
 
 
 def function(symbol: str, program: Program, *, packed: bool = False) -> str:
@@ -39,18 +39,18 @@ def function(symbol: str, program: Program, *, packed: bool = False) -> str:
 
     Args:
         symbol: its name.
-        program: the region by itself: a product with its ending, or attention.
-        packed: of a product: behind its inputs it is given its matrix as panels, and reads those.
+        program: the region as a Program: a product with its ending, or attention.
+        packed: for a product: its matrix follows its inputs as panels, which it reads.
 
     Raises:
-        UnsupportedRegion: the template does not take these tensors.
+        UnsupportedRegion: the template does not support these tensors.
     """
     body = _BODIES[program.launches[0].name]
     return _function(symbol, body(_Words(program, packed)))
 
 
 def scratch_bytes(program: Program) -> tuple[int, ...]:
-    """Of each range of memory that the function of a region takes behind its results."""
+    """The sizes of the memory ranges that a region's function takes behind its results."""
     launch = program.launches[0]
     of_images = convolution(launch).scratch_bytes if launch.name == CONVOLUTION else 0
     is_normed = launch.name in (CONVOLUTION, *_PRODUCTS) and read_ending(program).norm is not None
@@ -66,7 +66,7 @@ def packing_function(symbol: str, matrix: TensorView) -> str:
         matrix: K rows of N columns of the weight.
 
     Raises:
-        UnsupportedRegion: the template does not take the matrix.
+        UnsupportedRegion: the template does not support the matrix.
     """
     depth, columns = matrix.shape
     order, stride = _order(matrix.shape, matrix.strides)
@@ -80,7 +80,7 @@ def packing_function(symbol: str, matrix: TensorView) -> str:
 
 
 def matrix_of(launch: Launch) -> TensorView | None:
-    """The matrix that rows are multiplied with; None of a launch that multiplies none."""
+    """The matrix that rows are multiplied with; None if the launch has none."""
     if launch.name == CONVOLUTION:
         found = convolution(launch)
         return found.matrix if found.has_few_pixels else None
@@ -90,7 +90,7 @@ def matrix_of(launch: Launch) -> TensorView | None:
 
 
 def n_rows(launch: Launch) -> int:
-    """How many rows are multiplied with that matrix."""
+    """The number of rows multiplied with that matrix."""
     if launch.name == CONVOLUTION:
         return convolution(launch).n_pixels
     (made, *_) = launch.made()
@@ -108,13 +108,13 @@ def _n_channels(launch: Launch) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Words:
-    """What the words of a region's function point at: its inputs, packed, results, scratch."""
+    """The words of a region's function: its inputs, packed matrix, results, scratch memory."""
 
     program: Program
     packed: bool
 
     def pointer(self, view: TensorView) -> str:
-        """Where a view of an input or a result begins."""
+        """The pointer to a view of an input or a result."""
         inputs = [one.value for one in self.program.inputs]
         results = [one.view.value for one in self.program.results]
         if view.value in inputs:
@@ -124,21 +124,21 @@ class _Words:
         return f"({_element(view)}*)((char*)words[{word}] + {view.offset_bytes})"
 
     def optional(self, view: TensorView | None) -> str:
-        """The same, and a null pointer of none."""
+        """The same, or a null pointer for None."""
         return "nullptr" if view is None else self.pointer(view)
 
     def panels(self, matrix: TensorView) -> str:
-        """Where a packed matrix begins."""
+        """The pointer to a packed matrix."""
         return f"({_element(matrix)}*)words[{len(self.program.inputs)}]"
 
     def scratch(self, number: int) -> str:
-        """Where a range of scratch memory begins."""
+        """The pointer to a range of scratch memory."""
         before = len(self.program.inputs) + int(self.packed) + len(self.program.results)
         return f"(float*)words[{before + number}]"
 
 
 def _element(*views: TensorView) -> str:
-    """The type in C++ of the elements that tensors have in common."""
+    """The C++ type of the elements that the tensors have in common."""
     dtypes = list(dict.fromkeys(view.dtype for view in views))
     if len(dtypes) > 1:
         raise UnsupportedRegion(f"a template of tensors of {' and '.join(dtypes)}")
@@ -163,7 +163,7 @@ def _view(argument: object) -> TensorView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Product:
-    """What a product takes: `bias` is None where it has none."""
+    """Operands of a product; `bias` is None if it has none."""
 
     x: TensorView
     w: TensorView
@@ -218,7 +218,7 @@ def _linear(words: _Words) -> str:
 
 
 def _terms(words: _Words, bias: TensorView | None, ending: Ending) -> tuple[str, str]:
-    """The `Terms` of an ending in C++, and the statement that makes them of a batch norm's."""
+    """The `Terms` of an ending in C++, and the statement that computes them for a batch norm."""
     added = "" if ending.added is None else words.pointer(ending.added)
     if ending.norm is None:
         given = words.optional(bias)
@@ -226,7 +226,7 @@ def _terms(words: _Words, bias: TensorView | None, ending: Ending) -> tuple[str,
     norm, launch = ending.norm, words.program.launches[0]
     of_norm = [words.optional(one) for one in (bias, norm.weight, norm.bias)]
     of_norm += [words.pointer(norm.mean), words.pointer(norm.variance)]
-    scratch = words.scratch(len(scratch_bytes(words.program)) - 1)  # behind all other
+    scratch = words.scratch(len(scratch_bytes(words.program)) - 1)  # behind all others
     before = (
         f"const Terms terms = norm_terms<{_n_channels(launch)}>("
         f"{', '.join(of_norm)}, {norm.epsilon!r}f, {scratch});\n  "
@@ -258,7 +258,7 @@ def _batched(words: _Words) -> str:
 
 
 def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, int]:
-    """Which elements of a matrix of K rows and N columns lie side by side, and the other stride."""
+    """Which elements of a matrix of K rows and N columns are contiguous, and the other stride."""
     depth, columns = shape
     if depth == 1 or strides[0] == 1:
         return "kColumns", strides[1] if columns > 1 else depth
@@ -354,7 +354,7 @@ def _flag(value: object) -> str:
 
 
 def _mask(mask: TensorView, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a mask that is repeated where it has one element and attention more."""
+    """The strides of a mask that is broadcast in dimensions of one element."""
     missing = len(shape) - len(mask.shape)
     sizes = (1,) * missing + mask.shape
     strides = (0,) * missing + mask.strides
@@ -373,4 +373,4 @@ _BODIES: Mapping[str, Callable[[_Words], str]] = {
 }
 
 TEMPLATES = frozenset(_BODIES)
-"""Operators that have a template."""
+"""Operators with a template."""

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, which makes a shared object of kernels' sources."""
+"""This machine's C++ compiler, which makes a shared object from kernels' sources."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 TEMPLATES = Path(__file__).parent / "kernels"
-"""The headers of kernels that are templates of our own."""
+"""The headers of our kernel templates."""
 
 FLAGS = (
     "-std=c++20",
@@ -30,25 +30,25 @@ FLAGS = (
     "-DNDEBUG",
     "-w",
 )
-"""Vectors are explicit in all sources; the rest is what Inductor compiles its own with."""
+"""Vectors are explicit in all sources; the other flags are those of Inductor."""
 
 EXPORTED = 'extern "C" __attribute__((visibility("default")))'
-"""What a function that is to be found in the library begins with; all else is its own."""
+"""The beginning of a function that the library exports; all others are hidden."""
 
 _SECONDS = 300
 
 
 class CompilerMissing(Exception):
-    """There is no C++ compiler here; the message says where one was looked for."""
+    """There is no C++ compiler; the message says where one was looked for."""
 
 
 class CompilerFailed(Exception):
-    """The compiler refused a source; the message is what it said first."""
+    """The compiler refused a source; the message is its first error."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What sources need of a compiler besides `FLAGS`."""
+    """What sources need besides `FLAGS`."""
 
     include_folders: tuple[str, ...] = ()
     library_folders: tuple[str, ...] = ()
@@ -62,8 +62,8 @@ class Compiler:
     """A compiler that was found.
 
     Attributes:
-        command: with which it is called: a path, and what CXX has behind it.
-        identity: changes where another one is installed.
+        command: its path, and what follows it in CXX.
+        identity: changes if another one is installed.
     """
 
     command: tuple[str, ...]
@@ -71,12 +71,12 @@ class Compiler:
 
     @property
     def is_clang(self) -> bool:
-        """Whether its functions for threads are others than GCC's."""
+        """Whether its thread functions differ from GCC's."""
         return "clang" in self.identity
 
     @functools.cached_property
     def as_one_path(self) -> str:
-        """The same compiler for who takes a path alone: a script, where there is more."""
+        """The same compiler as a single path: a script if the command has several words."""
         if len(self.command) == 1:
             return self.command[0]
         folder = tempfile.mkdtemp(prefix="offload-")
@@ -109,7 +109,7 @@ def find_compiler() -> Compiler:
 
 
 def _identity(word: str) -> str:
-    """A word of a command; of a program, as `g++` in `ccache g++`, also which one that is."""
+    """A word of a command; for a program, as `g++` in `ccache g++`, with its file's identity."""
     path = shutil.which(word)
     if path is None:
         return word
@@ -123,8 +123,8 @@ def build(source: str, options: Options, target: Path) -> None:
 
     Raises:
         CompilerMissing: there is no compiler.
-        CompilerFailed: it refused the source, took longer than five minutes, or found no room for
-            what it makes.
+        CompilerFailed: it refused the source, took longer than five minutes, or had no room for its
+            output.
     """
     try:
         _build(source, options, target)
@@ -150,7 +150,7 @@ def _build(source: str, options: Options, target: Path) -> None:
             "-o",
             str(machine_code),
         )
-        # Without -fopenmp: its library is the one that torch has loaded, and no other beside it.
+        # Without -fopenmp: the library must be the one that torch has loaded, and no second one.
         _run(
             *compiler.command,
             "-shared",
@@ -182,10 +182,10 @@ def _run(*command: str) -> None:
 
 @functools.cache
 def most_threads() -> int:
-    """So many threads kernels may share work among: torch's own, where these are of OpenMP.
+    """The most threads for kernels: torch's, if these are OpenMP's.
 
-    GCC's functions of OpenMP must be found in the process, as torch's library of them makes them
-    known; clang calls others. Else 1.
+    GCC's OpenMP functions must be visible in the process, as torch's library makes them; clang
+    calls others. Else 1.
     """
     try:
         is_clang = find_compiler().is_clang
@@ -196,7 +196,7 @@ def most_threads() -> int:
 
 
 def merged(options: Sequence[Options]) -> Options:
-    """What several sources need together."""
+    """The union of several sources' options."""
 
     def every(name: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(one for each in options for one in getattr(each, name)))

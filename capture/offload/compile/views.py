@@ -1,4 +1,4 @@
-"""Views of memory as view operators: what compilers follow, where they stop at raw strides."""
+"""Views of memory as view operators, which compilers follow where raw strides stop them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ViewSteps:
 
     Attributes:
         to_memory: the order of dimensions in which the tensor is contiguous.
-        extents: the dimensions that its memory is cut into then, as one reshape.
-        begins, sizes: for each of them the part that the view shows; of those of size 1 one index.
-        order: in which those that stay come in the view.
-        shape: of the view, dimensions of one element inserted, repeated ones of size 1.
-        repeated: the shape again, repeated dimensions at their size.
+        extents: the dimensions that its memory is then cut into, as one reshape.
+        begins, sizes: for each of them the part that the view shows; a single index if of size 1.
+        order: of the remaining ones in the view.
+        shape: of the view, with dimensions of one element inserted, repeated ones of size 1.
+        repeated: the shape again, with repeated dimensions at their size.
     """
 
     to_memory: tuple[int, ...]
@@ -31,7 +31,7 @@ class ViewSteps:
     repeated: tuple[int, ...]
 
     def apply(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The view of such a tensor."""
+        """Return the view of such a tensor."""
         found = tensor.permute(self.to_memory).reshape(self.extents)
         for dimension, (begin, size) in enumerate(zip(self.begins, self.sizes, strict=True)):
             if size != self.extents[dimension]:
@@ -48,21 +48,21 @@ def find_steps(
     view_strides: Sequence[int],
     offset: int,
 ) -> ViewSteps | None:
-    """Find how a view of a tensor's memory is made of view operators.
+    """Find how view operators make a view of a tensor's memory.
 
     The memory is cut into dimensions by the strides of the view, the largest first: each must
     divide the one before. The view's dimensions are then ranges of these.
 
     Args:
-        shape: of a tensor that fills its memory, each element at a place of its own.
+        shape: of a tensor that fills its memory without aliasing elements.
         strides: of that tensor.
         view_shape: of the view.
         view_strides: of the view.
         offset: in elements, from the tensor's first.
 
     Returns:
-        None where the view is not of that form: its elements overlap, its rows begin at no
-        multiple, or it runs across the end of a row.
+        None if the view is not of that form: its elements overlap, its rows begin at no multiple,
+        or it runs across the end of a row.
     """
     to_memory = sorted(range(len(shape)), key=lambda one: (-strides[one], -shape[one]))
     moving = [

@@ -1,4 +1,4 @@
-"""The same Program in float64: what rounding makes of it is known against that."""
+"""The same Program in float64, the reference for rounding errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _WIDE = "float64"
 
 
 def widened(program: Program) -> Program | None:
-    """The Program with float64 in the place of each narrower floating-point dtype.
+    """The Program with float64 in place of each narrower floating-point dtype.
 
     Returns:
-        None where a Value is viewed in several dtypes, so that its bytes mean something.
+        None if a Value is viewed in several dtypes, so that its bytes matter.
     """
     dtypes = {value.index: value.dtype for value in program.values}
     for launch in program.launches:

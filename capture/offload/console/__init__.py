@@ -1,1 +1,1 @@
-"""What people read and write: amounts, progress, safe text, and which line is the user's."""
+"""Text for and from users: amounts, progress, safe text, and the user's line."""

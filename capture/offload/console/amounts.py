@@ -1,4 +1,4 @@
-"""Numbers of bytes, and of things, as people write them."""
+"""Amounts of bytes and counts, in the form that users write."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
 def parse_bytes(size: int | str, what: str) -> int:
-    """A number of bytes from a number, or from text such as `2GiB`, `512 MiB` or `1.5GB`.
+    """Parse a number of bytes from a number, or from text such as `2GiB`, `512 MiB` or `1.5GB`.
 
     Args:
         size: the number of bytes, or the text.
-        what: the name of it, for the message.
+        what: its name, for the message.
 
     Raises:
         BindingError: it is neither, or negative.
@@ -35,7 +35,7 @@ def parse_bytes(size: int | str, what: str) -> int:
 
 
 def show_bytes(n_bytes: float) -> str:
-    """A number of bytes in the largest binary unit that it fills."""
+    """A number of bytes in the largest binary unit of which it is at least 1."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if n_bytes >= _UNITS[unit.upper()]:
             return f"{n_bytes / _UNITS[unit.upper()]:.2f} {unit}"
@@ -43,5 +43,5 @@ def show_bytes(n_bytes: float) -> str:
 
 
 def show_count(n_things: int, one: str, several: str = "") -> str:
-    """How many of what: `show_count(2, "launch", "launches")`; without the third an s is added."""
+    """A count with its noun: `show_count(2, "launch", "launches")`; by default an s is added."""
     return f"{n_things:,} {one if n_things == 1 else several or one + 's'}"

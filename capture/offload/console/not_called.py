@@ -1,4 +1,4 @@
-"""Parts of offload that have the names of what people look for: called, they say what to call."""
+"""Modules of offload with the names of functions that users look for: a call says what to call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ INSTEAD = {
     "run": "call what offload.capture(model, x) gives, or what its load() gives",
     "save": "call save(path) of what offload.capture(model, x) gives",
 }
-"""By a name in `offload` what to call instead."""
+"""What to call instead, by a name in `offload`."""
 
 
 class _NotCalled(ModuleType):
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse.
+        """Refuse the call.
 
         Raises:
             BindingError: always; it says what to call.
@@ -36,5 +36,5 @@ class _NotCalled(ModuleType):
 
 
 def is_not_called(name: str) -> None:
-    """Let a module that is being imported say what to call in its stead, when it is called."""
+    """Make a module under import say what to call instead, if it is called."""
     sys.modules[name].__class__ = _NotCalled

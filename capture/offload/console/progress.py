@@ -1,8 +1,8 @@
-"""How far a call that may take long is: shown on a terminal, or told to a function.
+"""The progress of a long call: shown on a terminal, or reported to a function.
 
-A call opens `telling` and names its stages; of calls inside of one another the outermost tells.
-No thread is started, and the terminal is drawn on only where a stage begins or advances: what is
-measured between two such moments is not disturbed.
+A call opens `telling` and names its stages; of nested calls the outermost reports. No thread is
+started, and the terminal is drawn on only when a stage begins or advances: measurements between two
+such moments are not disturbed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Display
 
 Progress: TypeAlias = Callable[[int, int, str], object] | Literal[False] | None
-"""What a caller says of progress.
+"""What a caller requests about progress.
 
-None: it is shown on stderr, where that is a terminal. False: nothing is. A function is called with
-(done, total, what): what the call is doing, and how far that is. Each `what` begins at 0, never
-goes back, and reaches its total where it succeeds. What the function raises ends the call.
+None: it is shown on stderr, if that is a terminal. False: nothing is shown. A function is called
+with (done, total, what): the present work, and its progress. Each `what` begins at 0, never
+decreases, and reaches its total on success. An exception of the function ends the call.
 """
 
 SHOWN_AFTER_S = 2.0
@@ -34,7 +34,7 @@ _DRAWN_EACH_S = 0.1
 
 _current = threading.local()
 
-# Of the process's threads one at a time draws.
+# One thread of the process draws at a time.
 _drawing = threading.Lock()
 
 
@@ -44,9 +44,9 @@ class Stage:
     Owner: the thread of the call.
 
     Attributes:
-        what: it does, in words.
-        total: its steps; None: not known beforehand.
-        done: the steps that are done.
+        what: the work, in words.
+        total: its steps; None: unknown in advance.
+        done: the completed steps.
     """
 
     def __init__(self, what: str, total: int | None, sink: _Sink) -> None:
@@ -57,15 +57,15 @@ class Stage:
 
     @property
     def is_told(self) -> bool:
-        """Whether anybody may be told of it."""
+        """Whether the stage may be reported."""
         return not isinstance(self._sink, _Nobody)
 
     def advance(self) -> None:
-        """One more step is done."""
+        """Count one more completed step."""
         self.reach(self.done + 1)
 
     def reach(self, done: int) -> None:
-        """So many steps are done."""
+        """Set the number of completed steps."""
         self.done = done
         self._sink.tell(self)
 
@@ -77,7 +77,7 @@ class _Sink(Protocol):
 
 
 class _Nobody:
-    """Tells nobody."""
+    """Reports nothing."""
 
     def tell(self, stage: Stage, expected_s: float = 0.0) -> None:
         pass
@@ -87,7 +87,7 @@ class _Nobody:
 
 
 class _Function:
-    """Tells a caller's function of stages whose total is known."""
+    """Reports stages with a known total to a caller's function."""
 
     def __init__(self, function: Callable[[int, int, str], object]) -> None:
         self._function = function
@@ -101,7 +101,7 @@ class _Function:
 
 
 class _Terminal:
-    """Draws a bar on stderr while nobody else does; erases it at the end, whatever happened."""
+    """Draws a bar on stderr unless another thread does; always erases it at the end."""
 
     def __init__(self, after_s: float) -> None:
         self._begin_s = time.monotonic()
@@ -118,7 +118,7 @@ class _Terminal:
             if self._display is not None or self._open():
                 self._draw(stage)
                 self._next_s = time.monotonic() + _DRAWN_EACH_S
-        except (OSError, ValueError):  # the terminal has gone, or lacks the characters
+        except (OSError, ValueError):  # the terminal is gone, or lacks the characters
             self.close()
             self._next_s = float("inf")
 
@@ -157,7 +157,7 @@ class _Terminal:
 
 
 def _has_terminal() -> bool:
-    """Whether stderr is a terminal on which no display of rich is open, which ours would garble."""
+    """Whether stderr is a terminal without an open rich display, which ours would garble."""
     try:
         is_terminal = bool(getattr(sys.stderr, "isatty", bool)())
     except ValueError:  # it is closed
@@ -186,16 +186,16 @@ def _new_display() -> Display:
 
 @contextlib.contextmanager
 def telling(given: Progress = None, *, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
-    """Tell of the stages that this thread names in the with-block.
+    """Report the stages that this thread names in the with-block.
 
-    Inside of another such block nothing is told but to a function that is given.
+    Inside another such block only a given function is called.
 
     Args:
-        given: by the caller.
-        after_s: how long the call has taken, or is expected to take, when it is first shown.
+        given: the caller's request.
+        after_s: the elapsed or expected duration of the call from which it is shown.
 
     Raises:
-        BindingError: what was given is none of a Progress.
+        BindingError: `given` is not a Progress.
     """
     outer = getattr(_current, "sink", None)
     sink: _Sink = _Nobody()
@@ -218,12 +218,12 @@ def telling(given: Progress = None, *, after_s: float = SHOWN_AFTER_S) -> Iterat
 
 @contextlib.contextmanager
 def stage(what: str, total: int | None = None, *, expected_s: float = 0.0) -> Iterator[Stage]:
-    """A stage of the call that this thread is making; at the block's end it is done.
+    """A stage of this thread's call; it is complete at the end of the block.
 
     Args:
-        what: it does, in words.
-        total: its steps; None: not known beforehand, and shown on a terminal only.
-        expected_s: what it may take without advancing: it is shown from its beginning if it is
+        what: the work, in words.
+        total: its steps; None: unknown in advance, and shown on a terminal only.
+        expected_s: its expected duration without advancing: it is shown from its beginning if it is
             expected to end after the moment from which the call is shown.
 
     Yields:
@@ -243,7 +243,7 @@ def stage(what: str, total: int | None = None, *, expected_s: float = 0.0) -> It
 
 
 def advance() -> None:
-    """One more step of the stage in which this thread is, if it is in any."""
+    """Count one more step of this thread's stage, if there is one."""
     one = getattr(_current, "stage", None)
     if one is not None:
         one.advance()

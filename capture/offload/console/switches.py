@@ -1,4 +1,4 @@
-"""The environment variables of offload: OFFLOAD_DEBUG says what it does, OFFLOAD_DUMP keeps it.
+"""The environment variables of offload: OFFLOAD_DEBUG logs, OFFLOAD_DUMP keeps files.
 
 Both are read at each capture, open and load, and at no execution.
 """
@@ -20,11 +20,11 @@ from offload.errors import BindingError, FileError
 DEBUG, DUMP = "OFFLOAD_DEBUG", "OFFLOAD_DUMP"
 
 LOGGER = logging.getLogger("offload")
-"""What is said goes to it: stages as INFO, all else as DEBUG."""
+"""The logger: stages at INFO, all else at DEBUG."""
 
 
 class DebugLevel(enum.IntEnum):
-    """How much is said; each level says what those before it say."""
+    """The amount of output; each level includes those before it."""
 
     NOTHING = 0
     STAGES = 1
@@ -32,14 +32,14 @@ class DebugLevel(enum.IntEnum):
     PLANS = 2
     """What was planned: slots, places, and the steps of each lane."""
     EXECUTIONS = 3
-    """What each execution moved, patched and took."""
+    """What each execution moved and patched, and its durations."""
 
 
 def debug_level() -> DebugLevel:
-    """The level that OFFLOAD_DEBUG names; NOTHING where it is not set, or empty.
+    """The level in OFFLOAD_DEBUG; NOTHING if it is unset or empty.
 
     Raises:
-        BindingError: it is none of the levels.
+        BindingError: it is not a level.
     """
     given = os.environ.get(DEBUG, "").strip()
     if not given:
@@ -53,10 +53,10 @@ def debug_level() -> DebugLevel:
 
 
 def dump_folder() -> Path | None:
-    """The folder that OFFLOAD_DUMP names, absolute; None where it is not set, or empty.
+    """The absolute path of the folder in OFFLOAD_DUMP; None if it is unset or empty.
 
     Raises:
-        FileError: it is relative, and the working directory has gone.
+        FileError: it is relative, and the working directory is gone.
     """
     given = os.environ.get(DUMP, "")
     try:
@@ -73,7 +73,7 @@ _measuring = threading.local()
 
 @contextlib.contextmanager
 def measuring() -> Iterator[None]:
-    """What this thread loads in the block says nothing of its executions: they are timed."""
+    """Let loads of this thread in the block report no executions: these are timed."""
     outer = getattr(_measuring, "depth", 0)
     _measuring.depth = outer + 1
     try:
@@ -83,22 +83,22 @@ def measuring() -> Iterator[None]:
 
 
 def tells_executions() -> bool:
-    """Whether what this thread loads may say something of each execution."""
+    """Whether loads of this thread may report each execution."""
     return not getattr(_measuring, "depth", 0)
 
 
 def say(text: str, level: DebugLevel = DebugLevel.STAGES) -> None:
-    """Log a text, of any number of lines, as one record. Thread: any."""
+    """Log a text of any number of lines as one record. Thread: any."""
     _prepare()
     LOGGER.log(logging.INFO if level is DebugLevel.STAGES else logging.DEBUG, "%s", printable(text))
 
 
 class _Stderr(logging.Handler):
-    """Writes to what is stderr at the moment; where that cannot be written to, nowhere."""
+    """Writes to the current stderr; if that is not writable, nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, its lines in one piece."""
-        with contextlib.suppress(Exception):  # there is nowhere to say so, and the call goes on
+        """Write a record with all its lines at once."""
+        with contextlib.suppress(Exception):  # there is nowhere to report it, and the call goes on
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
 
@@ -115,10 +115,10 @@ os.register_at_fork(
 
 
 def _prepare() -> None:
-    """Let the logger write to stderr, unless somebody has given it handlers of their own."""
+    """Let the logger write to stderr, unless a user has set its handlers."""
     with _preparing:
         if LOGGER.level == logging.NOTSET:
             LOGGER.setLevel(logging.DEBUG)
         if not LOGGER.handlers:
             LOGGER.addHandler(_stderr)
-            LOGGER.propagate = False  # a handler of the root would write it once more
+            LOGGER.propagate = False  # a handler of the root would write it again

@@ -1,4 +1,4 @@
-"""Which line is the user's: the innermost that is neither torch's nor offload's."""
+"""The user's line: the innermost outside torch and offload."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import Any
 
 
 def _folders(package: str) -> Sequence[str]:
-    """Where a package lies, which is not imported."""
+    """The folders of a package, which is not imported."""
     found = importlib.util.find_spec(package)
     return () if found is None else found.submodule_search_locations or ()
 
 
-# Where the user's code is not: torch, offload, and what stands between a `with` and its exit.
+# Where the user's code is not: torch, offload, and the code between a `with` and its exit.
 _SKIPPED = (
     *(str(Path(folder)) + os.sep for folder in _folders("torch")),
     str(Path(__file__).parents[1]) + os.sep,
@@ -32,7 +32,7 @@ _traced_location = contextvars.ContextVar("traced_location", default="")
 
 @contextlib.contextmanager
 def located_at(location: str) -> Iterator[None]:
-    """Let `user_location` answer this, if not empty: a traced graph runs, not the user's code."""
+    """Let `user_location` return this, if not empty: a traced graph runs, not the user's code."""
     token = _traced_location.set(location)
     try:
         yield
@@ -41,7 +41,7 @@ def located_at(location: str) -> Iterator[None]:
 
 
 def callable_name(function: Callable[..., Any]) -> str:
-    """The name of a function, or that of the class of a module or another object."""
+    """The name of a function, or the class name of a module or another object."""
     name = getattr(function, "__name__", None)
     return name if isinstance(name, str) else type(function).__name__
 
@@ -64,9 +64,9 @@ def user_location() -> str:
 
 
 def portable_location(filename: str, line: int | str) -> str:
-    """`file:line` without folders of this machine, as saved programs keep it.
+    """`file:line` without folders of this machine, as in saved programs.
 
-    Relative to the site-packages that the file lies in (`transformers/generation/utils.py`), else
+    Relative to the site-packages that contain the file (`transformers/generation/utils.py`), else
     to the working directory, else to its entry of `sys.path`; else the base name.
     """
     return f"{_portable_file(filename, os.getcwd(), tuple(sys.path))}:{line}"
@@ -86,9 +86,9 @@ def _portable_file(filename: str, working_directory: str, search_path: tuple[str
 
 
 def level_of_user() -> int:
-    """The `stacklevel` of the user's line that makes the call, for the function that asks.
+    """The `stacklevel` of the user's calling line, for the function that asks.
 
-    By its line Python knows a warning that it has shown, which another call's is not.
+    Python recognises a repeated warning by its line, so each user's line gets its warning.
     """
     frame: FrameType | None = sys._getframe(2)
     level = 2

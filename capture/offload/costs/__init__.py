@@ -1,4 +1,4 @@
-"""Costs: what a header, a launch and its delivery take on a machine, fitted and predicted."""
+"""Costs: durations of headers, launches and their delivery on a machine, fitted and predicted."""
 
 from offload.costs.cost_model import CostModel, Prediction, delivery_costs_ns
 from offload.costs.header_model import (

@@ -1,4 +1,4 @@
-"""What executions will take: header, launches and their delivery, on one machine."""
+"""Predicts executions: header, launches and their delivery, on one machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class CostModel:
 
     Attributes:
         header: of m_l_t.
-        issue_ns: the host delivers one launch (host scheduling).
-        handoff_ns: from the delivery of a launch to its begin on an idle device.
+        issue_ns: delivery of one launch by the host (host scheduling).
+        handoff_ns: from the delivery of a launch to its start on an idle device.
         launch_ns: device time of a launch, by signature.
     """
 
@@ -32,7 +32,7 @@ class CostModel:
     launch_ns: Mapping[str, float]
 
     def learned(self, program: Program, executions: Iterable[ExecutionTimeline]) -> CostModel:
-        """This model with the launches of a program as a timeline of it measured them."""
+        """This model, extended by launch durations measured in a timeline of the program."""
         return self._taking(
             (program.launches[span.launch], span.duration_ns)
             for execution in executions
@@ -40,7 +40,7 @@ class CostModel:
         )
 
     def timed(self, program: Program, launch_ns: Iterable[float]) -> CostModel:
-        """This model with the launches of a program as its device timed them, in their order."""
+        """This model, extended by the device's durations of the program's launches, in order."""
         return self._taking(zip(program.launches, launch_ns, strict=True))
 
     def _taking(self, times: Iterable[tuple[Launch, float]]) -> CostModel:
@@ -51,14 +51,14 @@ class CostModel:
         return dataclasses.replace(self, launch_ns={**self.launch_ns, **known})
 
     def keeping(self, launch_ns: Mapping[str, float]) -> CostModel:
-        """This model with these launches as they are."""
+        """This model, extended by these launch durations."""
         return dataclasses.replace(self, launch_ns={**self.launch_ns, **launch_ns})
 
     def durations_ns(self, program: Program) -> list[float]:
         """The predicted device time of each launch.
 
         Raises:
-            CostModelError: a launch of this signature was never measured on this machine.
+            CostModelError: a launch of its signature was never measured on this machine.
         """
         durations = []
         for launch in program.launches:
@@ -82,10 +82,10 @@ class CostModel:
     def predict_launches(
         self, durations_ns: Sequence[float], shape: HeaderShape, scheduling: Scheduling
     ) -> Prediction:
-        """As `predict`, for launches of these device times."""
+        """The same for launches with these device times."""
         stages_ns = self.header.stages_ns(shape)
         if scheduling is not Scheduling.OFFLOAD:
-            stages_ns["submit"] = 0.0  # each launch is submitted by itself: its issue
+            stages_ns["submit"] = 0.0  # each launch is submitted separately: its issue
         at_ns = sum(stages_ns.values())
         low, high = self.header.interval_ratios()
         interval_ns = (low * at_ns, high * at_ns)
@@ -101,9 +101,9 @@ class CostModel:
         return Prediction(stages_ns, tuple(issues), tuple(launches), interval_ns)
 
     def break_even_launches(self, launch_ns: float, shape: HeaderShape) -> int | None:
-        """From how many launches of this device time on offload is not slower than the host.
+        """The least number of launches of this device time for which offload is not slower.
 
-        None if it never is, up to 2^20 launches.
+        It is compared with delivery by the host. None if it is slower up to 2^20 launches.
         """
 
         def gain_ns(n_launches: int) -> float:
@@ -132,8 +132,8 @@ class Prediction:
 
     Attributes:
         stages_ns: the header's stages by name.
-        issues, launches: begin and end of each, in order; no issues under offload.
-        m_l_t_interval_ns: holds the header's duration, as `HeaderModel.interval_ratios` says.
+        issues, launches: begin and end of each, in order; no issues with offload scheduling.
+        m_l_t_interval_ns: the interval of the header's duration, by `HeaderModel.interval_ratios`.
     """
 
     stages_ns: Mapping[str, float]
@@ -148,7 +148,7 @@ class Prediction:
 
     @property
     def total_ns(self) -> float:
-        """T_offload or T_host: until the last launch has ended."""
+        """T_offload or T_host: until the end of the last launch."""
         return self.launches[-1][1] if self.launches else self.m_l_t_ns
 
 
@@ -161,7 +161,7 @@ def _in_a_row(durations_ns: Sequence[float], begin_ns: float) -> tuple[tuple[flo
 
 
 def delivery_costs_ns(executions: Iterable[ExecutionTimeline]) -> tuple[float, float]:
-    """What host-scheduled executions tell of delivering a launch: the issue, and the hand-off.
+    """The issue and the hand-off of a launch, from host-scheduled executions.
 
     Raises:
         CostModelError: no launch was delivered by the host.
@@ -173,7 +173,7 @@ def delivery_costs_ns(executions: Iterable[ExecutionTimeline]) -> tuple[float, f
         for issue in execution.of_kind(SpanKind.ISSUE):
             launch = launches[issue.launch]
             issues.append(issue.duration_ns)
-            if free_ns < issue.end_ns:  # the device was idle, so it began as soon as it could
+            if free_ns < issue.end_ns:  # the device was idle, so the launch began at once
                 handoffs.append(launch.begin_ns - issue.end_ns)
             free_ns = launch.end_ns
     if not issues:

@@ -1,4 +1,4 @@
-"""Fitting a header model. Needs NumPy and SciPy, which nothing else of this package does."""
+"""Fits a header model. The only user of NumPy and SciPy in this package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _N_RESAMPLES = 100
 
 
 def n_fits(n_programs: int) -> int:
-    """The fits of which a header model of so many programs consists; each advances the stage."""
+    """The number of fits for a header model of so many programs; each advances the stage."""
     return len(STAGES) * (1 + _N_RESAMPLES + n_programs)
 
 
@@ -32,11 +32,11 @@ def fit_header_model(
 ) -> HeaderModel:
     """Fit a model to executions of programs that differ in every term.
 
-    For each shape the median counts, so that single slow executions do not; over shapes the
+    Each shape counts by its median, so single slow executions have no effect. Over shapes the
     relative error is minimised under a loss that grows linearly (`soft_l1` of
-    `scipy.optimize.least_squares`), with coefficients that are not negative. Intervals are
-    percentiles over resamples of the executions of each shape (bootstrap). Each program is
-    predicted by a fit to all others as well (leave one out): `held_out_ratios`.
+    `scipy.optimize.least_squares`), with non-negative coefficients. Intervals are percentiles over
+    resamples of the executions of each shape (bootstrap). Each program is also predicted by a fit
+    to all others (leave one out): `held_out_ratios`.
 
     Args:
         observations: of at least two shapes, and several executions of each, of programs whose
@@ -59,14 +59,14 @@ def fit_header_model(
 
 
 def _held_out_ratios(observations: Sequence[Observation]) -> tuple[tuple[float, float], ...]:
-    """Of each program, `HeaderModel.ratios` of a model that was fitted to all others."""
+    """For each program, `HeaderModel.ratios` of a model fitted to all others."""
     ratios = []
     for program in dict.fromkeys(one.shape.program for one in observations):
         rest = [one for one in observations if one.shape.program != program]
         groups = list(observations_by_shape(rest).items())
         if len(groups) < 2:
             continue
-        generator = np.random.default_rng(0)  # draws nothing: there are no resamples
+        generator = np.random.default_rng(0)  # draws nothing, without resamples
         model = HeaderModel(
             {stage: _fit_stage(stage, groups, 0, generator) for stage in STAGES}, len(rest)
         )
@@ -101,8 +101,8 @@ def _fit_stage(
 
 
 def _solve(counts: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Coefficients that are not negative, that keep the relative errors small, outliers aside."""
-    scale = np.maximum(times_ns, 1.0)  # a stage of nothing takes nothing; ns are the finest
+    """Non-negative coefficients with small relative errors, robust against outliers."""
+    scale = np.maximum(times_ns, 1.0)  # avoids division by 0; 1 ns is the resolution
     first, _ = optimize.nnls(counts / scale[:, None], times_ns / scale)
     found = optimize.least_squares(
         lambda coefficients: (counts @ coefficients - times_ns) / scale,

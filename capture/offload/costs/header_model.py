@@ -1,4 +1,4 @@
-"""The header-overhead model: m_l_t from what an execution binds, moves and patches."""
+"""The header model: m_l_t from what an execution binds, moves and patches."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from offload.errors import CostModelError
 STAGES = ("convert", "drain", "policy", "patch", "submit")
 
 COVERAGE = 0.9
-"""The share of programs that the fit did not see whose m_l_t lies in `m_l_t_interval_ns`."""
+"""The share of held-out programs whose m_l_t lies in `m_l_t_interval_ns`."""
 
 DRIFT = 0.2
-"""A kept model whose error has grown beyond this is fitted anew."""
+"""A kept model whose error exceeds this is fitted again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class HeaderShape:
-    """What the header of one execution has to do; all that m_l_t depends on.
+    """The work of one execution's header; m_l_t depends on nothing else.
 
     Attributes:
-        n_inputs: tensors given.
-        outputs_allocated: results for which no buffer was given.
-        outputs_given: results for which one was.
+        n_inputs: tensors passed.
+        outputs_allocated: results without a given buffer.
+        outputs_given: results with a given buffer.
         n_weights: weight storages, which are compared with those bound.
         slots_changed: slots whose address moved.
         words_patched: words that depend on them.
@@ -43,17 +43,17 @@ class HeaderShape:
 
     @property
     def program(self) -> tuple[int, int, int, frozenset[str]]:
-        """What the program decides alone: inputs, outputs, weights, operators."""
+        """The part that the program alone determines: inputs, outputs, weights, operators."""
         n_outputs = self.outputs_allocated + self.outputs_given
         return self.n_inputs, n_outputs, self.n_weights, self.operators
 
     @property
     def ranges_looked_up(self) -> int:
-        """How many ranges of memory are looked up among the buffers given for results."""
+        """The number of memory ranges looked up among the buffers given for results."""
         return self.n_inputs + self.n_weights if self.outputs_given else 0
 
     def terms(self, stage: str) -> dict[str, float]:
-        """What a stage's duration is linear in, by name."""
+        """The terms in which a stage's duration is linear, by name."""
         if stage == "convert":
             return {
                 "execution": 1,
@@ -73,7 +73,7 @@ class HeaderShape:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Observation:
-    """One execution's header, measured: its shape, and each stage's ns by name."""
+    """The measured header of one execution: its shape, and each stage's ns by name."""
 
     shape: HeaderShape
     stages_ns: Mapping[str, float]
@@ -86,7 +86,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Coefficient:
-    """What one of something costs, in ns, with the interval that holds it with 95 % confidence."""
+    """The cost of one unit, in ns, with its 95 % confidence interval."""
 
     value_ns: float
     low_ns: float
@@ -99,11 +99,11 @@ class HeaderModel:
 
     Attributes:
         coefficients: by stage and term.
-        n_observations: executions that they were fitted to.
-        displaced_ns: by operator, how much longer a header takes (in `convert`, where it begins)
-            when launches of it ran since the one before. Operators that are not here add nothing.
-        held_out_ratios: of each program that was predicted without having been fitted, the least
-            and the largest m_l_t measured / predicted over its shapes.
+        n_observations: the number of fitted executions.
+        displaced_ns: by operator, the additional duration of a header (in `convert`, its first
+            stage) if launches of it ran since the header before. Other operators add nothing.
+        held_out_ratios: for each held-out program, the least and the largest m_l_t measured /
+            predicted over its shapes.
     """
 
     coefficients: Mapping[str, Mapping[str, Coefficient]]
@@ -131,13 +131,13 @@ class HeaderModel:
         """The interval of measured / predicted m_l_t that holds `COVERAGE` of unseen programs.
 
         Its ends are order statistics of `held_out_ratios`, with half of what is not covered on each
-        side: conformal prediction with residuals of programs left out (Lei et al.,
-        Distribution-Free Predictive Inference for Regression, 2018), taken as ratios. The
-        coverage holds for programs that are like those of the calibration. `DRIFT`, up
-        to which a kept model is used, widens the interval on both sides.
+        side: conformal prediction with residuals of held-out programs (Lei et al.,
+        Distribution-Free Predictive Inference for Regression, 2018), as ratios. The coverage holds
+        for programs like those of the calibration. `DRIFT`, up to which a kept model is used,
+        widens the interval on both sides.
 
         Returns:
-            The low and the high end; (0, infinity) where too few programs were held out to tell.
+            The low and the high end; (0, infinity) if too few programs were held out.
         """
         n_programs = len(self.held_out_ratios)
         rank = math.ceil((n_programs + 1) * (1 + COVERAGE) / 2)
@@ -150,14 +150,14 @@ class HeaderModel:
     def m_l_t_interval_ns(self, shape: HeaderShape) -> tuple[float, float]:
         """The interval of the header duration of a program that was not fitted.
 
-        `interval_ratios` says how it is made, and how often it holds.
+        `interval_ratios` defines it and its coverage.
         """
         low, high = self.interval_ratios()
         predicted_ns = self.m_l_t_ns(shape)
         return low * predicted_ns, high * predicted_ns
 
     def ratios(self, observations: Iterable[Observation]) -> tuple[float, float]:
-        """The least and the largest over shapes of median observed / predicted m_l_t.
+        """The least and the largest median observed / predicted m_l_t over shapes.
 
         Raises:
             CostModelError: there is no observation.
@@ -169,7 +169,7 @@ class HeaderModel:
         return min(found), max(found)
 
     def error(self, observations: Iterable[Observation]) -> float:
-        """How far off it is: the median over shapes of |predicted / median observed - 1|.
+        """The model's error: the median over shapes of |predicted / median observed - 1|.
 
         Raises:
             CostModelError: there is no observation.
@@ -191,7 +191,7 @@ def _observed(observations: Iterable[Observation]) -> dict[HeaderShape, list[Obs
 def observations_by_shape(
     observations: Iterable[Observation],
 ) -> dict[HeaderShape, list[Observation]]:
-    """Observations grouped by what the header had to do."""
+    """Observations grouped by shape."""
     groups: dict[HeaderShape, list[Observation]] = {}
     for one in observations:
         groups.setdefault(one.shape, []).append(one)

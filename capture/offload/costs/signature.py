@@ -1,4 +1,4 @@
-"""Signatures: launches with one signature take alike long on one machine."""
+"""Signatures: launches with the same signature have the same cost on one machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from offload.program import Argument, Kernel, Launch, Opaque, TensorView
 
 
 def signature_of(launch: Launch) -> str:
-    """The operator with what its time depends on: dtypes, shapes, strides, other arguments.
+    """The operator with what its duration depends on: dtypes, shapes, strides, other arguments.
 
     An opaque launch is known by its place in the user's code, as its arguments do not say what it
     does; a kernel by a digest of the launches that it replaces.

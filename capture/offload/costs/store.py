@@ -18,7 +18,7 @@ FORMAT = 3
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CostKey:
-    """What costs hold for.
+    """The validity of costs.
 
     Attributes:
         machine: the processor's name.
@@ -31,16 +31,16 @@ class CostKey:
     versions: tuple[tuple[str, str], ...]
 
     def file_name(self) -> str:
-        """A name that tells keys apart."""
+        """A file name that is unique to the key."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True)
         return f"costs-{self.device}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def default_folder() -> Path:
-    """Where cost models are kept for this user.
+    """The user's folder for cost models.
 
     Raises:
-        CostModelError: platformdirs, which knows the place, is missing.
+        CostModelError: platformdirs, which finds it, is missing.
     """
     try:
         import platformdirs  # noqa: PLC0415 - only who keeps cost models needs it
@@ -53,7 +53,7 @@ def default_folder() -> Path:
 
 
 def save_cost_model(model: CostModel, key: CostKey, folder: Path | None = None) -> Path:
-    """Write a model, in one step, in the place of an older one.
+    """Write a model atomically, replacing an older one.
 
     Raises:
         CostModelError: the file cannot be written.
@@ -73,10 +73,10 @@ def save_cost_model(model: CostModel, key: CostKey, folder: Path | None = None) 
 
 
 def load_cost_model(key: CostKey, folder: Path | None = None) -> CostModel | None:
-    """The model that was kept for a key; None if there is none, or one of an older format.
+    """The model kept for a key; None if there is none, or its format is older.
 
     Raises:
-        CostModelError: the file is damaged, or of a newer format.
+        CostModelError: the file is damaged, or its format is newer.
     """
     path = (folder or default_folder()) / key.file_name()
     try:

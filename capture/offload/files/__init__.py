@@ -1,8 +1,8 @@
 """Programs in files: saved without pickle, opened without executing anything; and weight files.
 
 A saved program is one zip (see `archive`) of a Program as JSON, `program.json`, and the bytes of
-its weights. Opening it checks the types of all that it says (see `program.decode`), then that its
-parts fit together (see `program.check`), and that its operators are safe ones (see `operators`).
+its weights. Opening it checks the types of everything in it (see `program.decode`), then that its
+parts are consistent (see `program.check`), and that its operators are safe (see `operators`).
 """
 
 from offload.files.saved_programs import Saved, open_saved, save_program

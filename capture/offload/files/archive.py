@@ -1,8 +1,8 @@
-"""The file itself: one zip of `program.json` and `weights.safetensors`, neither compressed.
+"""The file: one zip of `program.json` and `weights.safetensors`, neither compressed.
 
-In `weights.safetensors` every weight Value is one array of bytes, named by the Value's index. So
-tensors that share a storage, leave gaps or have a dtype that safetensors lacks are like any other:
-how tensors view the bytes stands in `program.json`.
+In `weights.safetensors` every weight Value is one array of bytes, named by the Value's index.
+Tensors that share a storage, leave gaps or have a dtype that safetensors lacks therefore need no
+special treatment: `program.json` says how tensors view the bytes.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from offload.program.reader import parse
 _PROGRAM = "program.json"
 _WEIGHTS = "weights.safetensors"
 
-# No program comes near these: a million launches take 0.7 GB as JSON, a million weights 0.1 GB.
+# Far above any Program: a million launches take 0.7 GB as JSON, a million weights 0.1 GB.
 _MAXIMUM_PROGRAM_BYTES = 2**30
 _MAXIMUM_HEADER_BYTES = 2**27
 
 _CHUNK_BYTES = 2**20
 
-# At which a file is written at least, as one may expect.
+# The least speed that may be expected of writing a file.
 _WRITTEN_BYTES_PER_S = 500e6
 _HEADER_SIZE_BYTES = 8
 _ENCRYPTED = 0x1
 
 
 def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.Tensor]) -> None:
-    """Write a file beside `path`, and rename it to `path` once it is whole.
+    """Write a file beside `path`, and rename it to `path` once it is complete.
 
     Args:
         path: of the file.
         program_text: the content of `program.json`.
-        weights: for each weight Value its bytes, of dtype uint8.
+        weights: the bytes of each weight Value, of dtype uint8.
 
     Raises:
         FileError: it cannot be written there.
@@ -58,7 +58,7 @@ def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.T
             with stage("gathering weights", 1, expected_s=n_bytes / _WRITTEN_BYTES_PER_S):
                 safetensors.torch.save_file(arrays, weights_path)
             with zipfile.ZipFile(whole_path, "w", zipfile.ZIP_STORED) as archive:
-                # A ZipInfo of its own has no time of day: equal programs give equal files.
+                # A new ZipInfo has no time of day: equal programs give equal files.
                 archive.writestr(zipfile.ZipInfo(_PROGRAM), program_text)
                 with (
                     weights_path.open("rb") as source,
@@ -74,7 +74,7 @@ def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.T
 
 
 class Archive:
-    """An open file, whose members are as expected and no larger than the file."""
+    """An open file whose members are as expected and no larger than the file."""
 
     def __init__(self, archive: zipfile.ZipFile, file_bytes: int) -> None:
         self._archive = archive
@@ -100,15 +100,15 @@ class Archive:
     def read_weights(
         self, sizes_bytes: Mapping[int, int], device: torch.device
     ) -> dict[int, torch.UntypedStorage]:
-        """Read each weight Value's bytes, once, into a storage of its own.
+        """Read each weight Value's bytes once, into a separate storage.
 
         The safetensors library reads whole files or whole buffers, and a member of a zip is
         neither, so its header is read here. It must say exactly what the program says; nothing is
-        allocated before that is certain.
+        allocated before that is checked.
 
         Args:
-            sizes_bytes: for each weight Value how many bytes it has.
-            device: where the storages lie.
+            sizes_bytes: the size of each weight Value.
+            device: of the storages.
 
         Raises:
             FileError: the device has no memory for a weight.
@@ -125,7 +125,7 @@ class Archive:
         return storages
 
     def _read_header(self, member: IO[bytes], sizes_bytes: Mapping[int, int]) -> dict[int, int]:
-        """For each weight Value where its bytes begin, counted from the end of the header."""
+        """Where each weight Value's bytes begin, counted from the end of the header."""
         header_bytes = int.from_bytes(_read(member, _HEADER_SIZE_BYTES), "little")
         content_bytes = self._weights_bytes - _HEADER_SIZE_BYTES - header_bytes
         if header_bytes > _MAXIMUM_HEADER_BYTES or content_bytes != sum(sizes_bytes.values()):
@@ -149,7 +149,7 @@ class Archive:
 
 
 def _read(member: IO[bytes], n_bytes: int) -> bytes:
-    """Exactly so many bytes; with the last of the member its checksum is compared."""
+    """Read exactly `n_bytes`; reading the member's last byte compares its checksum."""
     with _zip_errors():
         content = member.read(n_bytes)
     if len(content) != n_bytes:
@@ -192,7 +192,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
     Raises:
         FileError: there is no such file, or it cannot be read.
-        ProgramError: it is no archive of a program.
+        ProgramError: it is not an archive of a program.
     """
     with _zip_errors():
         is_there, is_file = path.exists(), path.is_file()
@@ -206,7 +206,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
 
 @contextlib.contextmanager
 def _zip_errors() -> Iterator[None]:
-    """Translate what zipfile raises on a damaged file; it names no complete list."""
+    """Translate what zipfile raises on a damaged file; it documents no complete list."""
     try:
         yield
     except OSError as error:

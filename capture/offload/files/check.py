@@ -1,4 +1,4 @@
-"""What must hold of a Program in a file, besides what holds of every one."""
+"""The check of a Program in a file, beyond the check of every Program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offload.program.structure import constants
 
 
 def check_file_program(program: Program) -> None:
-    """Check that a Program may be executed if it comes from a file, or written to one.
+    """Check that a Program may be executed if it is read from a file, or may be written to one.
 
     Raises:
         ProgramError: the parts contradict each other, or name what a file cannot hold; the message
@@ -47,7 +47,7 @@ def _check_symbol(program: Program, symbol: Symbol, where: str) -> None:
 
 
 def _check_names(program: Program) -> None:
-    """Look up what the program names of torch, before anything asks torch for it."""
+    """Check that torch has what the program names, before anything else asks torch for it."""
     views = [*program.inputs, *(result.view for result in program.results)]
     views += [view for holders in program.weight_views.values() for view in holders]
     symbols = [Symbol("dtype", one.dtype) for one in program.values]

@@ -1,25 +1,25 @@
 """Which operators a program from a file may launch, and with which arguments.
 
-A launch reaches memory through its tensor arguments and results alone, so an operator is safe if
-its schema says all that it touches. These rules follow from that:
+A launch reaches memory only through its tensor arguments and results, so an operator is safe if its
+schema declares everything that it touches. These rules follow:
 
-1. It is torch's own (namespace `aten` or `prims`): others may not exist in the next process, and
+1. It is one of torch's (namespace `aten` or `prims`): others may not exist in the next process, and
    looking them up could import code.
 2. It changes no tensor's storage, shape or strides in place: torch tags these operators
-   `inplace_view`; their functional and out= forms fall with them.
+   `inplace_view`; their functional and out= forms are refused too.
 3. It returns no alias of an argument that it does not write. Views are folded into the views of a
-   Program, so none is ever recorded; one in a file could reach memory of its own choosing.
-4. Every argument is of a kind that a Program holds: tensors, numbers, strings, symbols. That rules
-   out storages, streams and script objects.
-5. It makes or writes tensors, reads one on the host for a guard, or is one of torch's assertions.
-   What remains acts on the process: gradients, plan caches, the terminal.
-6. It is not one of the few whose schema hides what they do (`_REFUSED`).
-7. Besides these, collectives (`_c10d_functional`): they send tensors to the process groups that
-   this process has made itself, which are found by name at the load. What they make is compared
-   with the shapes of a Program before they are executed (native/cpu/collectives.cpp).
+   Program, so view operators are never recorded; in a file they could reach arbitrary memory.
+4. Every argument is of a kind that a Program holds: tensors, numbers, strings, symbols. This
+   excludes storages, streams and script objects.
+5. It makes or writes tensors, reads a tensor on the host for a guard, or is one of torch's
+   assertions. All others act on the process: gradients, plan caches, the terminal.
+6. It is not one of the few whose schema hides their effects (`_REFUSED`).
+7. In addition, collectives (`_c10d_functional`) are allowed: they send tensors to process groups
+   that this process has made itself, found by name at the load. The shapes of their results are
+   compared with the Program's before they are executed (native/cpu/collectives.cpp).
 
-torch checks the arguments of its kernels, not always all of them. The rules keep a file from
-reaching files, sockets, processes and addresses; they do not make torch's kernels flawless.
+torch does not always check all arguments of its kernels. The rules keep a file from reaching files,
+sockets, processes and addresses; they cannot rule out errors in torch's kernels.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _REFUSED = frozenset(
         "retain_grad",
         "_backward",  # runs autograd
         "_cummax_helper",
-        "_cummin_helper",  # trust their callers to have checked sizes
+        "_cummin_helper",  # rely on their callers' checks of sizes
     }
 )
 
@@ -70,7 +70,7 @@ def check_operator(launch: Launch, where: str) -> None:
     """Check that a launch's operator is safe and fits its arguments, results and guard.
 
     Raises:
-        FileError: the operator is not on the list above, or this torch does not have it.
+        FileError: the operator breaks a rule above, or this torch does not have it.
         ProgramError: it takes other arguments, or returns something else.
     """
     schema = find_safe_operator(launch.name)._schema
@@ -131,7 +131,7 @@ def find_safe_operator(name: str) -> Any:
     """The torch.ops overload of an operator that a file may name.
 
     Raises:
-        FileError: this torch does not have it, or it is not safe; the message says which rule.
+        FileError: this torch does not have it, or it is not safe; the message names the rule.
     """
     if name in STARTS or name == WAIT:
         return _find_collective(name)
@@ -166,7 +166,7 @@ def _find_collective(name: str) -> Any:
 
 
 def _exists(name: str) -> bool:
-    """Whether the dispatcher knows it; torch.ops also answers for names of TorchScript alone."""
+    """Whether the dispatcher knows it; torch.ops also resolves names that only TorchScript has."""
     try:
         return torch._C._dispatch_has_kernel(name)
     except RuntimeError:
@@ -239,7 +239,7 @@ def _symbol(kind: str) -> Callable[[Argument], bool]:
 
 
 _KINDS: Mapping[str, Callable[[Argument], bool]] = {
-    # A number where a tensor is declared is recorded as the number that it was.
+    # A number in place of a declared tensor is recorded as a number.
     "Tensor": _one_of(TensorView, bool, int, float, complex),
     "int": _one_of(int),
     "float": _one_of(float, int),

@@ -1,4 +1,4 @@
-"""Files of Programs whose ranks exchange tensors: one for each, told apart by their names."""
+"""Files of Programs whose ranks exchange tensors: one per rank, distinguished by name."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from offload.program import Program
 
 
 def path_of_rank(path: Path, program: Program) -> Path:
-    """Where a Program is written: for one of several ranks with the rank behind the name."""
+    """The path that a Program is written to: with several ranks, the rank follows the name."""
     for group in program.groups:
         return _path(path, group.rank, group.world_size)
     return path
 
 
 def own_path(path: Path) -> Path:
-    """The file to read: the path, or where ranks have written theirs that of this one.
+    """The file to read: the path, or this rank's file if ranks have written theirs.
 
     Raises:
-        FileError: there are files of ranks, and none of this rank of a world of this size.
+        FileError: there are files of ranks, but none of this rank in a world of this size.
     """
     if path.exists():
         return path

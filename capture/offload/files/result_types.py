@@ -1,9 +1,9 @@
 """The types of a result's containers, which a file holds by name only.
 
-A name from a file stands for a class of these only: `torch.return_types`, `torch.Size` and
-`OrderedDict`; outputs of transformers' models and the caches in them, the one case in which a
-module is imported because a file names it; and what the user gives (`types=`). Each class is tried
-around stand-ins of the result's tensors. Any other container becomes a plain one.
+A name from a file stands only for one of these classes: `torch.return_types`, `torch.Size` and
+`OrderedDict`; outputs of transformers' models and the caches in them, the only case in which a
+module is imported because a file names it; and the user's (`types=`). Each class is tried around
+stand-ins of the result's tensors. Any other container becomes a plain one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from offload.program.structure import Structure, is_rebuilt, name_of, rebuild
 
 _PLAIN_NAMES = ("", *(name_of(cls) for cls in (list, tuple, dict)))
 _SINGLE_CLASSES = {name_of(cls): cls for cls in (collections.OrderedDict, torch.Size)}
-# By the kind of container the modules of transformers that may be imported for it, and the module
-# and names of the classes of which it must be one.
+# By kind of container: the modules of transformers that may be imported for it, and the module and
+# names of the classes of which its class must be a subclass.
 _OF_TRANSFORMERS = {
     "mapping": (
         re.compile(
@@ -47,7 +47,7 @@ def check_types(types: Sequence[type]) -> tuple[type, ...]:
     """The classes of `types=`, each once.
 
     Raises:
-        BindingError: it is no sequence, or something in it is no class.
+        BindingError: it is not a sequence, or contains something other than a class.
     """
     if not isinstance(types, (list, tuple, set, frozenset)):
         raise BindingError(f"types=: expected a list of classes, got {types!r}")
@@ -58,14 +58,14 @@ def check_types(types: Sequence[type]) -> tuple[type, ...]:
 
 
 def with_types(program: Program, types: Sequence[type] = ()) -> Structure:
-    """The nesting of a Program's result, with objects, and the classes that are found for it.
+    """The nesting of a Program's result, with objects and the classes that are found for it.
 
     Args:
-        program: one that was checked.
-        types: the user's classes, by `check_types`.
+        program: a checked Program.
+        types: the user's classes, from `check_types`.
 
     Raises:
-        FileError: one of `types` matches no container, or several, or does not fit one.
+        FileError: one of `types` matches no container, or several, or does not fit its container.
     """
     structure = with_objects(program.result_structure, torch_object)
     names = list(dict.fromkeys(_names(structure)))
@@ -78,12 +78,12 @@ def with_types(program: Program, types: Sequence[type] = ()) -> Structure:
 
 
 def types_not_found(program: Program) -> list[str]:
-    """The names of the result's containers that are found only if they are given as `types=`."""
+    """The names of the result's containers that are found only through `types=`."""
     return list(dict.fromkeys(_names(with_types(program))))
 
 
 def _names(structure: Structure) -> Iterator[str]:
-    """The names of the containers that are not plain and have no class."""
+    """The names of non-plain containers without a class."""
     if structure.container is None and structure.type_name not in _PLAIN_NAMES:
         yield structure.type_name
     for child in structure.children:
@@ -91,10 +91,10 @@ def _names(structure: Structure) -> Iterator[str]:
 
 
 def _choose(types: Sequence[type], names: Sequence[str]) -> dict[str, type]:
-    """The class that stands for each name: of the same name, else of the same name in its module.
+    """The class for each name: of the same qualified name, else of the same name in its module.
 
     Raises:
-        FileError: there is no such name for a class, or there are several.
+        FileError: no name matches a class, or several do.
     """
     if len({name_of(cls) for cls in types}) < len(types):
         raise FileError(
@@ -116,10 +116,9 @@ def _choose(types: Sequence[type], names: Sequence[str]) -> dict[str, type]:
 
 
 class _Search:
-    """Finds classes for containers, from the leaves up, and builds each once to see that it fits.
+    """Finds classes for containers, from the leaves up, and builds each once as a check.
 
-    What is built holds tensors of the shapes and dtypes of the result's, all of whose elements lie
-    at one place.
+    The check uses tensors of the shapes and dtypes of the result's, with all elements at one place.
     """
 
     def __init__(self, program: Program, chosen: Mapping[str, type]) -> None:
@@ -131,10 +130,10 @@ class _Search:
         ]
 
     def visit(self, node: Structure) -> tuple[Structure, Any]:
-        """A node with the classes of all below it, and what it is around stand-ins.
+        """Return a node with the classes of all below it, and the object built around stand-ins.
 
         Raises:
-            FileError: a class of the user's does not fit.
+            FileError: a user's class does not fit.
         """
         if node.kind == "tensor":
             return node, self._stand_ins[node.leaf]
@@ -174,9 +173,9 @@ def _is_tensor(thing: Any) -> bool:
 
 
 def _library_class(kind: str, name: str) -> type | None:
-    """The class of torch, Python or transformers that a name stands for, if it is an allowed one.
+    """The class of torch, Python or transformers that a name stands for, if it is allowed.
 
-    It must be what its module has under that very name: no name leads through another module.
+    It must be defined in its module under that very name: no name leads through another module.
     """
     if name in _SINGLE_CLASSES:
         return _SINGLE_CLASSES[name]
@@ -199,5 +198,5 @@ def _library_class(kind: str, name: str) -> type | None:
 def _imported(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception:  # not installed, or a library that it needs is not, or does not fit
+    except Exception:  # missing, or a library that it needs is missing or does not fit
         return None

@@ -1,4 +1,4 @@
-"""Saving a Program with its weights to one file, and opening it."""
+"""Saves a Program with its weights in one file, and opens it."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def save_program(
 ) -> None:
     """Write a Program and the present content of its weights to one file.
 
-    `family`: whose Program it is, where sizes may vary. One of several ranks has a file of its own
+    `family`: the Program's Family, if sizes may vary. Each of several ranks has a separate file
     (`rank_paths`).
 
-    The file replaces another at `path` only once it is whole. Classes of containers are written
-    by name only. Where those of the result are not found again by name (see `result_types`), a
+    The file replaces another at `path` only once it is complete. Classes of containers are written
+    by name only. If classes of the result cannot be found again by name (see `result_types`), a
     UserWarning names them.
 
     Raises:
         FileError: something in the program cannot be written (an object among the arguments, a
-            generator of its own, an operator that is not torch's), it is one opaque launch, its
-            weights are in files of their own, a weight lies in a format of the device's own, its
-            tensors were laid out anew or its memory freed or shrunk since the capture, a host
-            constant was given another value, or the path cannot be written to.
+            generator other than the default one, an operator that is not torch's), it is one opaque
+            launch, its weights are in other files, a weight is in a device format, its tensors were
+            laid out anew or its memory freed or shrunk since the capture, a host constant has
+            another value, or the path cannot be written to.
     """
     program = bound.program
     path = path_of_rank(Path(path), program)
@@ -88,7 +88,7 @@ def save_program(
         if family is not None:
             data = with_family(data, encode_family(family))
         text = json.dumps(data, separators=(",", ":"), allow_nan=False).encode()
-        _read_program(text)  # what could not be opened again is not written
+        _read_program(text)  # a file that could not be opened is not written
         _warn_of_types(types_not_found(program))
         write_archive(
             path,
@@ -117,7 +117,7 @@ def _warn_of_types(names: list[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds: a Program, and the Family that it belongs to, if sizes may vary."""
+    """The content of a file: a Program, and its Family if sizes may vary."""
 
     bound: BoundProgram
     family: Family | None
@@ -126,26 +126,26 @@ class Saved:
 def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Saved:
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 
-    Safe for any file, damaged and hostile ones included: no code is loaded from it, no module is
-    imported because it says so but transformers' own of models and caches, no size that it states
-    is believed, and what it launches is on a list of operators that reach nothing but tensors.
-    Executing a program from a stranger still means running torch's kernels on it.
+    Safe for any file, including damaged and hostile ones: no code is loaded from it, no module is
+    imported because of it except transformers' modules of models and caches, no size that it states
+    is trusted, and what it launches is on a list of operators that reach only tensors. Executing a
+    program from an unknown source still means running torch's kernels on it.
 
     Args:
         path: of the file.
         types: classes of containers in the result that are not found by name (`result_types`).
 
     Returns:
-        The Program, and its Family; its weights are tensors of their own on torch's current device
-        of its type, whichever it was saved on (on the CPU where there is none, and for host
-        constants), its random launches draw from torch's default generator, and its containers have
-        no classes but those of the result that were found.
+        The Program, and its Family. Its weights are new tensors on torch's current device of its
+        type, whichever device it was saved on (on the CPU if there is none, and for host
+        constants). Its random launches draw from torch's default generator. Its containers have no
+        classes except those of the result that were found.
 
     Raises:
         FileError: there is no such file, it is damaged or no program, it was written by a newer
-            offload, or it needs an operator that is refused or that this torch does not have; or
-            one of `types` matches no container of the result, or does not fit it.
-        BindingError: one of `types` is no class.
+            offload, it needs an operator that is refused or that this torch does not have, or one
+            of `types` matches no container of the result, or does not fit it.
+        BindingError: one of `types` is not a class.
     """
     path = own_path(Path(path))
     types = check_types(types)
@@ -164,7 +164,7 @@ def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Save
         ) from None
     except FileError as error:
         raise FileError(f"{path}: {error}") from error
-    # Made in inference mode, weights could never be written outside it.
+    # Weights made in inference mode could never be written outside it.
     with torch.inference_mode(False):
         for value in values:
             if value.host_content is not None:
@@ -186,7 +186,7 @@ def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Save
 
 
 def _available(device: str) -> torch.device:
-    """The device that a Program is for; the CPU, to look at it, where there is none."""
+    """The device that a Program is for; the CPU, for inspection, if there is none."""
     host = torch.device("cpu")
     if device == "cpu" or not device.isidentifier():
         return host
@@ -212,9 +212,9 @@ def _common_storage(
     """The storage that all holders of a weight Value share.
 
     Raises:
-        FileError: they do not, or no longer; one of them has another shape, dtype, strides or
-            offset than when it was recorded, or too little memory; or it lies in a format of the
-            device's own, whose bytes would be taken for plain.
+        FileError: they share no storage, or no longer; one of them has another shape, dtype,
+            strides or offset than recorded, or too little memory; or it is in a device format,
+            whose bytes would be taken for plain.
     """
     program = bound.program
     value = program.values[index]
@@ -243,10 +243,10 @@ def _common_storage(
 
 
 def _is_host_constant(value: Value, storage: torch.UntypedStorage) -> bool:
-    """Whether a weight is one, which the Program holds itself.
+    """Whether a weight is a host constant, which the Program itself holds.
 
     Raises:
-        FileError: it has another value than the recorded one.
+        FileError: its value differs from the recorded one.
     """
     if value.host_content is None:
         return False

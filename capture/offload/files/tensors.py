@@ -13,7 +13,7 @@ from offload.program import Program
 
 
 def _input_names(program: Program) -> list[str]:
-    """What people call the inputs: the parameter's name, or the place in the arguments."""
+    """The names of the inputs for users: the parameter's name, or the place in the arguments."""
     names = [program.values[view.value].name for view in program.inputs]
     positional, keyword = program.arguments_structure.children
     for child, name in zip(positional.children, program.parameter_names, strict=False):
@@ -28,11 +28,11 @@ def _input_names(program: Program) -> list[str]:
 def inputs_of(program: Program, given: dict[str, torch.Tensor]) -> list[torch.Tensor]:
     """Pick a program's inputs from named tensors, in the program's order.
 
-    The names are those of the parameters, or of the program's inputs as reports and errors show
-    them (`args[0]`), or input0, input1 and so on in their order.
+    The names are those of the parameters, those that reports and errors show (`args[0]`), or
+    input0, input1 and so on in order.
 
     Raises:
-        FileError: the names are none of these; the message lists them.
+        FileError: the names are others; the message lists the expected ones.
     """
     names = _input_names(program)
     places = [program.values[view.value].name for view in program.inputs]
@@ -63,10 +63,10 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Write tensors to a safetensors file, whole or not at all.
+    """Write tensors to a safetensors file, completely or not at all.
 
     Raises:
-        FileError: a dtype is not in safetensors, or the path cannot be written to.
+        FileError: safetensors lacks a dtype, or the path cannot be written to.
     """
     # safetensors refuses tensors that share memory or have gaps.
     plain = {name: one.contiguous().clone().resolve_conj() for name, one in tensors.items()}

@@ -1,8 +1,8 @@
-"""Where each tensor of a folder of safetensors files lies: names and places, no content.
+"""The places of tensors in a folder of safetensors files: names and offsets, no content.
 
-The safetensors library gives tensors and not where they lie, so the headers are read here: eight
+The safetensors library returns tensors and not their offsets, so the headers are read here: eight
 bytes with the header's length, little-endian, then JSON with dtype, shape and data_offsets by name
-(the format's description in the safetensors repository's README).
+(format description in the README of the safetensors repository).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from offload.program.reader import Node, parse
 
 _INDEX = "model.safetensors.index.json"
 _HEADER_SIZE_BYTES = 8
-_MAXIMUM_HEADER_BYTES = 100_000_000  # as the safetensors library
+_MAXIMUM_HEADER_BYTES = 100_000_000  # as in the safetensors library
 _MAXIMUM_INDEX_BYTES = 2**30
 _METADATA = "__metadata__"
 _BLOCK_BYTES = 2**20
@@ -34,18 +34,18 @@ _DTYPES: Mapping[str, str] = {
 
 
 def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """Read which tensors lie where, of one safetensors file or of all in a folder.
+    """Read the places of tensors in a safetensors file, or in all files of a folder.
 
     In a folder with an index (`model.safetensors.index.json`) the files that it names, otherwise
     every `*.safetensors`.
 
     Returns:
-        By name where each tensor lies. Nothing of their content is read. A dtype that torch lacks
-        (F4, F6) is as the file names it, since nobody may ask for that tensor.
+        The place of each tensor by name. No content is read. A dtype that torch lacks (F4, F6)
+        keeps the file's name, as the tensor may never be requested.
 
     Raises:
         FileError: this is no path; there is no such file or folder; a file of the index is missing,
-            or lacks a tensor that the index says it has; a file is damaged or shorter than its
+            or lacks a tensor that the index attributes to it; a file is damaged or shorter than its
             header says; or two files have a tensor of the same name.
     """
     if not isinstance(path, (str, os.PathLike)):
@@ -81,10 +81,10 @@ def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]
 
 
 def check_stored_tensors(stored: Iterable[StoredTensor]) -> None:
-    """Make sure that files still have these tensors where they were; their content may be new.
+    """Check that files still have these tensors at the same place; their content may be new.
 
     Raises:
-        FileError: a file is gone, damaged, or was written anew with another layout.
+        FileError: a file is missing, damaged, or was rewritten with another layout.
     """
     files: dict[str, dict[str, StoredTensor]] = {}
     for one in stored:
@@ -110,7 +110,7 @@ def _refuse_absent(index: Mapping[str, str], found: Mapping[str, StoredTensor], 
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """By tensor the name of its file."""
+    """The file name of each tensor."""
     try:
         if path.stat().st_size > _MAXIMUM_INDEX_BYTES:
             raise FileError(f"{path}: larger than any index")
@@ -158,7 +158,7 @@ def _read_header(file: IO[bytes], path: Path) -> list[StoredTensor]:
 def _stored(name: str, node: Node, path: Path, begin_bytes: int) -> StoredTensor:
     dtype_node, shape_node, offsets = node.fields("dtype", "shape", "data_offsets")
     written_dtype = dtype_node.text()
-    if written_dtype in ITEM_BYTES:  # which is how we name it
+    if written_dtype in ITEM_BYTES:  # our name of a dtype, not the format's
         dtype_node.fail(f"a dtype as {', '.join(_DTYPES)}")
     dtype = _DTYPES.get(written_dtype, written_dtype)
     shape = shape_node.integers()
@@ -175,10 +175,10 @@ def _stored(name: str, node: Node, path: Path, begin_bytes: int) -> StoredTensor
 def has_same_content(one: StoredTensor, other: StoredTensor) -> bool:
     """Whether two stored tensors have the same dtype, shape and bytes.
 
-    Both are read, block by block, unless that is decided without.
+    Both are read, block by block, unless dtype, shape or size already differ.
 
     Raises:
-        FileError: a file cannot be read, or is shorter than it was.
+        FileError: a file cannot be read, or is shorter than before.
     """
     if (one.dtype, one.shape, one.size_bytes) != (other.dtype, other.shape, other.size_bytes):
         return False

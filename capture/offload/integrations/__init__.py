@@ -1,1 +1,1 @@
-"""Ways into offload from other systems."""
+"""Ways to use offload from other systems."""

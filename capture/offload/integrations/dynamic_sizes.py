@@ -1,4 +1,4 @@
-"""The sizes of a graph that torch has traced with symbolic ones."""
+"""The sizes of a graph that torch has traced with symbolic sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from offload.host import SizedExecutable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DynamicSizes:
-    """Which sizes of a graph's inputs vary.
+    """The varying sizes of a graph's inputs.
 
     Attributes:
-        shapes: by input what `capture(dynamic_shapes=)` takes of it.
-        axes: of each size that varies the input, and the axis; -1: the input is an integer.
+        shapes: for each input the element of `capture(dynamic_shapes=)`.
+        axes: for each varying size its input and axis; -1: the input is an integer.
         names: their Dims, in the same order.
     """
 
@@ -29,7 +29,7 @@ class DynamicSizes:
     names: tuple[str, ...]
 
     def rest_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What tells one capture from another besides: the numbers that are no sizes."""
+        """The numbers other than sizes, which also distinguish captures."""
         integers = {position for position, axis in self.axes if axis < 0}
         return tuple(
             repr(given)
@@ -38,29 +38,30 @@ class DynamicSizes:
         )
 
     def are_plain(self, args: Sequence[Any]) -> bool:
-        """Whether the tensors whose sizes vary have their elements in order, without gaps."""
+        """Whether the tensors with varying sizes are contiguous."""
         return all(args[position].is_contiguous() for position, axis in self.axes if axis >= 0)
 
     def fit(self, run: SizedExecutable, args: Sequence[Any]) -> bool:
-        """Whether an executable takes a call of these sizes, as it was recorded."""
+        """Whether an executable accepts a call of these sizes, as recorded."""
         sizes: dict[str, int] = {}
         for name, (position, axis) in zip(self.names, self.axes, strict=True):
             given = args[position]
             size = given if axis < 0 else int(given.shape[axis])
             if sizes.setdefault(name, size) != size:
                 return False
-        # Else results may be laid out as these are.
+        # Otherwise results may have other layouts.
         return self.are_plain(args) and run.accepts(sizes)
 
 
 def dynamic_sizes(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> DynamicSizes | None:
-    """The sizes that vary of a graph's inputs; None: none do, or one is no size by itself.
+    """The varying sizes of a graph's inputs; None if there are none, or one is not a plain symbol.
 
     Args:
-        graph_module: what torch traced, which notes at each input what it traced it with.
-        example_inputs: where it notes nothing: tensors, whose sizes may be symbolic, and numbers.
+        graph_module: the traced graph, which may note at each input what it was traced with.
+        example_inputs: used where it notes nothing: tensors, whose sizes may be symbolic, and
+            numbers.
     """
     inputs = [node for node in graph_module.graph.nodes if node.op == "placeholder"]
     traced = [
@@ -89,6 +90,6 @@ def dynamic_sizes(
 
 
 def _name_of(size: torch.SymInt) -> str | None:
-    """The symbol that a size is; None where it is computed of such."""
+    """The symbol of a size; None if it is computed from symbols."""
     expression = size.node.expr
     return str(expression) if isinstance(expression, sympy.Symbol) else None

@@ -27,15 +27,15 @@ from offload.host import SizedExecutable, Sizes
 from offload.integrations.dynamic_sizes import DynamicSizes, dynamic_sizes
 from offload.run import Executable
 
-# Captures that one compiled graph may make; each holds an arena and its own constants.
+# Captures per compiled graph; each holds an arena and its constants.
 CAPTURE_LIMIT = 16
 
-# What a graph does when it is called with more combinations of sizes than it may capture.
+# The behaviour of a graph for sizes beyond its limit of captures.
 BEYOND_LIMIT = ("eager", "raise")
 
 OPTIONS = ("beyond_limit", "capture_limit", "fuse", "host_reads")
 
-# Of threads that call a graph with one new size at once, one records it.
+# If several threads call a graph with a new size, one of them records it.
 _one_recording = threading.RLock()
 _counting = threading.Lock()
 
@@ -49,26 +49,25 @@ def backend(
 ) -> Callable[..., Any]:
     """Capture and load a traced graph at its first call, and execute it afterwards.
 
-    A graph of dynamic sizes is captured for those that it is called with, and at the second
-    combination of them for all, where the device's executables take other sizes, neither `fuse` nor
-    `host_reads` is asked for, and the graph neither writes nor draws. Where sizes may not vary, or
-    break a guard, it is captured once for each combination, up to a limit. Calls with other sizes
-    then run the graph eagerly, with one warning per graph;
-    `torch._dynamo.utils.counters["offload"]` counts them as `calls_beyond_limit`, beside the
-    `captures` of all graphs.
-    Nothing is recorded or refused before that call: torch would wrap an error raised here, or,
-    with `suppress_errors`, run the model without offload.
+    A graph of dynamic sizes is captured for the sizes of its first call, and at the second
+    combination for all sizes, if the device's executables take other sizes, neither `fuse` nor
+    `host_reads` is set, and the graph neither writes nor draws. If sizes may not vary, or break a
+    guard, it is captured once for each combination, up to a limit. Calls with further sizes then
+    run the graph eagerly, with one warning per graph; `torch._dynamo.utils.counters["offload"]`
+    counts them as `calls_beyond_limit`, beside the `captures` of all graphs. Nothing is recorded or
+    refused before the first call: torch would wrap an error raised here, or, with
+    `suppress_errors`, run the model without offload.
 
     Args:
-        graph_module: what torch traced, or any GraphModule of torch operators.
+        graph_module: torch's traced graph, or any GraphModule of torch operators.
         example_inputs: inputs like those of the call; tensors may be fake and sizes symbolic.
         options: `capture_limit`, the number of combinations of sizes, by default CAPTURE_LIMIT;
-            `beyond_limit`, what calls with further ones do: "eager" (the default) or "raise";
+            `beyond_limit`, the behaviour for further sizes: "eager" (the default) or "raise";
             `host_reads`, as for `offload.capture`; and `fuse`, as for `Captured.load`.
-        mode: refused, for offload has none.
+        mode: refused, as offload has no modes.
 
     Returns:
-        What to call in the graph's place. It raises CaptureError if the call cannot be recorded,
+        The callable that replaces the graph. It raises CaptureError if the call cannot be recorded,
         gradients are needed, or with `beyond_limit="raise"` the limit is reached; BindingError and
         ExecutionError like an Executable.
     """
@@ -78,9 +77,8 @@ def backend(
 class CompiledGraph:
     """A traced graph and its captures, one for each combination of sizes and numbers.
 
-    Thread: any may call. Calls that execute the same capture run one at a time, like those of an
-    Executable; those of others run beside them, and beside a recording. Recordings wait for one
-    another.
+    Thread: any. Calls of the same capture run one at a time, like those of an Executable; calls of
+    different captures run concurrently, and beside a recording. Recordings wait for one another.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class CompiledGraph:
             if position in self._numbers or _may_vary(given)
         )
         self._runs: dict[tuple[Any, ...], Executable] = {}
-        self._families: dict[tuple[Any, ...], SizedExecutable] = {}  # by numbers that are no sizes
+        self._families: dict[tuple[Any, ...], SizedExecutable] = {}  # by numbers that are not sizes
         plain = not self._fuse and self._host_reads == "avoid"
         self._sizes = dynamic_sizes(graph_module, example_inputs) if plain else None
 
@@ -115,8 +113,8 @@ class CompiledGraph:
         """Execute the capture for these sizes, or record it; beyond the limit run eagerly.
 
         Raises:
-            CaptureError: gradients are needed; the call cannot be recorded; or the graph has been
-                captured for as many sizes as the limit says, and is to raise then.
+            CaptureError: gradients are needed; the call cannot be recorded; or the limit of
+                captures is reached, with `beyond_limit="raise"`.
             BindingError: an argument does not fit the recorded call.
             ExecutionError: a launch failed.
         """
@@ -131,7 +129,7 @@ class CompiledGraph:
         run = self._run_of(key, args)
         if run is None:
             return self._record(key, args)
-        # `param.data = ...` changes no guard of torch's. What is opaque keeps its addresses.
+        # `param.data = ...` triggers no guard of torch. An opaque launch keeps its addresses.
         if self._state and run.program.opaque is None:
             run.rebind_weights()
         return _without_gradients(run, args)
@@ -158,7 +156,7 @@ class CompiledGraph:
         return len(self._runs) + len(self._families)
 
     def _run_of(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Executable | None:
-        """What executes a call; None: nothing does as yet."""
+        """The executable for a call; None if there is none yet."""
         found = self._runs.get(key)
         if found is not None or not self._families or self._sizes is None:
             return found
@@ -166,12 +164,12 @@ class CompiledGraph:
         return run if run is not None and self._sizes.fit(run, args) else None
 
     def _captured(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        """Record a call: for its sizes, or once there were others for all. Gives what it gave."""
+        """Record a call, for its sizes or after a second combination for all; return its result."""
         sizes = self._sizes_to_capture(args)
         if sizes is not None:
             try:
                 return self._captured_for_all(sizes, args)
-            except CaptureError:  # sizes may not vary: for good, so nothing is tried again
+            except CaptureError:  # sizes may not vary: permanent, so not tried again
                 self._sizes = None
         with capture(self._graph, host_reads=self._host_reads) as captured, torch.no_grad():
             result = captured(*args)
@@ -180,9 +178,9 @@ class CompiledGraph:
         return result
 
     def _sizes_to_capture(self, args: tuple[Any, ...]) -> DynamicSizes | None:
-        """The sizes for all of which a call is to be captured; None: for its own.
+        """The sizes that a capture is to vary over; None: capture these sizes alone.
 
-        Where that is refused the call is made again. One that writes or draws must not be.
+        A refused capture repeats the call, so a call that writes or draws is excluded.
         """
         if self._sizes is None or not self._runs:
             return None
@@ -197,7 +195,7 @@ class CompiledGraph:
         with capture(self._graph, dynamic_shapes=sizes.shapes) as captured, torch.no_grad():
             result = captured(*args)
         run = captured.load(sizes=Sizes())
-        assert isinstance(run, SizedExecutable)  # as the backend has said
+        assert isinstance(run, SizedExecutable)  # as the backend said
         self._families[sizes.rest_of(args)] = run
         _count("captures")
         return result
@@ -205,19 +203,19 @@ class CompiledGraph:
     def _record(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if self._refusal is not None:
             raise CaptureError(self._refusal)
-        if self._n_captures >= self._capture_limit:  # for good, so no recording is waited for
+        if self._n_captures >= self._capture_limit:  # permanent, so no recording is waited for
             return self._call_beyond_limit(key, args)
-        refuse_nested()  # rather than wait for a thread that waits for this one's recording
+        refuse_nested()  # instead of waiting for a thread that waits for this one's recording
         with _one_recording:
             run = self._run_of(key, args)
             if run is None and self._n_captures < self._capture_limit:
                 return self._captured(key, args)
-        if run is None:  # other threads have reached the limit meanwhile
+        if run is None:  # other threads reached the limit meanwhile
             return self._call_beyond_limit(key, args)
-        return _without_gradients(run, args)  # another thread has recorded it meanwhile
+        return _without_gradients(run, args)  # another thread recorded it meanwhile
 
     def _call_beyond_limit(self, key: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
-        if (run := self._run_of(key, args)) is not None:  # the last one, recorded meanwhile
+        if (run := self._run_of(key, args)) is not None:  # the last capture, recorded meanwhile
             return _without_gradients(run, args)
         reached = (
             f"this compiled graph was captured for {self._n_captures} combinations of sizes and "
@@ -250,18 +248,18 @@ def _count(what: str) -> None:
 
 
 def _without_gradients(run: Executable, args: tuple[Any, ...]) -> Any:
-    """Execute for a caller that may be in grad mode, but whose graph records no gradients."""
+    """Execute for a caller that may be in grad mode, if its graph records no gradients."""
     if not torch.is_grad_enabled():
         return run(*args)
     with torch.no_grad():
         return run(*args)
 
 
-# ---- what can be told from the graph ------------------------------------------------------------
+# ---- what the graph shows -----------------------------------------------------------------------
 
 
 def _refused_settings(options: Mapping[str, Any], mode: str | None) -> str | None:
-    """What to say of settings that are not offload's; None if all are."""
+    """The message about unsupported settings; None if all are supported."""
     if mode is not None:
         return (
             f"torch.compile's mode {mode!r} is not one of offload's, which has none: leave it out"
@@ -281,24 +279,24 @@ def _refused_settings(options: Mapping[str, Any], mode: str | None) -> str | Non
 
 
 def _may_vary(given: Any) -> bool:
-    """Whether calls may give an input another size or number than the traced one."""
+    """Whether calls may pass another size or number than the traced one."""
     if not isinstance(given, torch.Tensor):
         return True
     return any(isinstance(size, torch.SymInt) for size in (*given.shape, *given.stride()))
 
 
 def _size(given: Any) -> Any:
-    """What tells one capture from another in an argument that may vary; -0.0 is not 0.0."""
+    """The part of a varying argument that distinguishes captures; -0.0 is not 0.0."""
     if isinstance(given, torch.Tensor):
         return tuple(given.shape), given.stride()
     return given if type(given) is int else repr(given)
 
 
 def _take_numbers(graph_module: fx.GraphModule) -> frozenset[int]:
-    """Make the graph take Python's numbers where torch passes them as tensors to be read.
+    """Make the graph take Python's numbers where torch passes tensors that are read.
 
-    torch passes a float that has changed between calls as a tensor of one float64, and the graph
-    begins by `item()`: a read on the host, which a replay cannot repeat.
+    torch passes a float that changed between calls as a tensor of one float64, and the graph begins
+    with `item()`: a host read, which a replay cannot repeat.
 
     Returns:
         The positions of these inputs.
@@ -319,11 +317,11 @@ def _take_numbers(graph_module: fx.GraphModule) -> frozenset[int]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Gradients:
-    """What a graph does about gradients, called with them switched on or off.
+    """A graph's effect on gradients, if called with them enabled or disabled.
 
     Attributes:
-        recorded: some operator runs while they are switched on.
-        left_enabled: they are switched on when the graph ends.
+        recorded: some operator runs while they are enabled.
+        left_enabled: they are enabled when the graph ends.
     """
 
     recorded: bool
@@ -346,7 +344,7 @@ _TRACE_LINE = re.compile(r'File "(.+?)", line (\d+)')
 
 
 class _LocatedGraph(torch.nn.Module):
-    """Runs a graph node by node; launches and refusals name the user's line that torch traced."""
+    """Runs a graph node by node, so that launches and refusals name the traced user's line."""
 
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__()
@@ -359,7 +357,7 @@ class _LocatedGraph(torch.nn.Module):
 class _LocatedInterpreter(fx.Interpreter):
     def __init__(self, graph_module: fx.GraphModule) -> None:
         super().__init__(graph_module)
-        self.extra_traceback = False  # errors are the operator's own
+        self.extra_traceback = False  # the operator's errors stay unchanged
 
     def run_node(self, n: fx.Node) -> Any:
         lines = _TRACE_LINE.findall(n.stack_trace or "")

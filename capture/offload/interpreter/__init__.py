@@ -1,4 +1,4 @@
-"""Programs in the hands of plain torch: run launch by launch, given inputs, named and described.
+"""Programs in plain torch: run launch by launch, given inputs, named and described.
 
 Nothing here knows a device's backend or plans memory.
 """

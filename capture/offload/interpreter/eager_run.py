@@ -1,4 +1,4 @@
-"""A Program run launch by launch by torch calls: for the check, the diagnosis and captures."""
+"""Runs a Program launch by launch by torch calls: for the check, the diagnosis and captures."""
 
 from __future__ import annotations
 
@@ -33,26 +33,25 @@ from offload.program import (
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """The storage as a uint8 tensor on the same memory, whatever its format.
 
-    A tensor on a storage in a format of the device's own is taken to be in that, and converted when
-    it is copied.
+    A tensor on a storage in a device format counts as being in it, and is converted when copied.
     """
     content = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
     return plain_alias(content) if own_format(content) else content
 
 
 def content_bytes(tensor: torch.Tensor) -> bytes:
-    """A copy of what a tensor on the CPU holds, row by row. Needs no NumPy."""
+    """A copy of the content of a CPU tensor, row by row. Needs no NumPy."""
     tensor = tensor.contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
 
 def host_storage(content: bytes) -> torch.UntypedStorage:
-    """New memory on the CPU with the bytes of a host constant."""
+    """New CPU memory with the bytes of a host constant."""
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).clone().untyped_storage()
 
 
 def tensor_at(storage: torch.UntypedStorage, base_bytes: int, view: TensorView) -> torch.Tensor:
-    """A view of a Value that begins `base_bytes` into a storage, as a tensor on that storage."""
+    """A view of a Value that begins at byte `base_bytes` of a storage, as a tensor on it."""
     tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=storage.device)
     offset = (base_bytes + view.offset_bytes) // tensor.element_size()
     tensor.set_(storage, offset, view.shape, view.strides)
@@ -64,7 +63,7 @@ def tensor_at(storage: torch.UntypedStorage, base_bytes: int, view: TensorView) 
 
 
 def flat(outcome: Any) -> list[Any]:
-    """What an operator takes or returns, lists opened."""
+    """The arguments or results of an operator, with lists flattened."""
     if isinstance(outcome, (list, tuple)):
         return [leaf for item in outcome for leaf in flat(item)]
     return [outcome]
@@ -86,9 +85,9 @@ class EagerRun:
         """Begin before the first launch.
 
         Args:
-            bound: what to run.
+            bound: the Program to run.
             bases: the memory of inputs and weights; launches write there.
-            fill: the byte that fills Values which begin without content; None leaves them so.
+            fill: the byte that fills Values without initial content; None leaves them unset.
         """
         self.bases = bases
         self._program = bound.program
@@ -101,13 +100,13 @@ class EagerRun:
         return positional_and_named(find_overload(launch.name), arguments)
 
     def call(self, launch: Launch) -> functools.partial[Any]:
-        """The launch as a function of no arguments; it may be called more than once.
+        """The launch as a function without arguments, which may be called repeatedly.
 
-        That of an opaque launch gives the tensors of its results, and writes weights in place.
+        For an opaque launch it returns the tensors of its results, and writes weights in place.
 
         Raises:
-            CaptureError: a host constant that an opaque callee holds has another value than the
-                recorded one, which the callable would read.
+            CaptureError: a host constant that an opaque callee holds, and would read, differs from
+                the recorded value.
         """
         if isinstance(launch.callee, Opaque):
             _check_host_constants(self._program, self._bindings)
@@ -117,11 +116,11 @@ class EagerRun:
         return functools.partial(find_overload(launch.name), *positional, **named)
 
     def keep(self, launch: Launch, outcome: Any) -> None:
-        """Let the Values that a launch makes lie where its outcome lies.
+        """Place the Values that a launch makes where its outcome is.
 
         Raises:
-            CaptureError: a result has another shape or dtype than the recorded one, other strides
-                of what is more than one element, or of an opaque launch lies in other memory.
+            CaptureError: a result has another shape or dtype than recorded, other strides of
+                dimensions with several elements, or for an opaque launch is in other memory.
         """
         if isinstance(launch.callee, Opaque):
             self._keep_opaque(launch, outcome)
@@ -154,7 +153,7 @@ class EagerRun:
         )
 
     def _keep_opaque(self, launch: Launch, outcome: Any) -> None:
-        """As `keep`, where a result may lie in an input, in a weight or beside another result."""
+        """The same as `keep`; a result may be in an input, in a weight or beside another result."""
         known = {storage._cdata for storage, _ in self.bases.values()}
         for number, (result, made, tensor) in enumerate(
             zip(self._program.results, launch.results, outcome, strict=True)
@@ -198,9 +197,9 @@ class EagerRun:
 
 
 def _check_host_constants(program: Program, bindings: Bindings) -> None:
-    """Make sure that a callable which reads its own host constants finds what was recorded.
+    """Check that host constants that a callable reads itself are as recorded.
 
-    Executions are held against what was recorded, and would not notice that a capture was not.
+    Executions are compared with the recording, which would not reveal that a capture differs.
 
     Raises:
         CaptureError: one of them has another value now.

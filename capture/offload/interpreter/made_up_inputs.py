@@ -1,9 +1,9 @@
-"""Inputs for executions that nobody asked for: valid for the model, and of no meaning.
+"""Inputs for executions that no caller requested: valid for the model, without meaning.
 
-An operator may fail on the device about values: an index that is out of range, probabilities that
-are negative or all zero. On a GPU that is a device-side assert, after which the process can use the
-device no more. So wherever the recorded call's own content is known, it is what executes: what the
-forward computes of it is as valid as it was then.
+An operator may fail on the device because of values: an index out of range, probabilities that are
+negative or all zero. On a GPU that is a device-side assert, after which the process can no longer
+use the device. So wherever the content of the recorded call is known, it is used: what the forward
+computes from it is as valid as it was then.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from offload.interpreter.torch_names import find_dtype
 from offload.program import ITEM_BYTES, Bindings, BoundProgram, Program, StoredTensor
 
 SAMPLE_BYTES = 2**20
-"""Of one input or weight: more than indices have, as a rule, which must be valid as a whole."""
+"""Per input or weight: usually more than indices have, which must be valid as a whole."""
 
 INDICES_BYTES = 2**26
-"""Of all weights in files that are read since they may be indices."""
+"""For all weights in files that are read because they may be indices."""
 
 _NEAR_ZERO = 2.0**-10
-"""Numbers below it, and not below 0, are 0 as an index, a probability or a count."""
+"""Non-negative numbers below it are 0 as an index, a probability or a count."""
 
 
 def made_up_inputs(bound: BoundProgram, variant: int) -> list[bytes]:
     """Bytes for each input that are valid for the model.
 
-    - Variants 0 and 1 are what the input held when it was recorded (`Bindings.input_samples`), its
-      beginning repeated where it is longer: no other values are known to be valid. Numbers that
-      were all 0.0 are drawn from [0, 2**-10), other ones in each variant, as nothing can be told
-      from results that are all zero; as an index, a probability or a count they are what 0.0 is.
-      Dtypes whose smallest normal number is larger have that for 2**-10.
+    - Variants 0 and 1 are the input's content at the recording (`Bindings.input_samples`), its
+      beginning repeated if the input is longer: no other values are known to be valid. Numbers that
+      were all 0.0 are drawn from [0, 2**-10), differently in each variant, as results that are all
+      zero reveal nothing; as an index, a probability or a count they are equivalent to 0.0. Dtypes
+      whose smallest normal number is larger use that instead of 2**-10.
     - Variant 2 is not for execution, but for memory that may only be read by mistake: the same
-      items in the reverse order, or others where they are all alike.
+      items in reverse order, or others if all are equal.
 
     Where nothing is known, floating-point numbers are drawn from [0, 1), truth values likewise, and
-    integers are all 0, an index into anything; in variant 2 they are 1.
+    integers are all 0, a valid index into anything; in variant 2 they are 1.
 
-    Host constants are as they were recorded.
+    Host constants are as recorded.
     """
     program, bindings = bound.program, bound.bindings
     generator = torch.Generator().manual_seed(variant)
@@ -65,7 +65,7 @@ def made_up_inputs(bound: BoundProgram, variant: int) -> list[bytes]:
 
 
 def replaced_inputs(bound: BoundProgram) -> frozenset[int]:
-    """The inputs whose sample is of numbers that are all 0.0, so that others stand in for them."""
+    """The inputs whose sample is all 0.0, which are replaced by other numbers."""
     program, bindings = bound.program, bound.bindings
     return frozenset(
         leaf
@@ -78,13 +78,13 @@ def replaced_inputs(bound: BoundProgram) -> frozenset[int]:
 
 
 def has_fractions(dtype_name: str) -> bool:
-    """Whether a dtype is of floating-point or complex numbers."""
+    """Whether a dtype is floating-point or complex."""
     dtype = find_dtype(dtype_name)
     return dtype.is_floating_point or dtype.is_complex
 
 
 def _other(sample: bytes, dtype_name: str) -> bytes:
-    """The items in the reverse order; where those are the same, all 1, or 0."""
+    """The items in reverse order; if that is the same, all 1, or 0."""
     item_bytes = ITEM_BYTES[dtype_name]
     n_items = len(sample) // item_bytes
     items = torch.frombuffer(bytearray(sample), dtype=torch.uint8).view(n_items, item_bytes)
@@ -102,16 +102,16 @@ def valid_bytes(
     integer: int = 0,
     below: float = 1.0,
 ) -> bytes:
-    """Content of which nothing is known but its dtype: see `made_up_inputs`.
+    """Content of which only the dtype is known: see `made_up_inputs`.
 
     Args:
         dtype_name: of its items.
         size_bytes: of all of them.
         generator: of the CPU, which numbers are drawn from.
-        integer: what integers are.
-        below: what floating-point numbers, none of which is negative, are less than. Where that is
-            less than any normal number of the dtype, most of them would be rounded to 0: then as
-            many as keep the mean are less than that number, and the others are 0.
+        integer: the value of integers.
+        below: the bound of floating-point numbers, which are non-negative. If it is less than any
+            normal number of the dtype, most of them would be rounded to 0: then as many as keep the
+            mean are less than that normal number, and the others are 0.
     """
     dtype, n_items = find_dtype(dtype_name), size_bytes // ITEM_BYTES[dtype_name]
     if not n_items:
@@ -130,21 +130,21 @@ def valid_bytes(
 def _numbers(
     dtype: torch.dtype, shape: tuple[int, ...], generator: torch.Generator, below: float
 ) -> torch.Tensor:
-    """Numbers of float32 from 0 on that are less than `below` once they are rounded to a dtype."""
+    """float32 numbers from 0 that are less than `below` once rounded to a dtype."""
     precision = torch.finfo(dtype)
     limit = max(below, precision.smallest_normal)
     numbers = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu") * limit
     spacing = precision.eps / 2 if limit > precision.smallest_normal else precision.eps
-    numbers.clamp_(max=limit * (1 - spacing))  # what is above may be rounded up
+    numbers.clamp_(max=limit * (1 - spacing))  # larger ones may be rounded up
     if limit > below:
         numbers *= torch.rand(shape, generator=generator, device="cpu") < below / limit
     return numbers
 
 
 def no_result(dtype_name: str, size_bytes: int) -> bytes:
-    """What memory holds before its results: as valid as they are, and alike nowhere for long.
+    """Initial content of memory for results: valid values without repeated runs.
 
-    Integers are 0 or 1, in no order; the rest of incomplete items is 0.
+    Integers are 0 or 1, in no order; bytes of an incomplete item are 0.
     """
     generator = torch.Generator().manual_seed(3)
     if has_fractions(dtype_name):
@@ -161,8 +161,8 @@ def no_result(dtype_name: str, size_bytes: int) -> bytes:
 def index_weights(bindings: Bindings) -> frozenset[int]:
     """The weights in files that may be indices: small ones of torch's index dtypes.
 
-    Of at most `SAMPLE_BYTES` each and `INDICES_BYTES` in all, the smaller ones first: each is read,
-    and in a proof they are on the device at once.
+    At most `SAMPLE_BYTES` each and `INDICES_BYTES` in all, the smaller ones first: each is read,
+    and in a proof all are on the device at once.
     """
     found, end_bytes = set(), 0
     for index, stored in sorted(bindings.stored.items(), key=lambda one: one[1].size_bytes):
@@ -175,7 +175,7 @@ def index_weights(bindings: Bindings) -> frozenset[int]:
 
 
 def stored_indices(stored: StoredTensor) -> bytes:
-    """What a weight in a file holds.
+    """Read the content of a weight in a file.
 
     Raises:
         FileError: the file cannot be read, or has become shorter.
@@ -196,7 +196,7 @@ def stored_indices(stored: StoredTensor) -> bytes:
 
 
 def overlapping_inputs(program: Program) -> list[list[tuple[int, int]]]:
-    """The inputs in groups that overlap, each with its distance from the group's first in bytes."""
+    """Groups of overlapping inputs, each with its distance in bytes from the group's first."""
     groups = {leaf: [(leaf, 0)] for leaf in range(len(program.inputs))}
     for overlap in program.overlaps:
         one, other = groups[overlap.first], groups[overlap.second]
@@ -208,7 +208,7 @@ def overlapping_inputs(program: Program) -> list[list[tuple[int, int]]]:
 
 
 def input_tensors(bound: BoundProgram, contents: Sequence[bytes]) -> list[torch.Tensor]:
-    """Tensors of the host that hold these bytes, those that must overlap on common memory."""
+    """Host tensors with these bytes; those that must overlap share memory."""
     program = bound.program
     bases: dict[int, tuple[torch.UntypedStorage, int]] = {}
     for group in overlapping_inputs(program):

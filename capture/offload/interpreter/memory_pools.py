@@ -1,11 +1,11 @@
-"""Pools of torch's allocator that offload makes for itself: their use, their memory and their end.
+"""offload's pools of torch's allocator: their use, their memory and their end.
 
-Torch ends the process where a `MemPool` goes while anything is allocated into a pool of its device:
-in a capture, or in a `use_mem_pool` of any thread. The destructor releases the pool's memory, which
-asserts `captures_underway.empty()` (`synchronize_and_free_events` of c10/cuda/
+torch ends the process if a `MemPool` is destroyed while anything allocates into a pool of its
+device: in a capture, or in a `use_mem_pool` of any thread. The destructor releases the pool's
+memory, which asserts `captures_underway.empty()` (`synchronize_and_free_events` of c10/cuda/
 CUDACachingAllocator.cpp), and a destructor cannot raise: pytorch/pytorch#159301, #180395. The
-allocator of torch_npu is made after it. Pools therefore go here, where no region of offload's is
-under way; of regions that others begin, torch tells no more than a capture on the current stream.
+allocator of torch_npu is modelled on it. Pools are therefore destroyed here, while no region of
+offload's is under way. Of other regions torch only tells whether the current stream is captured.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 
 import torch
 
-# Held while a region begins or ends and while pools go. The garbage collector may close a pool at
-# any line, so that a thread may come here again.
+# Held while a region begins or ends and while pools are destroyed. The garbage collector may close
+# a pool at any line, so the same thread may enter again.
 _lock = threading.RLock()
-_regions: list[object] = []  # a token for each that is under way
+_regions: list[object] = []  # a token for each region under way
 _ending: list[tuple[Any, torch.device]] = []
 
 
 def _begin_anew() -> None:
-    """In the child of a fork, which lacks the threads that held the lock or were in a region.
+    """Reset in the child of a fork, which lacks the threads that held the lock or were in a region.
 
     A fork does not take the lock: other libraries hold locks across it, under which the garbage
-    collector may close a pool. No pool goes in a child, whose device refuses everything.
+    collector may close a pool. No pool is destroyed in a child, whose device refuses everything.
     """
     global _lock  # noqa: PLW0603
     _lock = threading.RLock()
@@ -43,14 +43,14 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 class MemoryPool:
-    """A `MemPool` of torch's that goes when torch can take it, however late it is dropped.
+    """A torch `MemPool` that is destroyed when torch permits it, however late it is dropped.
 
-    Owner: whoever made it; it must outlive what uses its memory, such as graphs and generators.
+    Owner: its maker; it must outlive the users of its memory, such as graphs and generators.
     Thread: any.
     """
 
     def __init__(self, device: torch.device, *arguments: Any, **options: Any) -> None:
-        """Make a pool that holds nothing.
+        """Create an empty pool.
 
         Args:
             device: an accelerator.
@@ -63,17 +63,17 @@ class MemoryPool:
 
     @property
     def id(self) -> tuple[int, int]:
-        """By what torch knows it."""
+        """Its id in torch."""
         found: tuple[int, int] = tuple(self._pool.id)
         return found
 
     def use_count(self) -> int:
-        """How many there are that use it, this object among them."""
+        """The number of users, including this object."""
         count: int = self._pool.use_count()
         return count
 
     def snapshot(self, **options: Any) -> list[dict[str, Any]]:
-        """Its segments, by torch's snapshot of it alone; see `segments_of`."""
+        """Its segments, from torch's snapshot of this pool; see `segments_of`."""
         segments: list[dict[str, Any]] = self._pool.snapshot(**options)
         return segments
 
@@ -85,10 +85,10 @@ class MemoryPool:
             yield
 
     def close(self) -> None:
-        """Let it go, at once or when no region is under way any more; it is of no use after that.
+        """Destroy the pool, at once or when no region is under way; it cannot be used afterwards.
 
-        Memory that is still used then stays so; freed later, it is the device's again once torch's
-        cache is emptied.
+        Memory still in use stays allocated; once freed, it returns to the device when torch's cache
+        is emptied.
         """
         pool, self._pool = self._pool, None
         if sys.is_finalizing():
@@ -106,7 +106,7 @@ class MemoryPool:
 
 @contextlib.contextmanager
 def region() -> Iterator[None]:
-    """While something is captured, or allocated into a pool; no pool of offload's goes then."""
+    """A region that captures or allocates into a pool; no pool of offload's is destroyed in it."""
     mine = object()
     try:
         with _lock:
@@ -121,10 +121,10 @@ def region() -> Iterator[None]:
 
 
 def _end_pools() -> None:
-    """Let closed pools go, if no region is under way; with the lock held.
+    """Destroy closed pools, if no region is under way; with the lock held.
 
-    Those of a device that refuses stay, and keep no other device's. The collector may come here
-    again at any line, so that what was found may have gone meanwhile.
+    Pools of a refusing device stay, and do not delay those of others. The collector may enter again
+    at any line, so that a pool that was found may already be destroyed.
     """
     refusing: set[torch.device] = set()
     while not _regions:
@@ -141,8 +141,8 @@ def _refuses(device: torch.device) -> bool:
     """Whether its memory cannot be freed now: in a capture, after a fault, in a fork's child."""
     module: Any = torch.get_device_module(device)
     try:
-        with module.device(device):  # whose stream torch asks whether it is captured
-            with contextlib.suppress(RuntimeError):  # of a runtime that has no captures
+        with module.device(device):  # torch checks this device's current stream for a capture
+            with contextlib.suppress(RuntimeError):  # from a runtime without captures
                 if module.is_current_stream_capturing():
                     return True
             module.current_stream(device).query()
@@ -152,7 +152,7 @@ def _refuses(device: torch.device) -> bool:
 
 
 def _keep(pool: Any) -> None:
-    """Never let a pool go: where the interpreter ends, the driver frees all memory itself."""
+    """Never destroy a pool: at the interpreter's exit the driver frees all memory."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
 
 
@@ -165,9 +165,9 @@ def _keep_all() -> None:
 def segments_of(pool: Any, device: torch.device) -> list[dict[str, Any]]:
     """The segments of a `MemPool`, as torch's snapshots describe them.
 
-    torch_npu 2.13.0 gives away a reference to each number of a pool's id whenever it is asked for
-    the snapshot of one pool, until Python frees numbers that are in use. A snapshot of all does
-    not.
+    torch_npu 2.13.0 releases a reference to each number of a pool's id, without owning it, whenever
+    a snapshot of one pool is taken, until Python frees numbers that are in use. A snapshot of all
+    pools does not.
     """
     if device.type != "npu":
         segments: list[dict[str, Any]] = pool.snapshot()
@@ -178,6 +178,6 @@ def segments_of(pool: Any, device: torch.device) -> list[dict[str, Any]]:
 
 
 def live_blocks(segments: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The blocks of segments that somebody has now, as torch's snapshots describe them."""
+    """The allocated blocks of segments, as torch's snapshots describe them."""
     for segment in segments:
         yield from (one for one in segment["blocks"] if one["state"] == "active_allocated")

@@ -1,4 +1,4 @@
-"""Views of a Program as the native side describes tensors."""
+"""Views of a Program as native tensor layouts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Programs that draw from generators of their own, for executions that nobody asked for.
+"""Programs that draw from separate generators, for executions that no caller requested.
 
-torch has one default generator for all threads: what draws from it and puts it back afterwards
-hands numbers out twice to whoever draws meanwhile.
+torch has one default generator for all threads: drawing from it and restoring it afterwards gives
+the same numbers twice to threads that draw meanwhile.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DEFAULT = Symbol("generator", "0")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DrawingAlone:
-    """A Program whose random launches draw from generators that nobody else has.
+    """A Program whose random launches draw from generators that nothing else uses.
 
     Attributes:
-        bound: the same launches at the same positions, given generators of its own.
-        others: the random launches whose operators take no generator: they are as they were, and
-            would draw from the device's default generator.
+        bound: the same launches at the same positions, with separate generators.
+        others: random launches whose operators take no generator: unchanged, they would draw from
+            the device's default generator.
     """
 
     bound: BoundProgram
@@ -34,7 +34,7 @@ class DrawingAlone:
 
     @property
     def refusal(self) -> str:
-        """Why executing the program would draw from others' generators; empty if it would not."""
+        """Why executing the program would draw from shared generators; empty if it would not."""
         if not self.others:
             return ""
         first = self.others[0]
@@ -47,11 +47,11 @@ class DrawingAlone:
 def drawing_alone(
     bound: BoundProgram, states: Sequence[torch.Tensor] | None = None
 ) -> DrawingAlone:
-    """Give the random launches of a Program generators of their own.
+    """Give the random launches of a Program separate generators.
 
     Args:
         bound: its first generator is the default one of its device.
-        states: of each of its generators, where the own one begins; None: where it stands now.
+        states: the initial state for each of its generators; None: their present state.
     """
     program, bindings = bound.program, bound.bindings
     if not program.is_random:
@@ -94,9 +94,9 @@ def _given_generator(launch: Launch) -> Launch | None:
 
 @functools.cache
 def _with_generator(operator: str) -> tuple[str, int] | None:
-    """The overload of an operator that takes a generator, often itself, and at which position."""
+    """The overload of an operator that takes a generator, often itself, and its position."""
     if not operator.startswith("aten::"):
-        return None  # what others do with a generator is not known
+        return None  # how others use a generator is unknown
     wanted = _signature(find_overload(operator))
     name, _ = split_operator(operator)
     packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
@@ -120,7 +120,7 @@ def _generator_position(signature: Sequence[tuple[str, str]]) -> int | None:
 
 
 def default_generator(device: torch.device) -> torch.Generator:
-    """The generator that operators on a device draw from where none is given."""
+    """The generator that operators on a device draw from by default."""
     if device.type == "cpu":
         return torch.default_generator
     module: Any = torch.get_device_module(device)

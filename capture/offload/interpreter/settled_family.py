@@ -1,4 +1,4 @@
-"""A Family made ready to be executed: constants apart, dead launches gone, once for all sizes."""
+"""A Family prepared for execution, once for all sizes: constants apart, dead launches removed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from offload.program.varying_numbers import varies, varying_program
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SizeConstants:
-    """Launches that make what follows from sizes alone.
+    """Launches whose results follow from sizes alone.
 
     Attributes:
         program: these launches and the Values that they use; it has neither inputs nor results.
         results: its Values that others use.
-        weights: of its Values that are the same at all sizes, by whom they are held.
+        weights: the holders of its Values that are the same at all sizes.
     """
 
     program: Program
@@ -33,14 +33,14 @@ class SizeConstants:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SettledFamily:
-    """A Family as it is executed.
+    """A Family in executable form.
 
     Attributes:
-        family: whose it is.
-        bound: what an execution does, at the recorded sizes; its numbers say how they vary. What
-            follows from sizes alone are weights of it that nothing holds.
-        constants: what makes these; None where there are none.
-        constant_values: for each result of `constants` its Value in `bound`.
+        family: the original.
+        bound: the Program of an execution at the recorded sizes; its numbers carry their
+            expressions. What follows from sizes alone are weights without holders.
+        constants: makes these; None if there are none.
+        constant_values: the Value in `bound` of each result of `constants`.
     """
 
     family: Family
@@ -50,12 +50,12 @@ class SettledFamily:
 
     @property
     def program(self) -> Program:
-        """What an execution does."""
+        """The Program of an execution."""
         return self.bound.program
 
 
 def settle_family(bound: BoundFamily) -> SettledFamily:
-    """Take out of a Family what follows from sizes alone, and what nobody sees.
+    """Separate what follows from sizes alone from a Family, and drop what is unused.
 
     What does not depend on sizes either is computed here, and becomes a weight.
 
@@ -86,7 +86,7 @@ def settle_family(bound: BoundFamily) -> SettledFamily:
 
 
 def _varying_values(program: Program) -> frozenset[int]:
-    """What launches make that is of another size or content at other sizes."""
+    """The Values made by launches whose size or content depends on sizes."""
     varying: set[int] = set()
     for launch in program.launches:
         if varies(launch, program.values) or varying.intersection(launch.reads):
@@ -100,7 +100,7 @@ def _constants(
     results: Sequence[int],
     held: Mapping[int, tuple[torch.Tensor, ...]],
 ) -> SizeConstants:
-    """The launches that make these Values, as they are executed by themselves."""
+    """The launches that make these Values, as a separate Program."""
     part, positions = part_of(program, _makers(program, changing, held.keys()))
     return SizeConstants(
         part,
@@ -115,12 +115,12 @@ def part_of(
     """Some launches and the Values that they use as a Program without inputs and results.
 
     Args:
-        program: has them.
+        program: of the launches.
         launches: in its order.
-        also: Values that it has besides.
+        also: further Values to include.
 
     Returns:
-        The Program, and where its Values stand there.
+        The Program, and the positions of its Values there.
     """
     used = sorted({index for one in launches for index in (*one.reads, *one.writes)} | also)
     positions = {index: position for position, index in enumerate(used)}
@@ -139,9 +139,9 @@ def part_of(
 
 
 def _makers(program: Program, changing: Set[int], held: Set[int]) -> list[Launch]:
-    """The launches that make Values which change, and all that these are made of.
+    """The launches that make these Values, and everything that they are made from.
 
-    Some of that is not folded itself, as it is returned, or written later: it is made twice.
+    Some of the latter is not folded, as it is returned or written later: it is made twice.
     """
     missing: set[int] = set()
     found = []

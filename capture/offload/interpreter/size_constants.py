@@ -1,4 +1,4 @@
-"""The Program of a Family at some sizes, with what follows from these sizes alone computed once."""
+"""The Program of a Family at some sizes, with what follows from sizes alone computed once."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from offload.program.folding import FOLDED_BYTES, folded_values, settle
 
 
 def program_at(bound: BoundFamily, sizes: tuple[int, ...]) -> BoundProgram:
-    """The Program of these sizes, whose constants are weights of its own.
+    """The Program of these sizes, with constants as additional weights.
 
     Args:
         bound: the Family.
-        sizes: in the order of its Dims, which `Family.checked` has accepted.
+        sizes: in the order of its Dims, accepted by `Family.checked`.
 
     Raises:
         BindingError: a number has no result at these sizes.
@@ -34,11 +34,11 @@ def program_at(bound: BoundFamily, sizes: tuple[int, ...]) -> BoundProgram:
 
 
 def made_constants(whole: BoundProgram, foldable: frozenset[int]) -> dict[int, torch.Tensor]:
-    """The bytes of what launches make of constants alone, by Value; of what may be folded.
+    """The bytes of Values that launches make from constants alone, if they may be folded.
 
     Args:
-        whole: with every launch that was made.
-        foldable: the launches of it that make constants where they are given constants alone.
+        whole: with all its launches.
+        foldable: its launches that make constants if all their operands are constants.
 
     Raises:
         ExecutionError: one of them failed.

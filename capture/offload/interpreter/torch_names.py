@@ -19,7 +19,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def find_dtype(name: str) -> torch.dtype:
-    """The dtype of a name that `dtype_name` gave."""
+    """The dtype with a name from `dtype_name`."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise CaptureError(f"{name!r} is no dtype of torch {torch.__version__}")
@@ -87,7 +87,7 @@ def torch_object(symbol: Symbol) -> Any:
 def positional_and_named(
     overload: Any, arguments: Sequence[object]
 ) -> tuple[list[object], dict[str, object]]:
-    """Arguments in schema order as an overload is called with: keyword-only ones by name."""
+    """Split arguments in schema order into positional and keyword-only ones."""
     positional: list[object] = []
     named: dict[str, object] = {}
     for declared, argument in zip(overload._schema.arguments, arguments, strict=True):

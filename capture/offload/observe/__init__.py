@@ -1,4 +1,4 @@
-"""What people look at: drawn timelines, diagnoses, calibrations, reports.
+"""What users look at: drawn timelines, diagnoses, calibrations, reports.
 
-Nothing that executes imports it.
+Code that executes never imports it.
 """

@@ -1,4 +1,4 @@
-"""Calibration: measures the costs of this machine once, and again when they have drifted."""
+"""Calibration: measures the costs of this machine once, and again after drift."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FITTED = (
 )  # fmt: skip
 _CHECKED = ((3, 2, 8), (6, 3, 24))
 _Probe: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-# Operators that may displace headers from the caches: what each does to `rows`, of this shape.
+# Operators that may displace headers from the caches, as functions of `rows` of this shape.
 _ROWS, _COLUMNS = 16, 64
 _INDICES, _FILTER = torch.arange(_ROWS), torch.ones(1, 1, 1, 1)
 _PROBES: tuple[_Probe, ...] = (
@@ -69,7 +69,7 @@ _PROBES: tuple[_Probe, ...] = (
     lambda rows, square: _attend(rows.view(1, 4, _ROWS, 16)).reshape(_ROWS, _COLUMNS),
 )
 _PROBE_ROUNDS, _PROBE_LAUNCHES = 5, 6
-# Programs of several probes each, every second, fourth and eighth: none of them is fitted.
+# Programs of several probes each, every second, fourth and eighth: all are held out of the fit.
 _MIXED_STEPS = (2, 4, 8)
 _DELIVERED_LAUNCHES = 200
 
@@ -81,23 +81,22 @@ def calibrate(
     refit: bool = False,
     progress: Progress = None,
 ) -> CostModel:
-    """The costs of this machine: those kept from before if they still hold, else measured now.
+    """The costs of this machine: the kept ones if they still hold, else measured now.
 
-    Measuring takes some seconds; the machine should be quiet. On a busy one it takes more than a
-    minute.
+    Measuring takes some seconds on a quiet machine, and more than a minute on a busy one.
 
     Args:
-        device: whose costs.
-        folder: where they are kept; by default the user's cache.
+        device: of the costs.
+        folder: where they are kept; by default the user's cache folder.
         refit: measure in any case.
-        progress: None shows it on stderr, where that is a terminal, once two seconds have passed;
-            False shows nothing. A function is called between measurements with (done, total,
-            what): what is measured, and how far that is. Each `what` begins at 0 and reaches its
-            total where it succeeds. What the function raises ends the calibration.
+        progress: None shows it on stderr, if that is a terminal, after two seconds; False shows
+            nothing. A function is called between measurements with (done, total, what): the present
+            measurement, and its progress. Each `what` begins at 0 and reaches its total on success.
+            An exception of the function ends the calibration.
 
     Raises:
-        BackendUnavailable: there is no such device here.
-        BindingError: `progress` is none of these.
+        BackendUnavailable: the device is not available here.
+        BindingError: `progress` is something else.
         CostModelError: SciPy is missing, or the model cannot be kept.
     """
     with telling(progress), measuring():
@@ -138,7 +137,7 @@ def _error(kept: CostModel, device: str) -> float:
 def observe(
     run: Executable, arguments: Sequence[tuple[Sequence[torch.Tensor], Any]], n_executions: int
 ) -> Iterator[Observation]:
-    """Execute with sets of (inputs, out) in turn, and yield what each header took.
+    """Execute with sets of (inputs, out) in turn, and yield each header's observation.
 
     The first tenth is not yielded: it warms up, and proves out-variants.
     """
@@ -163,13 +162,13 @@ def observation_of(run: Executable) -> Observation:
 
 
 def header_shape(run: Executable) -> HeaderShape:
-    """What the header of an executable's latest execution had to do."""
+    """The work of the header of an executable's latest execution."""
     last = run.last_execution
     return run.header_shape(last.outputs_allocated, last.slots_changed, last.words_patched)
 
 
 def _program(n_inputs: int, n_outputs: int, n_weights: int) -> Callable[..., list[torch.Tensor]]:
-    """A program of additions, which displace next to nothing."""
+    """A program of additions, which displace almost nothing."""
     weights = [torch.zeros(_ITEMS) for _ in range(n_weights)]
 
     def function(*inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -186,7 +185,7 @@ def _attend(heads: torch.Tensor) -> torch.Tensor:
 
 
 def _displacements(device: str) -> dict[str, float]:
-    """By operator, how much longer the header of a mixed program takes if it runs that too."""
+    """By operator, the additional header duration of a mixed program that also runs it."""
     displaced = {}
     base = _probe_program([])
     operators = {launch.name for launch in base.program.launches}
@@ -220,7 +219,7 @@ def _mixed_ratios(header: HeaderModel, device: str) -> list[tuple[float, float]]
 
 
 def _probe_program(probes: Sequence[_Probe]) -> Captured:
-    """A program that runs what many models do, and between it the probes."""
+    """A program of operators that many models run, with the probes between them."""
     weights, square = _numbers(_PROBE_LAUNCHES, 2, _COLUMNS), torch.eye(_COLUMNS)
 
     def function(rows: torch.Tensor) -> torch.Tensor:
@@ -233,7 +232,7 @@ def _probe_program(probes: Sequence[_Probe]) -> Captured:
 
 
 def _numbers(*shape: int) -> torch.Tensor:
-    """Numbers between 0 and 1, drawn from no generator that others draw from."""
+    """Numbers between 0 and 1, from a separate generator."""
     return torch.rand(shape, generator=torch.Generator())
 
 
@@ -247,8 +246,8 @@ def _observe(
 ) -> Iterator[Observation]:
     """Executions of each program: nothing moved, everything moved, and fresh outputs.
 
-    The programs take turns in so many rounds, so that a slow moment of the machine is not one
-    program's alone.
+    The programs alternate over several rounds, so that a slow moment of the machine does not affect
+    a single program.
     """
     with contextlib.ExitStack() as stack:
         runs = []
@@ -277,7 +276,7 @@ def _captured(function: Callable[..., Any], *inputs: torch.Tensor) -> Captured:
 
 
 def _delivery(device: str) -> tuple[float, float]:
-    """What delivering a launch costs the host, from a program of tiny launches."""
+    """The host's cost of delivering a launch, from a program of tiny launches."""
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(_DELIVERED_LAUNCHES):

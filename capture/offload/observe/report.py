@@ -1,4 +1,4 @@
-"""The report on an executable: how large it is, and what its executions cost."""
+"""The report on an executable: its size, and the costs of its executions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Report:
     Attributes:
         n_launches: of its program.
         memory: its memory by kind.
-        n_executions: how many the medians are over.
-        stages_ns: of m_l_t the median of each stage, by name.
-        substages_ns: the same of what submit consists of, in the words of a device that tells; 0 is
-            what an execution had nothing to do for.
+        n_executions: the number of executions in the medians.
+        stages_ns: the median of each stage of m_l_t, by name.
+        substages_ns: the same for the substages of submit, on a device that reports them; an
+            execution counts as 0 ns for a substage without work.
         m_l_t_ns: the median header duration.
         last: the latest execution.
-        streaming: of weights under a budget; None where none are streamed.
+        streaming: of weights under a budget; None if no weight is streamed.
     """
 
     n_launches: int
@@ -50,24 +50,24 @@ class Report:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamingReport:
-    """What streams the weights of an executable, and what that cost its executions.
+    """How an executable's weights are streamed, and the cost for its executions.
 
     Attributes:
-        budget_bytes, memory_bytes: what weights may use of the device's memory, and what is taken.
+        budget_bytes, memory_bytes: device memory that weights may use, and that they use.
         streamed_bytes: brought for each execution.
-        n_measured: of the executions, how many what follows is the median of: those of which the
-            device's clock was read (see `LastExecution`). None of a figure: of none it is known.
-        bytes_per_second: the rate at which they were brought, while they were.
-        wait_ns: what the launches of an execution waited for weights.
-        predicted_wait_ns: the same as the plan predicts it.
-        beyond_launches_ns: where wait_ns is not known, how much longer executions took than their
-            launches, timed one by one without copies; None also where these are estimates.
+        n_measured: the number of executions in the following medians: those whose device clock was
+            read (see `LastExecution`). A figure is None if it is known for no execution.
+        bytes_per_second: the rate of transfers, while they ran.
+        wait_ns: the time that an execution's launches waited for weights.
+        predicted_wait_ns: the same as planned.
+        beyond_launches_ns: if wait_ns is unknown, the duration of executions beyond that of their
+            launches, timed one by one without copies; None also if these are estimates.
         predicted_ns: of an execution's launches and waits.
         measured_ns: the same.
-        waits: by launch, measured and predicted, of the latest execution that tells, the longest
+        waits: by launch, measured and predicted, of the latest execution that has them, the longest
             first.
-        store_bytes, shared_store_bytes: of the host's memory, kept for the device to copy from, and
-            what of it other executables copy from too; None where files are read.
+        store_bytes, shared_store_bytes: host memory from which the device copies, and the part that
+            other executables share; None if files are read.
     """
 
     budget_bytes: int
@@ -86,7 +86,7 @@ class StreamingReport:
 
 
 def report_on(executable: Executable, executions: Sequence[LastExecution]) -> Report:
-    """Sum up executions of an executable; at least one."""
+    """Summarise one or more executions of an executable."""
     return Report(
         n_launches=len(executable.program.launches),
         memory=executable.memory_report(),

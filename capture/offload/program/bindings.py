@@ -1,4 +1,4 @@
-"""Bindings: the live objects that a Program stands for, and both together."""
+"""Bindings: the live objects of a Program, and the two together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 OpaqueCall = Callable[["Sequence[torch.Tensor]"], "Sequence[torch.Tensor]"]
 
-# What is watched between executions: dictionaries and lists; attributes as a dictionary and a key
-# in it; leaves, each with the gradient that it is to have and whether that is added to; and whether
-# this is all that there is to look at.
+# What is watched between executions: dictionaries and lists; attributes, each as a dictionary and a
+# key in it; leaves, each with the gradient that it must have and whether that gradient is
+# accumulated; and whether this is everything to compare.
 Watched = tuple[
     "Sequence[dict[Any, Any] | list[Any]]",
     "Sequence[tuple[dict[str, Any], str]]",
@@ -27,13 +27,13 @@ Watched = tuple[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where the content of a weight lies in a file; contiguous, in the machine's byte order.
+    """Where the content of a weight lies in a file; contiguous, in native byte order.
 
     Attributes:
-        name: in the file.
+        name: of the tensor in the file.
         path: of the file, absolute.
-        offset_bytes: where in the file it begins.
-        size_bytes: how many bytes it has.
+        offset_bytes: where it begins in the file.
+        size_bytes: its size.
         shape, dtype: of the tensor.
     """
 
@@ -51,8 +51,8 @@ class KernelFunction:
 
     Attributes:
         address: of its code, which stays loaded while the process lives.
-        prove: of these addresses, whether the function may be used: called at the first execution,
-            before the launch, on its live Values; changes none of their bytes.
+        prove: whether the function may be used at these addresses. Called at the first execution,
+            before the launch, on its live Values; changes no bytes of them.
     """
 
     address: int
@@ -61,29 +61,28 @@ class KernelFunction:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bindings:
-    """What one Program stands for in this process; by reference, never a copy.
+    """The live objects of one Program in this process; by reference, never copied.
 
     Attributes:
-        weights: for each Value of role weight the tensors that hold it, as `Program.weight_views`
-            has their views.
-        stored: for each Value of role weight that no tensor holds, the file that does.
-        generators: those that random launches draw from, the default one first; launches name
-            them by number.
+        weights: for each Value of role weight the tensors that hold it, in the order of its
+            `Program.weight_views`.
+        stored: for each Value of role weight that no tensor holds, its place in a file.
+        generators: those that random launches draw from, the default one first; launches name them
+            by number.
         callables: of opaque callees, by `Opaque.index`. Each takes the tensors of the Program's
-            inputs in order and gives those of its results in order, and raises CaptureError where
-            its result is nested otherwise than the recorded one.
+            inputs in order, returns those of its results in order, and raises CaptureError if its
+            result is nested differently from the recorded one.
         kernels: of compiled callees, by `Kernel.index`.
-        input_samples: for each input what its first bytes were when it was recorded (empty where
-            that is not known), for executions that nobody asks for; none in a program from a
-            file.
-        arguments, results: the nesting of arguments and results as the Program has it, with the
-            recorded classes and objects themselves; changeable ones as they were (`Content`). In a
-            program from a file only the classes of results that were found. None: there are none.
-        root: gives the module that was called while it lives; None for a function, and in a
-            program from a file.
-        before_execution: is called before an execution where something of what it last returned
-            has changed since, and may raise BindingError: of a step that trains, what it compares
-            and puts in order. None: there is nothing to do.
+        input_samples: for each input its first bytes at the recording (empty if unknown), for
+            executions that no caller requests. Empty in a Program from a file.
+        arguments, results: the nesting of arguments and results as in the Program, with the
+            recorded classes and objects; mutable ones as they were (`Content`). In a Program from a
+            file only the classes of results that were found. None: there are none.
+        root: returns the module that was called while it lives; None for a function, and in a
+            Program from a file.
+        before_execution: called before an execution if anything that it last returned has changed
+            since; may raise BindingError. For a training step: compares its state and puts it in
+            order. None: nothing to do.
     """
 
     weights: Mapping[int, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
@@ -98,10 +97,10 @@ class Bindings:
     before_execution: Callable[[], Watched] | None = None
 
     def moved(self, positions: Mapping[int, int]) -> Bindings:
-        """The same objects for a Program that was rewritten.
+        """The same objects for a rewritten Program.
 
         Args:
-            positions: for each Value that is left its new index, as `Rewritten.positions`.
+            positions: for each Value that remains its new index, as `Rewritten.positions`.
         """
         return dataclasses.replace(
             self,
@@ -112,23 +111,23 @@ class Bindings:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundProgram:
-    """A Program with its own Bindings, whose indices are those of just this Program."""
+    """A Program with its own Bindings; their indices are those of this Program."""
 
     program: Program
     bindings: Bindings = dataclasses.field(default_factory=Bindings)
 
     def unguarded(self) -> BoundProgram:
-        """The same, with nothing to do before an execution."""
+        """Return the same without `before_execution`."""
         return BoundProgram(self.program, dataclasses.replace(self.bindings, before_execution=None))
 
     @property
     def arguments_structure(self) -> Structure:
-        """The nesting of arguments, to match calls with."""
+        """The nesting of arguments that calls are matched with."""
         return self.bindings.arguments or self.program.arguments_structure
 
     @property
     def result_structure(self) -> Structure:
-        """The nesting of the result, to build results by."""
+        """The nesting by which results are built."""
         return self.bindings.results or self.program.result_structure
 
 

@@ -1,4 +1,4 @@
-"""What holds between the parts of every Program: of a recorded, a rewritten and an opened one."""
+"""The check of every Program: recorded, rewritten or read from a file."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from offload.program.program import Program
 from offload.program.structure import Structure
 from offload.program.values import ITEM_BYTES, Role, TensorView, Value, span_bytes
 
-# More than any machine can address; sums of sizes stay far inside 64 bits.
+# More than any machine can address; sums of sizes stay far below 64 bits.
 _MAXIMUM_BYTES = 2**56
 
 
 def check_program(program: Program) -> None:
-    """Check that a Program is whole: every index in range, every view inside its Value.
+    """Check that a Program is consistent: every index in range, every view inside its Value.
 
-    Executing a program that passes reads and writes no memory but that of its own Values, if its
-    callees do as their launches say.
+    Executing a Program that passes accesses only the memory of its own Values, if its callees do
+    what its launches state.
 
     Raises:
         ProgramError: the parts contradict each other; the message says where.
@@ -49,7 +49,7 @@ def _check_value(position: int, value: Value) -> None:
 
 
 def _check_layout(one: Value | TensorView, where: str) -> None:
-    """Check what sizes are computed from."""
+    """Check the numbers that sizes are computed from."""
     numbers = (*one.shape, *one.strides)
     is_whole = all(isinstance(number, int) and number >= 0 for number in numbers)
     if not is_whole or len(one.shape) != len(one.strides):
@@ -62,7 +62,7 @@ def _check_layout(one: Value | TensorView, where: str) -> None:
 
 
 def _check_host_constants(program: Program) -> None:
-    """Nothing computes, writes or returns them: nobody gives them memory."""
+    """No launch writes or returns a host constant: it has no memory."""
     changed = {index for launch in program.launches for index in launch.writes}
     changed |= {view.value for launch in program.launches for view in launch.made()}
     changed |= {result.view.value for result in program.results}
@@ -151,7 +151,7 @@ def _check_results(program: Program) -> None:
         ):
             raise ProgramError(f"{where} is not the input {leaf} that it says it is")
     _check_roles(program, Role.OUTPUT, sorted(returned), "a result")
-    # A tensor may stand at several places of the result; it first stands at its turn.
+    # A tensor may appear at several places of the result; first appearances are in order.
     first_seen = list(dict.fromkeys(_leaves(program.result_structure)))
     if first_seen != list(range(len(program.results))):
         raise ProgramError("result_structure does not hold each result, in order")
@@ -208,13 +208,13 @@ def _check_launches(program: Program) -> None:
 
 
 def _check_accesses(program: Program, launch: Launch, where: str) -> None:
-    """Reads and writes are what lifetimes are made of, so no view may be missing from them."""
+    """Live ranges follow from reads and writes, so these must contain every view."""
     given = {view.value for view in launch.views()}
     made = [view.value for view in launch.made()]
     reads, writes = set(launch.reads), set(launch.writes)
     if not given <= reads | writes:
         raise ProgramError(f"{where} is given values that it is not said to read or write")
-    sees_more = isinstance(launch.callee, Opaque)  # which reads and writes weights where they are
+    sees_more = isinstance(launch.callee, Opaque)  # it reads and writes weights in place
     if not set(made) <= writes or not (sees_more or writes <= given.union(made)):
         raise ProgramError(f"{where} is not said to write just what it makes and is given")
     if len(set(made)) != len(made) or given.intersection(made):
@@ -225,7 +225,7 @@ def _check_accesses(program: Program, launch: Launch, where: str) -> None:
 
 
 def _check_kernel(program: Program, launch: Launch, kernel: Kernel, where: str) -> None:
-    """Its code takes and writes as many bytes as the launches that it replaces."""
+    """The code takes and writes as many bytes as the launches that it replaces."""
     replaced = kernel.replaces
     check_program(replaced)
     made = [program.values[view.value] for view in launch.made()]
@@ -251,7 +251,7 @@ def _check_kernel(program: Program, launch: Launch, kernel: Kernel, where: str) 
 
 
 def _check_derived(program: Program, launch: Launch, where: str) -> None:
-    """What is derived is made of weights that nothing writes, and written by what makes it."""
+    """Derived Values are made from weights that no launch writes, and only by deriving launches."""
     derives = isinstance(launch.callee, Kernel) and launch.callee.derives
     roles = {program.values[index].role for index in launch.writes}
     if derives != (Role.DERIVED in roles) or (derives and roles != {Role.DERIVED}):
@@ -266,8 +266,8 @@ def _check_derived(program: Program, launch: Launch, where: str) -> None:
 
 
 def _check_collectives(program: Program) -> None:
-    """Each collective is waited for, behind its start, by a launch that holds what it touches."""
-    under_way: dict[int, set[int]] = {}  # by a Value that it makes or writes, what it touches
+    """Each collective is followed by a launch that waits for it and reads all that it touches."""
+    under_way: dict[int, set[int]] = {}  # by Value that it makes or writes, what it touches
     names = []
     for launch in program.launches:
         where = f"launches[{launch.index}]"
@@ -286,7 +286,7 @@ def _check_collectives(program: Program) -> None:
 
 
 def _check_order(program: Program, made_at: Mapping[int, int]) -> None:
-    """No Value may be used before the launch that makes it: it has no memory until then."""
+    """No Value may be used before the launch that makes it: until then it has no memory."""
     for launch in program.launches:
         for view in launch.views():
             if made_at.get(view.value, -1) >= launch.index:

@@ -1,4 +1,4 @@
-"""Collectives among the launches of a Program: which start one, which wait, and between whom."""
+"""Collectives among the launches of a Program: starts, waits, and their groups."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STARTS = frozenset(
     )
 )  # fmt: skip
 
-# These send from the tensors that they are given, where others send from their results.
+# These send from their arguments; others send from their results.
 SENT_AS_GIVEN = frozenset(
     f"{NAMESPACE}{name}"
     for name in (
@@ -44,13 +44,13 @@ GivenArgument = TensorView | Symbol | None | bool | int | float | complex | str 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Group:
-    """A process group that a Program's collectives use, as the recording process knew it.
+    """A process group of a Program's collectives, as the recording process knew it.
 
     Attributes:
-        name: that torch gave it, by which its members find it.
-        ranks: its members, by their ranks in the world.
-        rank: that of the process that recorded, in the world.
-        world_size: how many ranks there were.
+        name: torch's name, by which its members find it.
+        ranks: its members, by rank in the world.
+        rank: of the recording process, in the world.
+        world_size: the number of ranks.
     """
 
     name: str
@@ -69,8 +69,9 @@ class Meeting:
 
     Attributes:
         group: the name of the group.
-        sender, receiver: by their ranks in it, of a message between two; None where all meet.
-        what: they do there; all who meet must say the same.
+        sender, receiver: of a message between two ranks, by their ranks in the group; None where
+            all meet.
+        what: the work there; must be the same on all ranks that meet.
     """
 
     group: str
@@ -80,21 +81,21 @@ class Meeting:
 
     @property
     def channel(self) -> str:
-        """Meetings of one channel have an order: those of a group, or of two ranks of one."""
+        """The key of meetings that have an order: a group's, or those of two ranks of a group."""
         return self.group if self.sender is None else f"{self.group}/{self.sender}>{self.receiver}"
 
 
 def group_name(arguments: Sequence[object]) -> str:
-    """The group of a collective with these arguments: the last that is a name."""
+    """The group of a collective with these arguments: the last string."""
     return next((one for one in reversed(arguments) if isinstance(one, str)), "")
 
 
 def meeting_of(name: str, arguments: Sequence[object], rank: int) -> Meeting:
-    """Where ranks meet in a collective.
+    """The meeting of a collective.
 
     Args:
         name: of its operator, one of STARTS.
-        arguments: in the order of its schema, tensors as views.
+        arguments: in schema order, tensors as views.
         rank: of this process in the group.
     """
     group = group_name(arguments)
@@ -129,11 +130,11 @@ def _text(view: TensorView, from_row: int) -> str:
 
 
 def check_groups(groups: Sequence[Group], names: Sequence[str]) -> None:
-    """Check what a Program says of its groups against those that its launches name.
+    """Check the groups that a Program declares against those that its launches name.
 
     Raises:
-        ProgramError: a group is named twice, has no such members, or is not told of; or one is told
-            of that no launch names.
+        ProgramError: a group is declared twice, has impossible members, is not declared, or is
+            declared and no launch names it.
     """
     told = [one.name for one in groups]
     if sorted(set(names)) != sorted(told):

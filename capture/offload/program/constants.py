@@ -1,4 +1,4 @@
-"""What a call is given besides tensors: whether it is the same again."""
+"""What a call is given besides tensors, and whether it is the same again."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 PLAIN_TYPES = (type(None), bool, int, float, complex, str)
 
-# Of these, identity is proof of being the same; another object may have been changed since.
+# For these, identity proves equality; any other object may have been changed since.
 _IMMUTABLE_TYPES = (*PLAIN_TYPES, bytes, range, type, enum.Enum, FunctionType, ModuleType)
 
 
 def is_immutable(node: Any) -> bool:
-    """Whether an object stays itself as long as it is the same object.
+    """Whether identity proves that an object is unchanged.
 
-    It cannot change (torch's dtypes, devices and the like are told by their module), or it is a
+    It is immutable (torch's dtypes, devices and the like are recognised by their module), or a
     random generator, which executions follow.
     """
     if isinstance(node, _IMMUTABLE_TYPES) or type(node).__module__ == "torch":
@@ -35,14 +35,13 @@ def is_generator(node: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Content:
-    """A changeable object's class and content.
+    """The class and content of a mutable object.
 
     Attributes:
         cls: the class.
-        digest: the content; None where it cannot be told.
-        fields: of its attributes or items, by key or position, the value, or the Content of one
-            that may change; to name what differs. Empty below a few levels, and where they are
-            many.
+        digest: the content; None if it cannot be determined.
+        fields: its attributes or items by key or position: the value, or the Content of a mutable
+            one; to name what differs. Empty below a few levels, and if there are too many.
     """
 
     cls: type
@@ -53,13 +52,13 @@ class Content:
         return f"a {self.cls.__qualname__} of other content"
 
 
-# How far a difference is followed into an object, and of how many fields.
+# How deep a difference is followed into an object, and over how many fields.
 _FIELD_DEPTH = 3
 _MOST_FIELDS = 256
 
 
 def content_of(node: Any, depth: int = _FIELD_DEPTH) -> Content:
-    """The content that a changeable object has now, its fields that many levels deep."""
+    """Return the current content of a mutable object, with its fields down to `depth` levels."""
     fields = fields_of(node) if depth > 0 else {}
     if len(fields) > _MOST_FIELDS:
         fields = {}
@@ -74,7 +73,7 @@ def content_of(node: Any, depth: int = _FIELD_DEPTH) -> Content:
 
 
 def fields_of(node: Any) -> dict[Any, Any]:
-    """The items of a list, tuple or mapping by position or key; of other objects the attributes."""
+    """The items of a list, tuple or mapping by position or key; attributes of other objects."""
     if isinstance(node, (list, tuple)):
         return dict(enumerate(node))
     if isinstance(node, Mapping):
@@ -86,8 +85,8 @@ def difference(one: Any, other: Any) -> tuple[str, Any, Any]:
     """Where an object first differs from what was recorded, for an error message.
 
     Returns:
-        The place below it, such as `['rate'][2]`, what was recorded there, and what is there now;
-        an empty place where they differ as wholes.
+        The place below it, such as `['rate'][2]`, the recorded value and the present value; an
+        empty place if they differ as a whole.
     """
     if isinstance(one, Content) and type(other) is one.cls:
         fields = fields_of(other)
@@ -100,15 +99,15 @@ def difference(one: Any, other: Any) -> tuple[str, Any, Any]:
 
 
 def _digest(node: Any) -> bytes | None:
-    """An object's content as bytes to compare; they are never read back."""
+    """An object's content as bytes to compare; never read back."""
     try:
         return pickle.dumps(node, protocol=5)
-    except Exception:  # an object may forbid it in any way; then it is equal to nothing
+    except Exception:  # pickling may fail in any way; the object then equals nothing
         return None
 
 
 def same_constant(one: Any, other: Any) -> bool:
-    """Whether a replay may take `other` for the recorded `one`: floats by their bits."""
+    """Whether a replay may use `other` for the recorded `one`: floats by their bits."""
     if isinstance(one, Content):
         return type(other) is one.cls and one.digest is not None and _digest(other) == one.digest
     if one is other:
@@ -116,8 +115,8 @@ def same_constant(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, (float, complex)):
-        return repr(one) == repr(other)  # tells -0.0 from 0.0, and finds nan again
+        return repr(one) == repr(other)  # distinguishes -0.0 from 0.0, and matches nan
     try:
         return bool(one == other)
-    except Exception:  # a user's __eq__ may do anything; only a clear yes counts
+    except Exception:  # a user's __eq__ may raise anything; only a clear yes counts
         return False

@@ -1,4 +1,4 @@
-"""Removes launches whose results nobody sees."""
+"""Removes launches whose results are unused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from offload.program import Launch, Program, Rewritten, Role, rewrite
 def remove_dead_launches(program: Program) -> Rewritten:
     """Drop launches that no result and no input or weight depends on, and Values left unused.
 
-    Kept in any case: what has effects besides bytes, and launches that write nothing at all (they
-    are there for their check).
+    Launches with effects are always kept, and so are launches that write nothing (they are there
+    for their check).
     """
     needed = {result.view.value for result in program.results}
     needed |= {v.index for v in program.values if v.role in (Role.INPUT, Role.WEIGHT)}

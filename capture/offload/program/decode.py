@@ -1,4 +1,4 @@
-"""Reads a Program from JSON data that may be anything at all."""
+"""Reads a Program from untrusted JSON data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROLES = tuple(str(role) for role in Role if role not in (Role.SCRATCH, Role.DER
 _STRUCTURE_KINDS = ("list", "tuple", "dict", "record", "mapping", "object")
 _SYMBOL_KINDS = ("dtype", "device", "layout", "memory_format", "generator")
 # Attributes of torch are looked up by these names only: any other could import a module. Whether
-# the torch that is here has them is looked at before anything is built of them.
+# the installed torch has them is checked before anything is built from them.
 _TORCH_NAMES: Mapping[str, Collection[str]] = {
     "dtype": ITEM_BYTES,
     "layout": ("strided", "sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc"),
@@ -38,11 +38,11 @@ _FLOATS = ("inf", "-inf", "nan")
 def decode_program(root: Node) -> Program:
     """Read a Program.
 
-    Types and names are checked here; what must hold between the parts is `check_file_program`'s.
+    Types and names are checked here; consistency of the parts is checked by `check_file_program`.
 
     Raises:
-        ProgramError: the data is not a program.
-        FileError: it is a program of a format that this version cannot read.
+        ProgramError: the data is not a Program.
+        FileError: it is in a format that this version cannot read.
     """
     has_groups = GROUPS in set(root.keys())
     names = (*_PARTS, *[FAMILY] * has_family(root), *[GROUPS] * has_groups)
@@ -102,11 +102,11 @@ _PARTS = (
 def has_family(root: Node) -> bool:
     """Whether the data has the rest of a Family, under `FAMILY`, beside its Program.
 
-    Looks at the format before anything else: a newer one may differ in all the rest.
+    Checks the format first: a newer one may differ in everything else.
 
     Raises:
-        ProgramError: the data does not say what it is.
-        FileError: it is of a format that this version cannot read.
+        ProgramError: the data does not state its format.
+        FileError: it is in a format that this version cannot read.
     """
     if not {"format", "version"} <= set(root.keys()) or root.value["format"] != FORMAT_NAME:
         raise ProgramError(f"{root.where} does not say that it is an {FORMAT_NAME}")
@@ -163,7 +163,7 @@ def _layout(shape: Node, strides: Node) -> tuple[tuple[int, ...], tuple[int, ...
     sizes, steps = shape.integers(), strides.integers()
     if len(steps) != len(sizes):
         strides.fail(f"{len(sizes)} strides, one for each dimension")
-    # torch counts elements in 64 bits, and multiplies before it looks for a zero.
+    # torch counts elements in 64 bits, and multiplies before it tests for zero.
     if math.prod(max(size, 1) for size in sizes) > MAXIMUM_INTEGER:
         shape.fail("a shape of fewer than 2**63 elements")
     return sizes, steps
@@ -219,7 +219,7 @@ def _argument(node: Node) -> Argument:
 
 
 def _item(node: Node) -> Argument:
-    """An argument, or an item of a list; lists of lists do not exist."""
+    """An argument, or an item of a list; lists are not nested."""
     kind = node.only_key()
     if kind == "view":
         return _view(node.fields(kind)[0])
@@ -284,7 +284,7 @@ def decode_constant(node: Node, depth: int = 0) -> Any:
     """Read what `encode_constant` wrote.
 
     Raises:
-        ProgramError: it wrote nothing of the kind.
+        ProgramError: the data is not such a constant.
     """
     if type(node.value) is int:
         return node.integer(-MAXIMUM_INTEGER - 1)

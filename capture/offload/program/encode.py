@@ -14,7 +14,7 @@ from offload.program.structure import Structure
 from offload.program.values import Symbol, TensorView, Value
 
 FORMAT_NAME = "offload program"
-# Of a program of one size, which older versions read, and of one with a Family.
+# Of a Program of fixed size, which older versions read, and of one with a Family.
 PLAIN_VERSION, FORMAT_VERSION = 1, 2
 FAMILY = "family"
 GROUPS = "groups"
@@ -24,11 +24,11 @@ MAXIMUM_DEPTH = 64
 
 
 def encode_program(program: Program) -> dict[str, Any]:
-    """Everything in a Program but the bytes of its weights, as JSON data.
+    """Return a Program as JSON data, without the bytes of its weights.
 
     Raises:
         FileError: a constant among the arguments or in the result cannot be written, or a launch
-            draws from a generator of its own, or is compiled code.
+            draws from a generator other than the default one, or is compiled code.
     """
     return {
         "format": FORMAT_NAME,
@@ -64,7 +64,7 @@ def encode_program(program: Program) -> dict[str, Any]:
 
 
 def with_family(data: dict[str, Any], family: dict[str, Any]) -> dict[str, Any]:
-    """The data of a Program with that of the Family that it belongs to (`family_data`)."""
+    """The data of a Program with that of its Family (`family_data`)."""
     return {**data, "version": FORMAT_VERSION, FAMILY: family}
 
 
@@ -150,8 +150,8 @@ def encode_constant(constant: Any, where: str) -> Any:
     """A constant as JSON data: plain where JSON has it, an object with one key otherwise.
 
     Raises:
-        FileError: it is none of None, bool, int, float, complex, str, a Symbol of torch's dtype,
-            device, layout or memory_format, and tuples of these.
+        FileError: it is not None, a bool, int, float, complex, str, a Symbol of torch's dtype,
+            device, layout or memory_format, or a tuple of these.
     """
     kind = type(constant)
     if constant is None or kind in (bool, str):

@@ -1,4 +1,4 @@
-"""Expressions: the numbers of a Program whose sizes vary, as arithmetic over these sizes."""
+"""Expressions: numbers of a Program with varying sizes, as arithmetic over these sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from offload.native import _planner
 
 Instruction = tuple[str, int | float]
-"""An operation of native/include/offload/expressions.hpp, and its own number where it has one."""
+"""An operation of native/include/offload/expressions.hpp, and its number if it has one."""
 
 INTEGER, REAL, SIZE = "integer", "real", "size"
 
@@ -30,7 +30,7 @@ class Expression:
     code: tuple[Instruction, ...]
 
     def text(self, names: Sequence[str]) -> str:
-        """It in the usual form, for people.
+        """The expression in infix form.
 
         Args:
             names: of the Dims.
@@ -60,9 +60,9 @@ class Expression:
 
 
 def expressions(n_dims: int, codes: Sequence[Expression]) -> _planner.Expressions:
-    """Compile expressions over the same Dims, to be evaluated natively.
+    """Compile expressions over the same Dims for native evaluation.
 
     Raises:
-        BindingError: one is no expression over so many Dims.
+        BindingError: one is not an expression over `n_dims` Dims.
     """
     return _planner.Expressions(n_dims, [list(one.code) for one in codes])

@@ -1,4 +1,4 @@
-"""Families: Programs whose sizes may vary, and the Program of each choice of sizes."""
+"""Families: Programs whose sizes may vary, and the Program for each choice of sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offload.program.program import Program
 from offload.program.structure import Structure
 
 MOST = 2**62
-"""What stands for a size that has no greatest; no size may be larger."""
+"""Stands for a size without a maximum; no size may be larger."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Dim:
     """A size that may vary.
 
     Attributes:
-        name: for people, and to choose a size by.
-        minimum, maximum: the least and the greatest that it may be; None: there is no greatest.
-        recorded: what it was in the recorded call.
+        name: identifies it, in messages and when sizes are chosen.
+        minimum, maximum: its least and greatest value; None: no maximum.
+        recorded: its value in the recorded call.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Dim:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SizePlace:
-    """Where a call tells the size of a Dim.
+    """Where a call gives the size of a Dim.
 
     Attributes:
         dim: its position.
-        leaf: of the input that has it.
+        leaf: the input that has it.
         axis: of that input.
-        constant: of an integer argument its place among the constants of the arguments; then there
-            is no input.
+        constant: for an integer argument, its position among the constants of the arguments; then
+            there is no input.
     """
 
     dim: int
@@ -62,11 +62,11 @@ class SizePlace:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SizeGuard:
-    """What was true of the sizes of the recorded call, and must be of all others.
+    """A condition on sizes that held in the recorded call, and must hold in all others.
 
     Attributes:
         condition: not 0 where it holds.
-        place: the user's `file:line` that asked for it; empty where nobody did.
+        place: the user's `file:line` that asked for it; empty if no user code did.
     """
 
     condition: Expression
@@ -79,17 +79,17 @@ class Family:
 
     Attributes:
         dims: the sizes that may vary.
-        places: where a call tells them; each Dim has one at least.
-        program: all that was seen of the recorded call, with the launches that make constants.
-        foldable: the launches of it that make constants where they are given constants alone.
+        places: where a call gives them; each Dim has at least one.
+        program: the whole recorded call, with the launches that make constants.
+        foldable: its launches that make constants if all their operands are constants.
         expressions: the numbers that vary.
-        varying: for the numbers of `program` that vary, by their place in the order of
-            `map_numbers`, the expression.
+        varying: the expression of each number of `program` that varies, by its position in the
+            order of `map_numbers`.
         arguments, results: likewise for integers among the constants of the arguments and of the
-            result, by their place in these.
-        guards: what must hold of sizes.
-        compared: sizes of which guards need not hold, in the order of the Dims: another recording
-            has seen there just what the Family gives.
+            result, by their position among these.
+        guards: conditions on sizes.
+        compared: sizes, in the order of the Dims, at which guards need not hold: another recording
+            at these sizes equals the Family.
     """
 
     dims: tuple[Dim, ...]
@@ -105,21 +105,21 @@ class Family:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the Dims, in order."""
+        """The names of the Dims, in order."""
         return tuple(one.name for one in self.dims)
 
     @property
     def recorded_sizes(self) -> dict[str, int]:
-        """Of the recorded call."""
+        """The sizes of the recorded call."""
         return {one.name: one.recorded for one in self.dims}
 
     @property
     def n_numbers(self) -> int:
-        """How many numbers vary."""
+        """The number of numbers that vary."""
         return len(self.varying) + len(self.arguments) + len(self.results)
 
     def at(self, sizes: Mapping[str, int]) -> Program:
-        """The Program of these sizes: what `capture` would record of a call that has them.
+        """The Program at these sizes: what `capture` would record of such a call.
 
         Args:
             sizes: for each Dim, by name.
@@ -132,10 +132,10 @@ class Family:
         return settle(whole, folded_values(whole, self.foldable)).program
 
     def whole_at(self, sizes: Sequence[int]) -> Program:
-        """All that a call of these sizes does, constants included.
+        """The whole Program of a call with these sizes, with the launches that make constants.
 
         Args:
-            sizes: in the order of the Dims, which `checked` has accepted.
+            sizes: in the order of the Dims, accepted by `checked`.
 
         Raises:
             BindingError: a number has no result at these sizes.
@@ -144,7 +144,7 @@ class Family:
         return self.evaluated(sizes)[0]
 
     def evaluated(self, sizes: Sequence[int]) -> tuple[Program, Sequence[int | float]]:
-        """As `whole_at`, and the numbers that vary, by their expressions."""
+        """Return the Program of `whole_at`, and the numbers that vary, by expression."""
         found = self.numbers_at(sizes)
 
         def convert(place: int, number: Any) -> Any:
@@ -167,13 +167,13 @@ class Family:
         return program, found
 
     def numbers_at(self, sizes: Sequence[int]) -> Sequence[int | float]:
-        """The results of `expressions`.
+        """Evaluate `expressions`.
 
         Args:
-            sizes: as `whole_at` has them.
+            sizes: as for `whole_at`.
 
         Raises:
-            BindingError: one has no result at these sizes.
+            BindingError: an expression has no result at these sizes.
         """
         try:
             return self._numbers.evaluate_all(list(sizes))
@@ -181,15 +181,15 @@ class Family:
             raise BindingError(f"{self._told(sizes)}: {error}; expected smaller sizes") from None
 
     def arguments_at(self, arguments: Structure, numbers: Sequence[int | float]) -> Structure:
-        """How a call's arguments are nested, with the integers that vary, which are `numbers`."""
+        """The nesting of a call's arguments, with varying integers taken from `numbers`."""
         return with_constants(arguments, _chosen(self.arguments, numbers))
 
     def results_at(self, results: Structure, numbers: Sequence[int | float]) -> Structure:
-        """How its result is nested, likewise."""
+        """The nesting of its result, likewise."""
         return with_constants(results, _chosen(self.results, numbers))
 
     def checked(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The sizes in the order of the Dims, if the Family may be used with them.
+        """Return the sizes in the order of the Dims, if the Family may be used with them.
 
         Raises:
             BindingError: as `at`.
@@ -257,13 +257,13 @@ class Family:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundFamily:
-    """A Family with the live objects that its `program` stands for."""
+    """A Family with the live objects of its `program`."""
 
     family: Family
     bindings: Bindings
 
     def whole_at(self, sizes: Sequence[int]) -> BoundProgram:
-        """All that a call of these sizes does, as `Family.whole_at`, with its live objects.
+        """The whole Program of these sizes, as `Family.whole_at`, with its live objects.
 
         Raises:
             BindingError: a number has no result at these sizes.
@@ -292,7 +292,7 @@ def _chosen(varying: Mapping[int, int], found: Sequence[Any]) -> dict[int, Any]:
 
 
 def with_constants(structure: Structure, numbers: Mapping[int, Any]) -> Structure:
-    """The nesting with other constants at some places, in the order of `constants_of`."""
+    """The nesting with other constants at some positions, in the order of `constants_of`."""
     if not numbers:
         return structure
     position = -1

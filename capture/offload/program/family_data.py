@@ -1,4 +1,4 @@
-"""Families as JSON data: what stands beside their Program in a file."""
+"""Families as JSON data: what a file holds besides their Program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WITH_NUMBER = (INTEGER, REAL, SIZE)
 
 
 def encode_family(family: Family) -> dict[str, Any]:
-    """Everything in a Family but its Program."""
+    """Return everything in a Family but its Program."""
     return {
         "dims": [
             {
@@ -55,11 +55,11 @@ def decode_family(node: Node, program: Program) -> Family:
     """Read what `encode_family` wrote.
 
     Args:
-        node: the data, which may be anything at all.
-        program: of the Family, which is whole (`check_file_program`).
+        node: the data, untrusted.
+        program: of the Family, checked by `check_file_program`.
 
     Raises:
-        ProgramError: the data is no family of this Program.
+        ProgramError: the data is not a Family of this Program.
     """
     dims, places, foldable, codes, varying, arguments, results, guards, compared = node.fields(
         "dims", "places", "foldable", "expressions", "varying", "arguments", "results", "guards",
@@ -123,10 +123,10 @@ def _guard(node: Node) -> SizeGuard:
 
 
 def _check(family: Family, node: Node) -> None:
-    """What must hold between the parts; the numbers of each choice of sizes are checked then.
+    """Check consistency of the parts; numbers are checked at each choice of sizes.
 
     Raises:
-        ProgramError: it does not.
+        ProgramError: the parts do not fit one another.
     """
     program, n_dims = family.program, len(family.dims)
     n_inputs = len(program.inputs)

@@ -1,4 +1,4 @@
-"""What launches make of constants alone: kept with the weights, so that no execution makes it."""
+"""Constant folding: what launches make from constants alone is kept with the weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from offload.program.program import Program
 from offload.program.rewrite import Rewritten, rewrite
 from offload.program.values import Role, TensorView, Value
 
-# What is made from constants alone is kept with the weights up to this size; above it, computing it
-# again takes less memory.
+# Larger constants are computed at each execution, which takes less memory.
 FOLDED_BYTES = 1024 * 1024
 
 _MADE_ROLES = (Role.ACTIVATION, Role.OUTPUT)
@@ -21,15 +20,15 @@ _MADE_ROLES = (Role.ACTIVATION, Role.OUTPUT)
 def folded_values(
     program: Program, foldable: Set[int], *, has_content: bool = True
 ) -> frozenset[int]:
-    """The Values that were made of constants alone, nobody writes, and nobody is returned.
+    """The Values that are made from constants alone, never written, and not returned.
 
-    Not what a launch makes that makes something else besides: that launch stays, and makes both.
+    Excludes those whose launch makes something else too: that launch stays, and makes both.
 
     Args:
-        program: with every launch that was made.
-        foldable: the launches of it that always make the same of the same, and are given nothing
-            but what is known when the call is recorded.
-        has_content: whether what they made holds anything where it is not on the host.
+        program: with all its launches.
+        foldable: its launches that are deterministic, and whose operands are all known when the
+            call is recorded.
+        has_content: whether the recording's results hold content if they are not on the host.
     """
     constant: set[int] = set()
     for launch in program.launches:
@@ -53,20 +52,21 @@ def folded_values(
 
 
 def is_folded(launch: Launch, folded: Set[int]) -> bool:
-    """Whether all that a launch does is to make constants, which are kept as weights."""
+    """Whether a launch only makes constants that are kept as weights."""
     made = {view.value for view in launch.made()}
     return bool(made) and made <= folded and set(launch.writes) == made
 
 
 def fold(program: Program, folded: Set[int], instead: Sequence[Launch] | None = None) -> Rewritten:
-    """Leave out the launches that make these Values, which become weights.
+    """Drop the launches that make these Values, which become weights.
 
-    Nobody can change what was folded on the host, so that of it only what launches use is kept.
+    No caller can change what was folded on the host, so only those host Values that launches use
+    are kept.
 
     Args:
-        program: with every launch that was made.
-        folded: as `folded_values` has them.
-        instead: launches that take the place of those that are left; None: these.
+        program: with all its launches.
+        folded: as from `folded_values`.
+        instead: launches that replace the remaining ones; None: these stay.
     """
     left = [one for one in program.launches if not is_folded(one, folded)]
     launches = left if instead is None else instead
@@ -88,14 +88,14 @@ def fold(program: Program, folded: Set[int], instead: Sequence[Launch] | None = 
 
 
 def _whole(value: Value) -> TensorView:
-    """How a Value is held that was folded: its bytes, or on the host its one number."""
+    """How a folded Value is held: its bytes, or on the host its single number."""
     if value.on_host:
         return TensorView(value.index, 0, (), (), value.dtype)
     return TensorView(value.index, 0, (value.size_bytes,), (1,), "uint8")
 
 
 def settle(program: Program, folded: Set[int]) -> Rewritten:
-    """Fold, and drop the launches whose results nobody sees then."""
+    """Fold, then drop the launches whose results are unused."""
     without = fold(program, folded)
     alive = remove_dead_launches(without.program)
     positions = {

@@ -1,4 +1,4 @@
-"""Launches: what is called, with which views, and what it touches."""
+"""Launches: their callees, operands and effects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Argument = TensorView | Symbol | None | bool | int | float | complex | str | tup
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Operator:
-    """A callee that is one overload of an operator that torch has registered.
+    """A callee that is an operator overload registered with torch.
 
     `name` is qualified: `aten::add.Tensor`, `aten::mm`.
     """
@@ -28,19 +28,19 @@ class Operator:
 
     @property
     def is_aten(self) -> bool:
-        """Whether it is torch's own, so that its schema says all that it does."""
+        """Whether it is one of torch's operators, whose schema declares all that it does."""
         return self.name.startswith("aten::")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opaque:
-    """A callee that is a recorded callable itself, whose launches could not be seen.
+    """A callee that is the recorded callable itself, whose launches could not be seen.
 
     Attributes:
-        index: of the callable in `Bindings.callables`. It takes the tensors of the Program's
-            inputs in order, and gives those of its results in order; it reads and writes weights
-            where they are.
-        reason: why the call is one launch, for people.
+        index: of the callable in `Bindings.callables`. It takes the tensors of the Program's inputs
+            in order, and returns those of its results in order; it reads and writes weights in
+            place.
+        reason: why the call is a single launch, for messages.
     """
 
     index: int
@@ -48,25 +48,25 @@ class Opaque:
 
     @property
     def name(self) -> str:
-        """What stands for an operator's name; torch has none of this one."""
+        """A name in place of an operator's; torch has no such operator."""
         return "offload::opaque"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kernel:
-    """A callee that is compiled code over addresses, in the place of launches that were recorded.
+    """A callee that is compiled code over addresses, which replaces recorded launches.
 
-    Its launch is given whole Values, in the order of the inputs of `replaces`, and makes those of
-    its results in order; Values of role scratch follow, which are its own. Behind the inputs it may
-    be given Values of role derived, which its code reads in the place of weights.
+    Its launch takes whole Values, in the order of the inputs of `replaces`, and makes those of its
+    results in order; then Values of role scratch, its temporary memory. Behind the inputs it may
+    take Values of role derived, which its code reads in place of weights.
 
     Attributes:
         index: of the function in `Bindings.kernels`.
-        replaces: the launches that it stands for, as a Program by themselves.
-        derives: it makes Values of role derived: it runs where a weight that it reads was written
-            since, and not in other executions.
-        packed: the positions of inputs that its code does not read, as it has what was derived of
-            these weights; who proves it against what it replaces does.
+        replaces: the launches that it replaces, as a Program.
+        derives: it makes Values of role derived: it runs only in executions before which a weight
+            that it reads was written.
+        packed: the positions of inputs that its code does not read, as it reads what was derived
+            from these weights; its proof against the replaced launches reads them.
     """
 
     index: int
@@ -76,7 +76,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """What it does, for people: the operators that it stands for, repeated ones counted."""
+        """The operators that it replaces, repeated ones counted, for messages."""
         names = [
             one.name.removeprefix("aten::").partition(".")[0] for one in self.replaces.launches
         ]
@@ -98,19 +98,19 @@ Callee = Operator | Opaque | Kernel
 class EffectKind(enum.StrEnum):
     """What a launch touches besides bytes."""
 
-    GENERATOR = "generator"  # its state moves
-    GUARD = "guard"  # an execution may end here, before anything visible has changed
+    GENERATOR = "generator"  # its state advances
+    GUARD = "guard"  # an execution may end here, before any visible change
     UNSEEN = "unseen"  # anything at all
-    GROUP = "group"  # its ranks must come in the same order
+    GROUP = "group"  # its ranks must start in the same order
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class Effect:
-    """Something that launches touch besides bytes: those that touch the same keep their order.
+    """Something that launches touch besides bytes: launches with the same effect keep their order.
 
-    `name` tells effects of one kind apart: the generator's number in `Bindings.generators`, the
+    `name` distinguishes effects of one kind: the generator's number in `Bindings.generators`, the
     group's name. Launches that wait for collectives touch the group without a name: they keep their
-    order, and what they wait for they write.
+    order, and write what they wait for.
     """
 
     kind: EffectKind
@@ -126,20 +126,19 @@ class Launch:
 
     Attributes:
         index: its position in `Program.launches`.
-        callee: what is called.
-        arguments: in schema order, defaults filled in; tensor lists as tuples. Of an opaque callee
-            the Program's input views.
-        results: for each thing that the callee returns, lists opened, in order, the view of the
-            Value that it makes, or None where it returns no tensor, an argument, a view of one, or
-            a tensor on the CPU that nobody uses and that is no host constant; empty where it
-            returns nothing.
-        reads, writes: the Values that it was observed to read and to write.
-        random: it draws from a generator, so it is never removed, even if nobody reads it.
-        guard: of a host read, the value that was read, which each execution must find again.
-        guards_shape: its results' shapes depend on data and must come out as recorded.
+        callee: what it calls.
+        arguments: in schema order, defaults filled in; tensor lists as tuples. For an opaque
+            callee, the Program's input views.
+        results: for each object that the callee returns (lists flattened), in order, the view of
+            the Value that it makes, or None if it is no tensor, an argument, a view of an argument,
+            or an unused tensor on the CPU that is no host constant; empty if nothing is returned.
+        reads, writes: the Values that it was observed to read and write.
+        random: it draws from a generator, so it is never removed, even if its results are unused.
+        guard: for a host read, the recorded value, which each execution must read again.
+        guards_shape: the shapes of its results depend on data and must equal the recorded ones.
         source: the user's `file:line`.
-        ranges: the names of the profiler's ranges (`torch.profiler.record_function`) that the
-            forward had open there, the outer ones first.
+        ranges: the names of the profiler ranges (`torch.profiler.record_function`) that were open
+            there, outermost first.
     """
 
     index: int
@@ -156,28 +155,28 @@ class Launch:
 
     @property
     def place(self) -> str:
-        """Where it is in the user's code, for people: its ranges and its line."""
+        """Its place in the user's code, for messages: its ranges and its line."""
         place = f"{'/'.join(self.ranges)} {self.source}" if self.ranges else self.source
         return one_line(place)
 
     @property
     def name(self) -> str:
-        """What is called, for people."""
+        """The name of its callee, for messages."""
         return self.callee.name
 
     @property
     def is_collective(self) -> bool:
-        """Whether it starts a collective, or waits for one."""
+        """Whether it starts or awaits a collective."""
         return isinstance(self.callee, Operator) and self.callee.name.startswith(NAMESPACE)
 
     @property
     def waits(self) -> bool:
-        """Whether it waits for a collective that an earlier launch started."""
+        """Whether it awaits a collective that an earlier launch started."""
         return self.callee.name == WAIT
 
     @property
     def effects(self) -> frozenset[Effect]:
-        """What it touches besides the bytes of `reads` and `writes`."""
+        """Its effects besides the bytes of `reads` and `writes`."""
         found = set()
         if self.random:
             named = {one.name for one in self.symbols() if one.kind == "generator"}
@@ -194,11 +193,11 @@ class Launch:
         return frozenset(found)
 
     def symbols(self) -> Iterator[Symbol]:
-        """Every Symbol among the arguments, those in lists included."""
+        """Every Symbol among the arguments, including those in lists."""
         return _symbols(self.arguments)
 
     def views(self) -> Iterator[TensorView]:
-        """Every tensor argument, those in lists included."""
+        """Every tensor argument, including those in lists."""
         for argument in self.arguments:
             if isinstance(argument, TensorView):
                 yield argument
@@ -206,7 +205,7 @@ class Launch:
                 yield from (item for item in argument if isinstance(item, TensorView))
 
     def touched(self) -> tuple[int, ...]:
-        """Every Value that it names, also where it looks at shapes alone; some more than once."""
+        """Every Value that it names, including those of which only shapes are read; may repeat."""
         return (*self.reads, *self.writes, *(view.value for view in self.views()))
 
     def made(self) -> Iterator[TensorView]:

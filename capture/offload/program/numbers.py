@@ -1,4 +1,4 @@
-"""The numbers of a Program: all that may differ between its recordings at several sizes."""
+"""The numbers of a Program: all that may differ between its recordings at different sizes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Convert = Callable[[Any], Any]
 
 
 def map_numbers(program: Program, convert: Convert) -> Program:
-    """The Program with other numbers: sizes, strides, offsets, and numbers that launches are given.
+    """The Program with other numbers: sizes, strides, offsets, and numeric arguments.
 
-    What follows from others is computed: the bytes of an input, and the offset of a view without
+    Dependent numbers are computed: the bytes of an input, and the offset of a view without
     elements, which is 0.
 
     Args:
         program: of operators alone.
-        convert: is given each number in the order in which they stand, always the same one, and
-            gives what stands there instead.
+        convert: takes each number, in an order that is always the same, and returns its
+            replacement.
     """
     return dataclasses.replace(
         program,
@@ -40,7 +40,7 @@ def map_launch(launch: Launch, convert: Convert) -> Launch:
 
 
 def map_numbered(program: Program, convert: Callable[[int, Any], Any]) -> Program:
-    """As `map_numbers`, where `convert` is told the place of each number as well."""
+    """As `map_numbers`; `convert` also takes the position of each number."""
     places = itertools.count()
     return map_numbers(program, lambda number: convert(next(places), number))
 
@@ -51,7 +51,7 @@ def numbers_of(program: Program) -> list[Any]:
 
 
 def numbers_of_value(value: Value) -> list[Any]:
-    """Those that stand in one of its Values."""
+    """The numbers of one of its Values."""
     return _kept(_value, value)
 
 

@@ -1,4 +1,4 @@
-"""The nesting of arguments and results as plain data, and with live objects again."""
+"""The nesting of arguments and results as plain data, and back to live objects."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from offload.program.structure import Structure
 from offload.program.values import Symbol
 
 TORCH_KINDS = ("dtype", "device", "layout", "memory_format")
-"""The kinds of torch's own objects that stand for themselves, by their class's name."""
+"""The kinds of torch's objects that are their own Symbols, by class name."""
 
 
 def plain_structure(structure: Structure) -> Structure:
-    """The same nesting without classes, each object in it replaced by a Symbol of its name."""
+    """The same nesting without classes, each object replaced by a Symbol of its name."""
     return dataclasses.replace(
         structure,
         children=tuple(plain_structure(child) for child in structure.children),
@@ -29,8 +29,8 @@ def with_objects(structure: Structure, find: Callable[[Symbol], Any]) -> Structu
     """The same nesting with the objects that its Symbols name.
 
     Args:
-        structure: as `plain_structure` gives it.
-        find: gives the object of a Symbol.
+        structure: as from `plain_structure`.
+        find: returns the object of a Symbol.
     """
     return dataclasses.replace(
         structure,

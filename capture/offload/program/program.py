@@ -28,7 +28,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Overlap:
-    """Two inputs that shared memory while one of them was written: they must do so again.
+    """Two inputs that overlapped while one of them was written: they must overlap again.
 
     `distance_bytes` is the second input's address minus the first's.
     """
@@ -40,10 +40,10 @@ class Overlap:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caller:
-    """How a program was called when it was recorded; an execution that differs is refused.
+    """The state of the recorded call; an execution under another state is refused.
 
     Attributes:
-        state: autocast and the default dtype, as the native side packs them.
+        state: autocast and the default dtype, packed by the native side.
         training: whether the module that was called (`Bindings.root`) was in training mode.
     """
 
@@ -53,32 +53,31 @@ class Caller:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """Launches over Values in recorded order, for the device type that they were recorded on.
+    """Launches over Values in recorded order, for the device type of the recording.
 
-    Plain data: the tensors, generators, callables, classes and other objects that it stands for
-    are in its `Bindings`.
+    Plain data: its tensors, generators, callables, classes and other objects are in its `Bindings`.
 
     Attributes:
         device: the device type, such as `cpu`.
-        device_index: which of the accelerators of that type; None on the CPU, and where the
-            Program is on none of those that are here.
-        inputs: for each input tensor, in the order of `arguments_structure`, its whole view.
+        device_index: which accelerator of that type; None on the CPU, and if the Program is on no
+            accelerator of this machine.
+        inputs: the whole view of each input tensor, in the order of `arguments_structure`.
         results: the tensors of the result, in the order of `result_structure`.
-        arguments_structure, result_structure: their nesting, as `plain_structure` gives it.
-        overlaps: which inputs must overlap as they did, because one of them is written.
-        weight_views: for each Value of role weight how each tensor that holds it viewed it when it
-            was recorded (several where parameters share a storage).
+        arguments_structure, result_structure: their nesting, as from `plain_structure`.
+        overlaps: inputs that must overlap as recorded, because one of them is written.
+        weight_views: for each Value of role weight the view of each tensor that held it at the
+            recording (several if parameters share a storage).
         parameter_names: names of the callable's positional parameters, to accept keywords; empty
-            for those that can be given by position only.
-        keyword_only_names: names of its other parameters. A keyword that is neither went into
-            the callable's own **kwargs.
-        host_reads: where the model would have read a tensor on the host: notes for people.
+            for positional-only ones.
+        keyword_only_names: names of its other parameters. Any other keyword went into the
+            callable's **kwargs.
+        host_reads: where the model would have read a tensor on the host, for messages.
         versions: of the libraries that recorded it.
         groups: the process groups of its collectives, by name.
-        unchecked: why it is not known whether the launches do all that the callable does; empty if
-            it was checked. For people.
-        caller: how it was called; None in a program from a file, which computes what was recorded
-            wherever it is called.
+        unchecked: why it is unknown whether the launches do all that the callable does, for
+            messages; empty if it was checked.
+        caller: the state of the recorded call; None in a Program from a file, which computes what
+            was recorded under any state.
     """
 
     device: str
@@ -105,7 +104,7 @@ class Program:
 
     @property
     def packed_weights(self) -> frozenset[int]:
-        """The weights of which kernels read what was derived from them."""
+        """The weights from which packed Values are derived for kernels."""
         return frozenset(
             index
             for launch in self.launches
@@ -115,17 +114,20 @@ class Program:
 
     @property
     def opaque(self) -> Opaque | None:
-        """The callee of the one launch of a Program whose launches could not be seen.
+        """The callee of the single launch of an opaque Program; None if all launches were seen.
 
-        For each tensor of the Program's results, that launch's result is the view of the Value
-        that it makes there. None where all launches were seen.
+        For each tensor of the Program's results, that launch's result is the view of the Value that
+        it makes.
         """
         callees = (launch.callee for launch in self.launches)
         return next((one for one in callees if isinstance(one, Opaque)), None)
 
     @property
     def written_values(self) -> frozenset[int]:
-        """What launches write; an opaque one all inputs, as a write of the same bytes is unseen."""
+        """The Values that launches write; for an opaque launch all inputs too.
+
+        A write of the same bytes is not seen there.
+        """
         written = frozenset(index for launch in self.launches for index in launch.writes)
         return written if self.opaque is None else written.union(one.value for one in self.inputs)
 
@@ -136,7 +138,7 @@ class Program:
 
     @property
     def leaves_something(self) -> bool:
-        """Whether executions leave something that others may find, so that their order matters."""
+        """Whether executions leave visible changes, so that their order matters."""
         state = (Role.INPUT, Role.WEIGHT)
         return any(
             launch.effects or any(self.values[index].role in state for index in launch.writes)

@@ -1,4 +1,4 @@
-"""Reads JSON that may be anything at all, and says where it is not what it should be."""
+"""Reads untrusted JSON, and says where it differs from what is expected."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ Item = TypeVar("Item")
 
 MAXIMUM_INTEGER = 2**63 - 1
 
-# Of what was found, a message shows no more than this many characters.
+# The most characters of a found value that a message shows.
 _SHOWN = 60
 
 
 def parse(text: bytes, where: str) -> Node:
-    """Parse JSON as strictly as the standard asks.
+    """Parse JSON as strictly as the standard requires.
 
     Raises:
-        ProgramError: it is no JSON, repeats a key, nests too deeply, or holds a number that JSON
+        ProgramError: it is not JSON, repeats a key, nests too deeply, or holds a number that JSON
             does not have.
     """
     try:
@@ -52,9 +52,9 @@ def _describe(value: Any) -> str:
 
 
 class Node:
-    """One JSON value and the place where it stands.
+    """One JSON value and its place.
 
-    Every method raises ProgramError if the value is not what the method is named after.
+    Every method raises ProgramError if the value is not what the method's name says.
     """
 
     __slots__ = ("value", "where")
@@ -68,11 +68,11 @@ class Node:
         raise ProgramError(f"{self.where}: expected {expected}, got {_describe(self.value)}")
 
     def keys(self) -> Collection[str]:
-        """The keys of an object; none for anything else."""
+        """The keys of an object; empty for anything else."""
         return self.value.keys() if type(self.value) is dict else ()
 
     def only_key(self) -> str:
-        """The key of an object that has just one; empty for anything else."""
+        """The key of an object that has a single key; empty for anything else."""
         keys = list(self.keys())
         return keys[0] if len(keys) == 1 else ""
 
@@ -95,13 +95,13 @@ class Node:
         return [Node(item, f"{self.where}[{index}]") for index, item in enumerate(self.value)]
 
     def integer(self, low: int = 0, high: int = MAXIMUM_INTEGER) -> int:
-        """An integer from `low` to `high`, both included."""
+        """An integer from `low` to `high`, inclusive."""
         if type(self.value) is not int or not low <= self.value <= high:
             self.fail(f"an integer from {low} to {high}")
         return self.value
 
     def integers(self) -> tuple[int, ...]:
-        """An array of integers that are not negative."""
+        """An array of non-negative integers."""
         return tuple(item.integer() for item in self.items())
 
     def text(self) -> str:

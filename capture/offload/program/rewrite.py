@@ -1,4 +1,4 @@
-"""Rewriting: from a Program to another one that computes the same."""
+"""Rewriting: from a Program to one that computes the same."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from offload.program.values import Role, TensorView, Value
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A Program that was rewritten.
+    """A rewritten Program.
 
     Attributes:
-        program: the new one.
-        positions: for each of the given Values that is left its index there.
+        program: the new Program.
+        positions: for each given Value that remains, its new index.
     """
 
     program: Program
@@ -32,23 +32,22 @@ def rewrite(
     values: Sequence[Value] | None = None,
     weight_views: Mapping[int, tuple[TensorView, ...]] | None = None,
 ) -> Rewritten:
-    """Replace the launches of a Program, and drop the Values that are left without a use.
+    """Replace the launches of a Program, and drop unused Values.
 
-    Every field that has an index of a Value or a launch is mapped to the new ones; `Bindings.moved`
-    does the same for those of the Program. Inputs and host constants stay, used or not: what was
-    computed from host constants when the program was recorded holds only while they are the same.
+    Maps every field that holds an index of a Value or a launch; `Bindings.moved` does the same for
+    the Bindings. Inputs and host constants stay even if unused: what the recording computed from
+    host constants is valid only while they are unchanged.
 
     Args:
-        program: what is rewritten.
-        launches: in the order in which they are to run; they name Values by their index in
-            `values`, and whatever index they have themselves is not looked at.
-        values: those of the Program, with other roles or with more of them behind; None: as they
-            are.
-        weight_views: of all that are weights now; None: those of the Program.
+        program: the Program to rewrite.
+        launches: in execution order; they name Values by their index in `values`, and their own
+            index is ignored.
+        values: those of the Program, with other roles or with Values appended; None: unchanged.
+        weight_views: of all weights; None: those of the Program.
 
     Raises:
-        ProgramError: the new launches do not make a Program, as one that uses a Value before it is
-            made, or a view that reaches beyond its Value; the message says where.
+        ProgramError: the new launches are not a valid Program, as with a Value that is used before
+            it is made, or a view that reaches beyond its Value; the message says where.
     """
     values = program.values if values is None else tuple(values)
     weight_views = program.weight_views if weight_views is None else weight_views
@@ -95,10 +94,10 @@ def _used(program: Program, launches: Sequence[Launch], values: Sequence[Value])
 
 
 def _check_content(program: Program, launches: Sequence[Launch], values: Sequence[Value]) -> None:
-    """No Value may have lost what gave it content: it would be read as its memory happens to be.
+    """Check that every Value that is used still gets its content.
 
-    One that a launch of the old program made is made by one of the new launches, and one that was
-    written (memory that began without content) is written, each before another launch uses it.
+    A Value that an old launch made must be made by a new one, and a Value that was written (memory
+    that began without content) must be written, each before another launch uses it.
     """
     made, written = _given_content(program.launches)
     made |= {value.index for value in values[len(program.values) :]}
@@ -116,7 +115,7 @@ def _check_content(program: Program, launches: Sequence[Launch], values: Sequenc
 
 
 def _given_content(launches: Sequence[Launch]) -> tuple[set[int], set[int]]:
-    """What launches make, and what they write without making it, before one reads it."""
+    """What launches make, and what they write without making it and before it is read."""
     made = {view.value for launch in launches for view in launch.made()}
     written: set[int] = set()
     read_before: set[int] = set()
@@ -142,7 +141,7 @@ def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Moved:
-    """Maps what names Values to their new positions."""
+    """Maps everything that names Values to their new positions."""
 
     positions: Mapping[int, int]
 
@@ -154,8 +153,7 @@ class _Moved:
         value = self.positions[old.value]
         if value == old.value:
             return old
-        # A view for each argument of each launch: dataclasses.replace would take three times as
-        # long.
+        # Runs for each argument of each launch; dataclasses.replace would take three times as long.
         return TensorView(
             value,
             old.offset_bytes,

@@ -1,4 +1,4 @@
-"""Slicing: some launches of a Program as a Program by themselves."""
+"""Slicing: some launches of a Program as a Program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offload.program.values import MADE_ROLES, Role, TensorView, Value
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slice:
-    """Launches of a Program as one that takes what they read, and gives what others read.
+    """Some launches as a Program that takes what they read, and returns what others read.
 
     Attributes:
         bound: takes the whole tensors of `inputs` by position, and gives those of `outputs` as a
@@ -36,7 +36,7 @@ class Slice:
 def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
     """Cut launches out of a Program, in recorded order.
 
-    What one side makes is written on no other one: nobody would see the other's writes. Inputs and
+    What one side makes must not be written on the other: the writes would be lost. Inputs and
     weights are the caller's memory, and may be written wherever they are used.
 
     Args:
@@ -44,8 +44,8 @@ def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
         launches: their indices, each once, ascending.
 
     Raises:
-        ProgramError: there are none, they are in another order, what crosses is written on both
-            sides, or is more than its first tensor; the message says which.
+        ProgramError: there are no launches, they are out of order, a Value that crosses is written
+            on both sides, or is larger than its first tensor; the message says which.
     """
     program = bound.program
     if not launches or list(launches) != sorted(set(launches)) or program.opaque is not None:
@@ -92,21 +92,21 @@ def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Crossing:
-    """Which Values some launches share with the others."""
+    """The Values that the chosen launches share with the others."""
 
     program: Program
     chosen: Sequence[Launch]
-    first: Mapping[int, int]  # by Value the launch of the Program that touches it first
+    first: Mapping[int, int]  # by Value, the first launch of the Program that touches it
 
     def inputs(self) -> tuple[int, ...]:
-        """The caller's inputs that are used here, then what launches elsewhere have made."""
+        """The caller's inputs that are used here, then what other launches have made."""
         used = [value for launch in self.chosen for value in launch.touched()]
         own = {view.value: None for view in self.program.inputs if view.value in set(used)}
         made = (value for value in used if self.program.values[value].role in MADE_ROLES)
         return (*own, *dict.fromkeys(value for value in made if self._begins_elsewhere(value)))
 
     def outputs(self) -> tuple[int, ...]:
-        """What begins here, and is used by others or seen by the caller."""
+        """What begins here, and is used by other launches or seen by the caller."""
         begun = dict.fromkeys(
             value
             for launch in self.chosen
@@ -128,7 +128,7 @@ class _Crossing:
         )
 
     def check(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """What crosses is whole, and written on one side alone."""
+        """Check that Values that cross are whole, and written on one side only."""
         here = {launch.index for launch in self.chosen}
         written = {value for launch in self.chosen for value in launch.writes}
         for launch in self.program.launches:
@@ -167,7 +167,7 @@ def _tensors(count: int) -> Structure:
 
 
 def _overlaps(program: Program, inputs: Sequence[int]) -> tuple[Overlap, ...]:
-    """Those of inputs that are here both."""
+    """The overlaps of inputs that are both here."""
     leaves = {value: leaf for leaf, value in enumerate(inputs)}
     ends = [
         (leaves.get(program.inputs[one.first].value), leaves.get(program.inputs[one.second].value))
@@ -191,7 +191,7 @@ def _weight_views(
 
 
 def _bindings(bound: BoundProgram, inputs: Sequence[int], positions: Mapping[int, int]) -> Bindings:
-    """The objects that are left; samples of inputs are known of the caller's alone."""
+    """The objects that remain; samples are known only for the caller's inputs."""
     known = dict(
         zip(
             (view.value for view in bound.program.inputs),

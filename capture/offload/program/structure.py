@@ -1,4 +1,4 @@
-"""The nesting of a call's arguments or result, apart from the tensors in it.
+"""The nesting of a call's arguments or result, without its tensors.
 
 `torch.utils._pytree` knows the standard containers. A Structure also takes objects that carry
 tensors as attributes (key-value caches), and can be written to a file and rebuilt, as plain
@@ -30,14 +30,14 @@ class Structure:
 
     Attributes:
         kind: `tensor` (a leaf), `constant`, `list`, `tuple`, `dict`, `record` (a tuple with named
-            fields), `mapping` (a mapping class of the user's) or `object` (attributes).
+            fields), `mapping` (a user's mapping class) or `object` (attributes).
         children: the nodes below, in order; empty for leaves and constants.
-        keys: of a dict or mapping its keys, of a record or object its field names.
-        leaf: of a tensor, its position in the list of tensors.
-        constant: of a constant, its value.
+        keys: the keys of a dict or mapping, the field names of a record or object.
+        leaf: a tensor's position in the list of tensors.
+        constant: a constant's value.
         type_name: qualified name of the container's class.
-        container: the class itself; None in a program opened from a file, but for the types of
-            results that were found again.
+        container: the class itself; None in a Program from a file, except for the types of results
+            that were found.
     """
 
     kind: str
@@ -65,16 +65,16 @@ def flatten(
 ) -> tuple[list[Any], Structure]:
     """List the tensors in `tree` and describe the nesting.
 
-    With `share_same` one object at several places is one tensor (a result keeps its identities);
-    without, every place is a tensor of its own (two arguments may be given different tensors).
+    With `share_same` an object at several places counts once (a result keeps its identities);
+    without it every place counts separately (two arguments may be given different tensors).
 
     Returns:
         The tensors in order of first appearance, and the Structure whose leaves index them.
 
     Raises:
         OpaqueStructure: a container contains itself, is nested deeper than Python can follow, or
-            is of a kind that cannot be rebuilt around other tensors (a set, an iterator, an object
-            with slots, a class whose constructor takes something else than the items).
+            cannot be rebuilt around other tensors (a set, an iterator, an object with slots, a
+            class whose constructor takes something other than the items).
     """
     found = _Flattening(is_tensor, share_same)
     try:
@@ -85,10 +85,10 @@ def flatten(
 
 
 class _Flattening:
-    """The tensors that were met so far, and where.
+    """The tensors found so far, and where.
 
-    A local function that calls itself is a cycle, and would keep them until the garbage collector
-    comes.
+    A local function that calls itself is a reference cycle, and would keep them until the garbage
+    collector runs.
     """
 
     def __init__(self, is_tensor: Callable[[Any], bool], share_same: bool) -> None:
@@ -99,7 +99,7 @@ class _Flattening:
         self._open_containers: set[int] = set()
 
     def visit(self, node: Any) -> Structure:
-        """What a node is, and all below it."""
+        """Describe a node, and all below it."""
         if self._is_tensor(node):
             if not self._share_same or id(node) not in self._positions:
                 self._positions[id(node)] = len(self.tensors)
@@ -130,17 +130,17 @@ class _Flattening:
 
 
 def name_of(cls: type) -> str:
-    """The qualified name of a class, by which a file names it."""
+    """The qualified name of a class, as in files."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _check_rebuilds(
     structure: Structure, node: Any, items: list[Any], is_tensor: Callable[[Any], bool]
 ) -> None:
-    """Make sure that a container of a class of its own comes back as it is.
+    """Check that a container of a user's class is rebuilt unchanged.
 
     Raises:
-        OpaqueStructure: its class cannot be called with the items, or it has attributes besides.
+        OpaqueStructure: its class cannot be called with the items, or it has other attributes.
     """
     cls = type(node)
     if cls in (list, tuple, dict):
@@ -158,7 +158,7 @@ def _check_rebuilds(
             )
     try:
         same = is_rebuilt(rebuild(structure, items), structure, items, is_tensor)
-    except Exception as error:  # a constructor of the user's may raise anything
+    except Exception as error:  # a user's constructor may raise anything
         raise OpaqueStructure(
             f"a {name} cannot be built again around other tensors ({error}); {advice}"
         ) from error
@@ -169,11 +169,11 @@ def _check_rebuilds(
 def is_rebuilt(
     rebuilt: Any, structure: Structure, items: list[Any], is_tensor: Callable[[Any], bool]
 ) -> bool:
-    """Whether what `rebuild` gave is of the container's class, and of just these items."""
+    """Whether the result of `rebuild` is of the container's class, and holds just these items."""
     parts = _parts(rebuilt, is_tensor)
     if type(rebuilt) is not structure.container:
         return False
-    # An object in which no tensor is left has no parts: nothing of it can be lost.
+    # An object without tensors has no parts: nothing of it can be lost.
     if parts is None:
         return structure.kind == "object"
     return (
@@ -186,7 +186,7 @@ def is_rebuilt(
 def _parts(
     node: Any, is_tensor: Callable[[Any], bool]
 ) -> tuple[str, tuple[Any, ...], list[Any]] | None:
-    """Kind, keys and items of a container; None where `node` is a constant."""
+    """Kind, keys and items of a container; None if `node` is a constant."""
     kind = ""
     keys: tuple[Any, ...] = ()
     items: list[Any] = []
@@ -221,7 +221,7 @@ def _holds_tensor(node: Any, is_tensor: Callable[[Any], bool], seen: set[int]) -
     return any(_holds_tensor(item, is_tensor, seen) for item in items)
 
 
-# How far an object without attributes is searched for tensors.
+# How deep an object without attributes is searched for tensors.
 _SEARCH_DEPTH = 4
 
 
@@ -248,8 +248,8 @@ def _is_filled(cell: CellType) -> bool:
 def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
     """Rebuild what `flatten` took apart, around other tensors.
 
-    A class that is not at hand (a program opened from a file) becomes a plain container: a record
-    a tuple, a mapping or an object a dict.
+    A missing class (in a Program opened from a file) becomes a plain container: a record becomes a
+    tuple, a mapping or an object a dict.
     """
     if structure.kind == "tensor":
         return tensors[structure.leaf]
@@ -259,7 +259,7 @@ def unflatten(structure: Structure, tensors: Sequence[Any]) -> Any:
 
 
 def rebuild(structure: Structure, items: list[Any]) -> Any:
-    """One container of its recorded class, or a plain one, around items that are built already."""
+    """Rebuild one container of its recorded class, or a plain one, around rebuilt items."""
     if structure.keys and structure.kind != "record":
         return _rebuild_named(structure, dict(zip(structure.keys, items, strict=True)))
     return _rebuild_sequence(structure, items)
@@ -272,7 +272,7 @@ def _rebuild_sequence(structure: Structure, items: list[Any]) -> Any:
     if structure.kind == "record":
         return tuple(items) if cls is None else cls(*items)
     if structure.kind == "tuple":
-        # torch.return_types.* are tuples without _fields; they take one sequence.
+        # torch.return_types.* are tuples without _fields; they take a single sequence.
         return tuple(items) if cls in (None, tuple) else cls(items)
     return _rebuild_named(structure, {})
 
@@ -294,8 +294,8 @@ def match(
 ) -> list[Any]:
     """List the tensors of `tree`, which must be nested as `expected`.
 
-    Containers must be of the recorded classes (where these are known), and mappings in the
-    recorded order of keys: Python code can tell classes and orders apart.
+    Containers must be of the recorded classes (where known), and mappings in the recorded order of
+    keys: Python code can distinguish both.
 
     Returns:
         The tensors, one for each leaf of `expected` in order.
@@ -330,17 +330,17 @@ def match(
     return tensors
 
 
-# What may stand for a container whose class a file does not hold: what `unflatten` makes of it.
+# What a container whose class a file does not hold may be replaced by, as `unflatten` does.
 _PLAIN_KINDS = {"record": "tuple", "mapping": "dict", "object": "dict"}
 
 
 def _matching_items(
     expected: Structure, tree: Any, is_tensor: Callable[[Any], bool], where: str
 ) -> list[Any]:
-    """The items of a container that fits `expected`."""
+    """The items of a container that matches `expected`."""
     parts = _parts(tree, is_tensor)
     if parts is None and expected.kind == "object" and type(tree) is expected.container:
-        parts = "object", tuple(vars(tree)), list(vars(tree).values())  # none holds a tensor now
+        parts = "object", tuple(vars(tree)), list(vars(tree).values())  # holds no tensor now
     kind, keys, items = parts or ("", (), [])
     if expected.container is None:
         fits = kind == expected.kind or kind == _PLAIN_KINDS.get(expected.kind)
@@ -373,7 +373,7 @@ def _describe_object(tree: Any) -> str:
 
 
 def frozen(structure: Structure) -> Structure:
-    """The structure with the content that changeable constants have now, to compare with later."""
+    """The structure with the present content of mutable constants, for later comparison."""
     constant = structure.constant
     if not is_immutable(constant):
         constant = content_of(constant)
@@ -390,7 +390,7 @@ def constants(structure: Structure) -> Iterator[Any]:
 
 
 def describe(structure: Structure) -> str:
-    """Say in a few words what a node is, for error messages."""
+    """Describe a node in a few words, for error messages."""
     if structure.kind == "tensor":
         return "a tensor"
     if structure.kind == "constant":
@@ -401,7 +401,7 @@ def describe(structure: Structure) -> str:
 
 
 def leaf_paths(structure: Structure, where: str) -> dict[int, str]:
-    """Name each tensor by the first place at which it stands, such as `kwargs['mask']`."""
+    """Name each tensor by the first place where it appears, such as `kwargs['mask']`."""
     paths: dict[int, str] = {}
 
     def visit(node: Structure, path: str) -> None:

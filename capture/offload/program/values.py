@@ -9,30 +9,30 @@ from collections.abc import Mapping, Sequence
 
 
 class Role(enum.StrEnum):
-    """What a Value is to the caller."""
+    """The role of a Value for the caller."""
 
     INPUT = "input"
     OUTPUT = "output"
     WEIGHT = "weight"
     ACTIVATION = "activation"
-    SCRATCH = "scratch"  # an operator's own memory, appended by a backend: no file has it
-    DERIVED = "derived"  # made of weights alone, lasts while these are not written: no file has it
+    SCRATCH = "scratch"  # an operator's temporary memory, appended by a backend: never in a file
+    DERIVED = "derived"  # made from weights alone, valid until one is written: never in a file
 
 
 PLACED_ROLES = (Role.ACTIVATION, Role.SCRATCH)
-"""The Values that nobody sees: they share the feature map."""
+"""The Values that are invisible to callers: they share the feature map."""
 
 MADE_ROLES = (Role.ACTIVATION, Role.OUTPUT)
-"""The Values that launches make, whether callers see them or not."""
+"""The Values that launches make, visible to callers or not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Symbol:
     """An object by name, such as `Symbol("dtype", "float32")`.
 
-    `kind` is one of `dtype`, `device`, `layout`, `memory_format`, `generator` (by its number in
-    `Bindings.generators`), or in the nesting of arguments and results `object`: any other, by its
-    class.
+    `kind` is `dtype`, `device`, `layout`, `memory_format` or `generator` (by its number in
+    `Bindings.generators`), or, in the nesting of arguments and results, `object`: any other object,
+    by its class.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class Symbol:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TensorView:
-    """A strided view of a Value: what an operator is given, or what a caller gets.
+    """A strided view of a Value: an operand of a launch, or a result.
 
     Shapes: `shape` and `strides` count elements; `offset_bytes` counts from the Value's base.
     `conjugate` and `negative` are torch's lazy bits. `requires_grad`: a composite operator is given
@@ -74,20 +74,20 @@ class TensorView:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Value:
-    """A static-shape tensor of the program: a range of bytes that belong together, no address.
+    """A static-shape tensor of a Program: a range of bytes without an address.
 
     Attributes:
         index: its position in `Program.values`.
         role: what it is to the caller.
-        shape, strides, dtype: those of its first tensor (it may be viewed otherwise).
+        shape, strides, dtype: of its first tensor (it may be viewed otherwise).
         size_bytes: the bytes that it spans.
-        name: for people: a parameter's name, an argument's place, the operator that made it.
-        host_content: of a host constant its bytes when it was recorded; None: it lies on the
-            device. A host constant is a tensor on the CPU in a Program for another device, of no
-            dimensions but where unseen code may read it. Launches take its value when they are
-            captured, so it has no slot, and each execution must find the same bytes.
-        device_format: the format of the device's own that its storage has (`FRACTAL_NZ`), so that
-            its bytes are not as shape and strides say; empty: they are.
+        name: for messages: a parameter's name, an argument's place, or the operator that made it.
+        host_content: the recorded bytes of a host constant; None: the Value is on the device. A
+            host constant is a tensor on the CPU in a Program for another device, without dimensions
+            unless unseen code may read it. Launches take its content when they are captured, so it
+            has no slot, and each execution must find the same bytes.
+        device_format: the device format of its storage (`FRACTAL_NZ`), in which bytes are not laid
+            out as shape and strides say; empty: they are.
     """
 
     index: int
@@ -123,28 +123,28 @@ def span_bytes(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> 
 
 
 def same_strides(shape: tuple[int, ...], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether strides are the same but for those that are never used.
+    """Whether strides are equal, unused ones ignored.
 
-    Those of dimensions of one element, and of a tensor without any. Kernels and torch's fake
-    tensors set these differently.
+    Unused are those of dimensions of one element, and of a tensor without elements. Kernels and
+    torch's fake tensors set these differently.
     """
     return used_strides(shape, tuple(one)) == used_strides(shape, tuple(other))
 
 
 def used_strides(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides with 0 in the place of those that are never used, as in `same_strides`."""
+    """The strides with 0 in place of unused ones, as defined in `same_strides`."""
     if 0 in shape:
         return (0,) * len(shape)
     return tuple(step if size > 1 else 0 for size, step in zip(shape, strides, strict=True))
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a tensor whose elements lie in the order of their indices."""
+    """The strides of a contiguous tensor."""
     return tuple(math.prod(size or 1 for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 def is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether a strided tensor fills its span, each element at a place of its own."""
+    """Whether a strided tensor fills its span, without aliasing elements."""
     reached = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size > 1 and stride != reached:

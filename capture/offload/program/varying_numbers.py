@@ -1,4 +1,4 @@
-"""Numbers that say by which expression they vary, wherever a Program is rewritten to."""
+"""Numbers that carry the expression by which they vary through every rewrite of a Program."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from offload.program.program import Program
 from offload.program.values import TensorView, Value
 
 Varying = list[tuple[int, int]]
-"""Of a view's numbers those that vary: the position and the expression.
+"""The numbers of a view that vary: position and expression.
 
 Positions count its sizes, then its strides; the last is its offset.
 """
 
 
 class VaryingInteger(int):
-    """An integer of the recorded sizes, which one of a Family's expressions gives."""
+    """An integer at the recorded sizes, given by one of a Family's expressions."""
 
     expression: int
 
 
 class VaryingReal(float):
-    """A real of the recorded sizes, which one of a Family's expressions gives."""
+    """A real number at the recorded sizes, given by one of a Family's expressions."""
 
     expression: int
 
 
 def varying_program(family: Family) -> Program:
-    """The whole Program of the recorded sizes, whose numbers say how they vary."""
+    """The whole Program at the recorded sizes, with numbers that carry their expressions."""
 
     def told(place: int, number: Any) -> Any:
         expression = family.varying.get(place)
@@ -46,7 +46,7 @@ def varying_program(family: Family) -> Program:
 
 
 def expression_of(number: Any) -> int | None:
-    """The expression that gives a number; None where it is always the same."""
+    """The expression of a number; None if it is constant."""
     return getattr(number, "expression", None)
 
 
@@ -64,7 +64,7 @@ def _told(numbers: Sequence[Any]) -> Varying:
 
 
 def varies(launch: Launch, values: Sequence[Value]) -> bool:
-    """Whether what a launch is given or makes has a number that varies."""
+    """Whether an operand or result of a launch has a number that varies."""
     made = [values[view.value].size_bytes for view in launch.made()]
     views = [*launch.views(), *launch.made()]
     numbers = [number for _, number in scalars(launch.arguments)]
@@ -74,7 +74,7 @@ def varies(launch: Launch, values: Sequence[Value]) -> bool:
 
 
 def values_bytes(program: Program) -> list[tuple[str, int]]:
-    """How many bytes each Value has, for the native side: fixed, of an expression or an input."""
+    """The bytes of each Value, for the native side: fixed, by an expression, or of an input."""
     leaves = {view.value: leaf for leaf, view in enumerate(program.inputs)}
     found: list[tuple[str, int]] = []
     for value in program.values:
@@ -89,7 +89,7 @@ def values_bytes(program: Program) -> list[tuple[str, int]]:
 
 
 def scalars(arguments: Sequence[Any]) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The numbers among a launch's arguments, with the way to each."""
+    """The numbers among a launch's arguments, with the path to each."""
     for at, argument in enumerate(arguments):
         if isinstance(argument, tuple):
             for path, number in scalars(argument):

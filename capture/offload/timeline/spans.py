@@ -1,4 +1,4 @@
-"""What executions did and when: spans on lanes, measured, and predicted where costs are known."""
+"""Spans of executions on lanes: measured, and predicted where costs are known."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 import enum
 
 HOST_LANE = "host"
-"""The lane of the thread that called: header stages, and the launches that it issues."""
+"""The lane of the calling thread: header stages, and the launches that it issues."""
 
 WEIGHTS_LANE = "weights"
-"""The lane of what brings weights to the device's memory."""
+"""The lane that brings weights to the device's memory."""
 
 COLLECTIVES_LANE = "collectives"
 """The lane of what a process group exchanges; of several groups each has one, with its name."""
@@ -24,22 +24,22 @@ class Scheduling(enum.StrEnum):
     OFFLOAD = "offload"
     """As one task."""
     HOST = "host"
-    """Launch by launch, by the host: the baseline, on the same device."""
+    """Launch by launch from the host: the baseline, on the same device."""
 
 
 class SpanKind(enum.StrEnum):
-    """What a span is of."""
+    """What a span covers."""
 
     STAGE = "stage"
     """A stage of the header: convert, drain, policy, patch or submit."""
     SUBSTAGE = "substage"
-    """A part of submit, in the words of a device that tells them."""
+    """A part of submit, on a device that reports substages."""
     ISSUE = "issue"
     """The host delivers one launch (host scheduling only)."""
     LAUNCH = "launch"
     """The device runs one launch."""
     TRANSFER = "transfer"
-    """Bytes are copied: an input or result that could not be used where it lay."""
+    """A copy of an input or result that could not be used in place."""
     WEIGHTS = "weights"
     """Bytes of a weight are brought to the device's memory while launches run."""
     WAIT = "wait"
@@ -51,10 +51,10 @@ class SpanKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Span:
-    """Something with a begin and an end on a lane.
+    """An interval on a lane.
 
     Attributes:
-        kind: what it is of.
+        kind: what it covers.
         name: the stage or substage, the operator, the direction of a transfer (`copy in`, `copy
             out`), or the weight that is brought.
         lane: `host`, or the device's lane.
@@ -77,11 +77,11 @@ class Span:
 
     @property
     def duration_ns(self) -> int:
-        """From begin to end."""
+        """The time from begin to end."""
         return self.end_ns - self.begin_ns
 
     def later(self, shift_ns: int) -> Span:
-        """The same span, so much later."""
+        """The same span, shifted by `shift_ns`."""
         begin_ns, end_ns = self.begin_ns + shift_ns, self.end_ns + shift_ns
         return dataclasses.replace(self, begin_ns=begin_ns, end_ns=end_ns)
 
@@ -91,19 +91,19 @@ class ExecutionTimeline:
     """One execution.
 
     Attributes:
-        number: how many executions of the executable there were, this one included.
+        number: of the execution, counted from 1 per executable.
         scheduling: how the program reached the device.
         spans: as measured, by begin.
-        predicted: the same as predicted, beginning where the measured ones begin; empty without a
+        predicted: the predicted spans, beginning where the measured ones begin; empty without a
             cost model.
         policy: `none`, `io` or `all`.
         slots_changed, words_patched: how much of the header changed.
-        bytes_copied: because a tensor could not be used where it lay.
-        outputs_allocated: results for which no buffer was given.
+        bytes_copied: because a tensor could not be used in place.
+        outputs_allocated: results without a given buffer.
         bytes_streamed: of weights, brought for it.
-        times_weights: whether spans say when weights came and which launches waited for them.
-        pass_ns: where weights were streamed, its launches and their waits together; None where that
-            was not measured.
+        times_weights: whether spans say when weights arrived and which launches waited for them.
+        pass_ns: with streamed weights, the time of its launches and their waits together; None if
+            not measured.
     """
 
     number: int
@@ -124,7 +124,7 @@ class ExecutionTimeline:
         return tuple(span for span in self.spans if span.kind is kind)
 
     def later(self, shift_ns: int) -> ExecutionTimeline:
-        """The same execution, so much later."""
+        """The same execution, shifted by `shift_ns`."""
         return dataclasses.replace(
             self,
             spans=tuple(span.later(shift_ns) for span in self.spans),
@@ -133,12 +133,12 @@ class ExecutionTimeline:
 
     @property
     def begin_ns(self) -> int:
-        """When the caller's call began."""
+        """The beginning of the caller's call."""
         return min((span.begin_ns for span in self.spans), default=0)
 
     @property
     def end_ns(self) -> int:
-        """When the last launch or transfer ended."""
+        """The end of the last launch or transfer."""
         return max((span.end_ns for span in self.spans), default=0)
 
     @property
@@ -148,7 +148,7 @@ class ExecutionTimeline:
 
     @property
     def predicted_m_l_t_ns(self) -> int | None:
-        """The header's duration as predicted; None without a cost model."""
+        """The predicted duration of the header; None without a cost model."""
         if not self.predicted:
             return None
         return sum(one.duration_ns for one in self.predicted if one.kind is SpanKind.STAGE)

@@ -1,4 +1,4 @@
-"""The Timeline that a user gets from `run.timeline()`."""
+"""The Timeline that `run.timeline()` returns."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PICTURES = "python -m pip install 'offload[pictures]'"
 
 
 class Timeline:
-    """Executions recorded between the beginning and the end of a with-block.
+    """Executions recorded in a with-block.
 
-    Owner: the caller. Filled when the block ends; data without a device from then on.
+    Owner: the caller. Filled at the end of the block; from then on it is data without a device.
 
     Attributes:
         device: the backend's name.
-        machine_name: the processor's own name.
-        versions: of what ran, by name, such as `torch`.
+        machine_name: the processor's name.
+        versions: of the software that ran, by name, such as `torch`.
         executions: in order.
         origin_ns: the moment, of the executing clock, that spans count from.
-        clock_reads: how often recording read the clock; executions outside a block read it never.
+        clock_reads: the clock reads of the recording; executions outside a block read it never.
         clock_read_ns: the cost of one read, measured when the block ended.
     """
 
@@ -43,11 +43,11 @@ class Timeline:
 
     @property
     def recording_cost_ns(self) -> int:
-        """What recording has added to all executions together."""
+        """The time that recording has added to all executions together."""
         return round(self.clock_reads * self.clock_read_ns)
 
     def together(self, other: Timeline) -> Timeline:
-        """This timeline's executions and another's on one axis: to compare schedulings.
+        """This timeline's executions and another's on one axis, to compare schedulings.
 
         Raises:
             TimelineError: they are of different devices.
@@ -97,7 +97,7 @@ class Timeline:
         """Print tables: m_l_t by stage, launches and transfers, predicted beside measured.
 
         Args:
-            console: of rich; the terminal if not given.
+            console: a rich console; the terminal by default.
         """
         table, terminal = _module("offload.observe.timelines.table"), _module("rich.console")
         (console or terminal.Console()).print(table.timeline_tables(self))
@@ -109,7 +109,7 @@ class Timeline:
             path: ends in `.json`, or in `.json.gz` to be compressed.
 
         Raises:
-            TimelineError: the path ends otherwise, or there are no executions.
+            TimelineError: the path has another ending, or there are no executions.
         """
         self._check_not_empty()
         _module("offload.observe.timelines.trace").save_trace(self, path)
@@ -117,20 +117,20 @@ class Timeline:
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw host-bound scheduling against model offload, and one execution with m_l_t marked.
 
-        The first needs both schedulings, measured or predicted; without, only the second is drawn.
+        The first needs both schedulings, measured or predicted; otherwise only the second is drawn.
 
         Args:
             path: ends in `.svg`, `.pdf` or `.png`.
 
         Raises:
-            TimelineError: the path ends otherwise, there are no executions, or matplotlib is not
-                installed.
+            TimelineError: the path has another ending, there are no executions, or matplotlib is
+                not installed.
         """
         self._check_not_empty()
         _module("offload.observe.timelines.figures").save_figures(self, path)
 
     def html(self, path: str | os.PathLike[str]) -> None:
-        """Write one page with the figures, the tables and the trace; it refers to no other file.
+        """Write one self-contained page with the figures, the tables and the trace.
 
         Raises:
             TimelineError: there are no executions, or matplotlib or jinja2 is not installed.
@@ -147,7 +147,7 @@ class Timeline:
 
 
 def _module(name: str) -> Any:
-    """Import what only people who look at timelines need: drawing takes a second to import.
+    """Import what only drawing needs: it takes a second.
 
     Raises:
         TimelineError: a package of the optional dependencies is not installed.

@@ -1,1 +1,1 @@
-"""What devices share that capture a model's work from a stream, as CUDA and Ascend do."""
+"""Shared by devices that capture a model's work from a stream, as CUDA and Ascend do."""

@@ -1,10 +1,10 @@
 """The thread of a process on which captures are made.
 
-One thread for all captures: torch keeps cuDNN's plans by thread (`thread_local` caches in
-ATen/native/cudnn/Conv_v8.cpp and MHA.cpp), so that each new one would build all of them again, and
-cuBLAS's handles belong to a thread as well. They take turns, since they borrow what the process has
-once: where torch's allocator takes memory from, and the states of generators. Nobody else uses the
-thread, and what a model leaves set on it (autocast, a default device) is put back after each
+There is one thread for all captures: torch keeps cuDNN's plans by thread (`thread_local` caches in
+ATen/native/cudnn/Conv_v8.cpp and MHA.cpp), so each new thread would build all of them again, and
+cuBLAS's handles belong to a thread as well. Captures run one at a time, since they borrow what the
+process has once: the memory source of torch's allocator, and the states of generators. Nothing else
+uses the thread, and what a model leaves set on it (autocast, a default device) is reset after each
 capture.
 """
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 
 class _Thread:
-    """The thread, which begins with the first capture."""
+    """The thread, which starts with the first capture."""
 
     def __init__(self) -> None:
         self.renew()
 
     def renew(self) -> None:
-        """Another one, in the child of a fork."""
+        """Replace the thread, in the child of a fork."""
         self.executor = concurrent.futures.ThreadPoolExecutor(1, "offload-capture")
         self.inside = threading.local()
 
@@ -39,14 +39,14 @@ _thread = _Thread()
 
 
 def run_on_capture_thread(work: Callable[[], T], device_type: str) -> T:
-    """What `work` gives there; whoever comes while it is busy waits.
+    """Run `work` there and return its result; callers wait while the thread is busy.
 
     Args:
-        work: what captures.
-        device_type: on devices of this type; nothing is cast by itself there.
+        work: makes the capture.
+        device_type: of the devices; autocast is disabled for it.
 
     Raises:
-        CaptureError: the caller is on this thread, as a model that loads another when it is called.
+        CaptureError: the caller is on this thread, as with a model that loads another when called.
         ExecutionError: the interpreter is ending, or no thread can be started.
     """
     if getattr(_thread.inside, "active", False):
@@ -72,7 +72,7 @@ def run_on_capture_thread(work: Callable[[], T], device_type: str) -> T:
     try:
         return future.result()
     except BaseException:
-        # An interrupt comes to the caller alone: the capture holds the state of generators.
+        # An interrupt affects only the caller: the capture holds the state of generators.
         if not future.cancel():
             concurrent.futures.wait([future])
         raise
@@ -96,7 +96,7 @@ def _is_capturing(device_type: str) -> bool:
 
 
 def refuse_capturing(device_type: str) -> None:
-    """Refuse a caller who is capturing, before the device is asked for what would end that.
+    """Refuse a caller that is capturing, before any query that would end its capture.
 
     Raises:
         CaptureError: a graph is being captured on torch's current stream of devices of this type.
@@ -108,4 +108,4 @@ def refuse_capturing(device_type: str) -> None:
         )
 
 
-os.register_at_fork(after_in_child=_thread.renew)  # a child has no such thread
+os.register_at_fork(after_in_child=_thread.renew)  # a child lacks the thread

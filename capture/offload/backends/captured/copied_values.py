@@ -1,7 +1,7 @@
-"""Inputs and outputs that a captured program works on copies of, since its kernels keep addresses.
+"""Inputs and outputs of which a captured program uses copies, as its kernels keep addresses.
 
-A copy in is made before the kernels, from the tensor of the execution to memory of the capture's; a
-copy out after them.
+A copy in runs before the kernels, from the execution's tensor to memory of the capture; a copy out
+runs after them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from offload.program import Program, Role, is_dense
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopiedValue:
-    """An input or output whose tensor an execution finds or leaves somewhere else each time.
+    """An input or output whose tensor has another address in each execution.
 
     Attributes:
         value: the Value of the Program.
-        size_bytes: at least one.
+        size_bytes: at least 1.
         copied_in: before the kernels, which read it or write a part of it.
         copied_out: after them, which write it.
     """
@@ -29,7 +29,7 @@ class CopiedValue:
 
 
 def copied_value(program: Program, value: int) -> CopiedValue:
-    """How an input or output of the Program that holds bytes is copied."""
+    """The copies of an input or output of the Program that holds bytes."""
     is_input = program.values[value].role is Role.INPUT
     return CopiedValue(
         value,
@@ -40,7 +40,7 @@ def copied_value(program: Program, value: int) -> CopiedValue:
 
 
 def why_uncopiable(program: Program, value: int) -> str:
-    """Why a copy of an input or output would not do; empty where it does."""
+    """Why an input or output cannot be copied; empty if it can."""
     name = program.values[value].name
     for overlap in program.overlaps:
         pair = [program.inputs[leaf].value for leaf in (overlap.first, overlap.second)]

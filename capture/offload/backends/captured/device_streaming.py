@@ -1,4 +1,4 @@
-"""What devices that copy streamed weights from a store on the host have in common."""
+"""Shared by devices that copy streamed weights from a store on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offload.program import BoundProgram
 
 
 class StreamArguments(TypedDict):
-    """What every device's stream of weights is made of."""
+    """Arguments of every device's weight stream."""
 
     memory_bytes: int
     granule_bytes: int
@@ -35,13 +35,13 @@ def stream_arguments(
 
     Args:
         bound: its weights are in files.
-        streaming: where they lie, and their transfers.
+        streaming: their places and transfers.
         held_bytes: as of `require_store`.
 
     Raises:
         BackendUnavailable: the weights have no store on the host.
         PlanError: the host has no room for the store.
-        FileError: a file is gone, or shorter than it was.
+        FileError: a file is missing, or shorter than before.
     """
     refuse_unstored(bound)
     require_store(bound, streaming, held_bytes)
@@ -60,7 +60,7 @@ def refuse_unstored(bound: BoundProgram) -> None:
     """Refuse a Program whose weights have no store on the host.
 
     Raises:
-        BackendUnavailable: they lie on the device, or it is opaque: its weights cannot move.
+        BackendUnavailable: they are on the device, or it is opaque: its weights cannot move.
     """
     program = bound.program
     if program.opaque is not None:
@@ -80,16 +80,16 @@ def require_store(
     streaming: Streaming,
     held_bytes: Callable[[list[tuple[str, int, int]]], int],
 ) -> None:
-    """Refuse a plan whose store does not fit into what memory the host has free.
+    """Refuse a plan whose store does not fit into the host's free memory.
 
     Args:
         bound: its weights are in files.
         streaming: the plan.
-        held_bytes: how many bytes of such ranges, as (path, offset, bytes), other executables have
-            there already.
+        held_bytes: the bytes of such ranges, as (path, offset, bytes), that other executables
+            already hold.
 
     Raises:
-        PlanError: it does not; the message says how much is missing and what to do.
+        PlanError: it does not fit; the message says how much is missing and what to do.
     """
     held = held_bytes(_stored_ranges(bound, streaming)) if streaming.shares_store else 0
     require_free(
@@ -100,7 +100,7 @@ def require_store(
 
 
 def _stored_ranges(bound: BoundProgram, streaming: Streaming) -> list[tuple[str, int, int]]:
-    """Where in files the streamed pieces lie."""
+    """The places of the streamed pieces in files."""
     pieces = [piece for piece in streaming.pieces if piece.streamed]
     places = [bound.bindings.stored[piece.value] for piece in pieces]
     return [
@@ -110,28 +110,28 @@ def _stored_ranges(bound: BoundProgram, streaming: Streaming) -> list[tuple[str,
 
 
 def store_bytes(streaming: Streaming) -> int:
-    """What the host store of streamed weights takes where nobody has any of it."""
+    """The bytes of a host store of streamed weights that shares nothing."""
     sizes_bytes = (piece.size_bytes for piece in streaming.pieces if piece.streamed)
     return sum(-(-n_bytes // PAGE_BYTES) * PAGE_BYTES for n_bytes in sizes_bytes)
 
 
 class LinkMeter:
-    """What copies from the host to the devices of one kind take: measured once in a process.
+    """The costs of copies from the host to the devices of one kind, measured once per process.
 
-    Owner: a backend's module. Thread: any; two that ask at once may both measure.
+    Owner: a backend's module. Thread: any; two concurrent callers may both measure.
     """
 
     def __init__(self, sample: Callable[[int], Sequence[tuple[int, float]]]) -> None:
-        """Begin with nothing measured.
+        """Begin without measurements.
 
         Args:
-            sample: times in ns of copies to the device of an index, by their bytes.
+            sample: returns durations in ns of copies to the device of an index, by their bytes.
         """
         self._sample = sample
         self._links: dict[int, Link] = {}
 
     def link(self, device: int) -> Link:
-        """What a copy to this device takes.
+        """The costs of a copy to this device.
 
         Raises:
             BackendUnavailable: the device is missing.
@@ -145,5 +145,5 @@ class LinkMeter:
         return self._links[device]
 
     def forget(self) -> None:
-        """Measure again when a link is asked for."""
+        """Drop the measurements; the next request measures again."""
         self._links.clear()

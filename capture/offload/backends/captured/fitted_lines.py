@@ -1,17 +1,17 @@
-"""The time of a copy as a line through samples of it."""
+"""The duration of a copy as a line through samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-_LEAST_NS = 1.0  # of a copy; a clock too coarse to see one must not make it free
+_LEAST_NS = 1.0  # for a copy; a clock too coarse to measure it must not make it free
 
 
 def fit_line(samples: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """The time of a copy as a line: the time of none, and of each byte, in ns.
+    """The duration of a copy as a line: its fixed part, and the duration per byte, in ns.
 
-    The line is the one with the least squares of relative errors, so that small copies count as
-    much as large ones. Neither of its two numbers is negative.
+    The line minimises the squares of relative errors, so that small copies count as much as large
+    ones. Neither of its two numbers is negative.
 
     Args:
         samples: of one copy each, as (bytes, ns), of at least two sizes.

@@ -1,4 +1,4 @@
-"""Which weights a call may write where they are: those of an opaque Program."""
+"""The weights that a call may write in place: those of an opaque Program."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from offload.program import BoundProgram, Program, Role, Value
 
 
 def weights_at_risk(bound: BoundProgram) -> list[Value]:
-    """The weights of an opaque Program that a call may write, none of any other Program.
+    """The weights of an opaque Program that a call may write; empty for any other Program.
 
-    Those that were observed to be written, and all that are no parameters: a write that leaves the
-    same bytes, as on zeros, is not observed. (Parameters could take as much memory as the model.)
+    Those that were observed to be written, and all that are no parameters: a write of the same
+    bytes, as to zeros, is not observed. (Parameters could take as much memory as the model.)
     """
     program, weights = bound.program, bound.bindings.weights
     if program.opaque is None:
@@ -26,5 +26,5 @@ def weights_at_risk(bound: BoundProgram) -> list[Value]:
 
 
 def device_weights(program: Program) -> list[Value]:
-    """All weights but host constants, which no kernel can reach, and which nothing may write."""
+    """All weights except host constants, which kernels cannot reach and launches cannot write."""
     return [value for value in program.of_role(Role.WEIGHT) if not value.on_host]

@@ -1,4 +1,4 @@
-"""Random numbers of captured models: the generators that an execution draws from, and moves on."""
+"""Random numbers of captured models: the generators that an execution draws from and advances."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from offload.program import BoundProgram, Launch
 _draws = threading.RLock()
 
 _kept: dict[int, torch.Generator] = {}
-"""By identity of a generator that draws for a capture what has its own state meanwhile."""
+"""By identity of a generator that draws for a capture: what holds its own state meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RandomState:
-    """What a captured model with random kernels draws from.
+    """The generator state of a captured model with random kernels.
 
     Attributes:
         generator: whose seed and Philox offset the kernels use.
-        increment: by how much one execution moves the offset.
+        increment: the advance of the offset per execution.
     """
 
     generator: torch.Generator
     increment: int
 
     def numbers(self, n_executions: int = 0) -> list[int]:
-        """Seed and offset for an execution after so many others; moves nothing."""
+        """Seed and offset for an execution after `n_executions` others; advances nothing."""
         with _draws:
             own = self._own()
             offset = own.get_offset() + n_executions * self.increment
             return [own.initial_seed() % 2**64, offset % 2**64]
 
     def draw(self) -> list[int]:
-        """Seed and offset for an execution, which moves the offset on."""
+        """Seed and offset for an execution; advances the offset."""
         with _draws:
             numbers = self.numbers()
             self._own().set_offset(numbers[1] + self.increment)
             return numbers
 
     def _own(self) -> torch.Generator:
-        """What has the generator's own state, also while another thread captures draws from it."""
+        """The holder of the generator's own state, also while another thread's capture draws."""
         return _kept.get(_identity(self.generator), self.generator)
 
 
 class DrawLog:
-    """Which launches draw from which generators, as the warm-up shows.
+    """The launches that draw, and from which generators, determined in the warm-up.
 
     Owner: one preparation of a Program.
 
     Attributes:
-        generator_of: by launch the position of the generator that it draws from.
+        generator_of: by launch, the position of its generator.
     """
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
@@ -67,13 +67,13 @@ class DrawLog:
         self._last = self._first
 
     def note(self, launch: Launch) -> None:
-        """Note what a launch of the warm-up has moved.
+        """Note which generators a launch of the warm-up has advanced.
 
-        One that could draw and moved nothing draws nothing, as dropout of nothing: what draws on
-        the CPU instead cannot be captured.
+        A launch that could draw and advanced none draws nothing, as dropout of an empty tensor:
+        work that draws on the CPU instead cannot be captured.
 
         Raises:
-            CaptureError: it moved several generators.
+            CaptureError: it advanced several generators.
         """
         offsets = self._offsets()
         moved = [
@@ -91,7 +91,7 @@ class DrawLog:
             self.generator_of[launch.index] = moved[0]
 
     def states(self) -> dict[int, RandomState]:
-        """By position the generators that were drawn from, each moved by one whole warm-up."""
+        """The generators that were drawn from, by position, with their advance in one warm-up."""
         return {
             position: RandomState(
                 self._generators[position], self._last[position] - self._first[position]
@@ -100,10 +100,10 @@ class DrawLog:
         }
 
     def check_captured(self, launches: Sequence[Launch]) -> None:
-        """Make sure that the capture, which has ended, took nothing from a generator itself.
+        """Check that the capture, which has ended, drew nothing from a generator itself.
 
         Raises:
-            CaptureError: some launch drew while it was captured, which is then frozen.
+            CaptureError: a launch drew during the capture, and its numbers are frozen.
         """
         if self._offsets() != self._last:
             names = sorted({launches[index].name for index in self.generator_of})
@@ -117,9 +117,9 @@ class DrawLog:
 
 
 def drawing(*states: RandomState) -> Callable[[], list[int]]:
-    """What gives each execution the generators' seeds and offsets, and moves them on as eager does.
+    """The function that gives each execution seeds and offsets, and advances them as eager does.
 
-    Thread: any; executions on several threads draw one after the other.
+    Thread: any; executions on several threads draw one after another.
     """
 
     def draw() -> list[int]:
@@ -130,7 +130,7 @@ def drawing(*states: RandomState) -> Callable[[], list[int]]:
 
 
 def generators_of(bound: BoundProgram, device: torch.device) -> list[torch.Generator]:
-    """The device's default generator, and those there that the Program names, each once."""
+    """The device's default generator, and those of the device that the Program names, each once."""
     module: Any = torch.get_device_module(device)
     default: torch.Generator = module.default_generators[device.index]
     named = [one for one in bound.bindings.generators if one.device.type == device.type]
@@ -141,12 +141,12 @@ def generators_of(bound: BoundProgram, device: torch.device) -> list[torch.Gener
 def own_random_states(
     generators: Sequence[torch.Generator], device: torch.device
 ) -> Iterator[None]:
-    """Let captures draw from states that nobody else has, and give generators theirs back.
+    """Let captures draw from separate states, and restore the generators' own at the end.
 
     A capture registers its graph with a generator's state, which then holds the cells that its
-    random kernels read: of a state of its own nobody else's graphs are disturbed. Executions on
-    other threads draw from the generators' own states meanwhile. What torch itself draws on other
-    threads comes from the captures' states: from other seeds, so that no number is drawn again.
+    random kernels read; with a separate state other graphs are not affected. Executions on other
+    threads draw from the generators' own states meanwhile. torch's own draws on other threads come
+    from the captures' states: from other seeds, so that no number is drawn twice.
     """
     with _draws:
         saved = [one.graphsafe_get_state() for one in generators]
@@ -162,7 +162,7 @@ def own_random_states(
             own.set_offset(offset)
             with _draws:
                 generator.graphsafe_set_state(own)
-            del own  # from here on only the generator has the state, and whoever captures it
+            del own  # from here only the generator and its captures refer to the state
         yield
     finally:
         with _draws:
@@ -173,6 +173,6 @@ def own_random_states(
 
 
 def _identity(generator: torch.Generator) -> int:
-    """What tells generators apart whose Python objects differ."""
+    """Identifies a generator whose Python objects may differ."""
     identity: int = generator._cdata  # type: ignore[attr-defined]
     return identity

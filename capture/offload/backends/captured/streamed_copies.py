@@ -1,11 +1,11 @@
-"""A Plan's copies in what a device executes: after which nodes, before which, and the proof.
+"""A Plan's copies in the executed graph: the nodes before and behind each, and the proof.
 
-The nodes are a graph: those that were captured, or launches one behind the other. The copies of a
-pass stand among them as one chain, in the order of their lane: behind those for this execution
-those for the next one. The link so goes on while the last launches run, and into the next
-execution. Where the plan's steps have a copy wait for a launch, it waits for those nodes of it and
-of earlier ones that use the bytes that it writes; what it brings is read by the nodes from the
-launch that waits for it up to the one that waits for the next copy of that piece.
+The nodes are a graph: captured ones, or launches in sequence. The copies of a pass form one chain
+among them, in the order of their lane: those for this execution, then those for the next. The link
+is thus busy while the last launches run, and into the next execution. If the plan's steps let a
+copy wait for a launch, it waits for those nodes of it and of earlier launches that use the bytes
+that it writes; its content is read by the nodes from the launch that waits for it up to the one
+that waits for the next copy of that piece.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class StreamedCopy:
     Attributes:
         transfer: its index in `Streaming.transfers`.
         after: the nodes that read what it overwrites, in this execution.
-        before: the nodes that read what it brings; none where it is for the next execution.
-        for_next_pass: it brings what the next execution begins with.
+        before: the nodes that read what it brings; empty if it is for the next execution.
+        for_next_pass: it brings content for the beginning of the next execution.
     """
 
     transfer: int
@@ -42,11 +42,11 @@ class StreamedCopy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamedGraph:
-    """What is added to a captured graph.
+    """The additions to a captured graph.
 
     Attributes:
-        copies: in the order in which they run, each after the one before.
-        ready_after: the nodes after which the outputs are ready: those that no other one follows.
+        copies: in execution order, each after the one before.
+        ready_after: the nodes after which the outputs are ready: those without successors.
     """
 
     copies: tuple[StreamedCopy, ...]
@@ -54,16 +54,16 @@ class StreamedGraph:
 
 
 def streamed_graph(program: Program, graph: NodeGraph, streaming: Streaming) -> StreamedGraph:
-    """Where the transfers of a pass stand in a graph.
+    """The places of a pass's transfers in a graph.
 
     Args:
-        program: what the graph carries out.
-        graph: its nodes and edges, who touches what, and which launch made each.
+        program: that the graph executes.
+        graph: its nodes and edges, what each node touches, and which launch made it.
         streaming: the plan.
 
     Raises:
-        CaptureError: a node uses a streamed weight that its launch does not read, so that the plan
-            does not know of it.
+        CaptureError: a node uses a streamed weight that its launch does not read, and of which the
+            plan is therefore unaware.
     """
     transfers = streaming.transfers
     pieces = [streaming.pieces[one.piece] for one in transfers]
@@ -72,7 +72,7 @@ def streamed_graph(program: Program, graph: NodeGraph, streaming: Streaming) -> 
     n_early = n_copied_ahead(streaming.lanes)
     earlier = _earlier(graph.n_nodes, graph.edges, graph.overlapping)
     copies = []
-    waited = 0  # for these nodes some copy waits already
+    waited = 0  # nodes that some copy already waits for
     for index in _in_order(len(pieces), n_early):
         for_next_pass, one = index < n_early, transfers[index]
         after = {
@@ -101,12 +101,12 @@ def streamed_graph(program: Program, graph: NodeGraph, streaming: Streaming) -> 
 
 
 def _in_order(n_transfers: int, n_early: int) -> list[int]:
-    """Transfers as the lane of copies makes them: those for the next execution at the end."""
+    """Transfers in the order of the copy lane: those for the next execution at the end."""
     return [*range(n_early, n_transfers), *range(n_early)]
 
 
 def _next_copy(transfers: Sequence[Transfer], index: int, n_launches: int) -> int:
-    """The launch that waits for the next copy of the same piece; behind all where there is none."""
+    """The launch that waits for the next copy of the same piece; beyond all if there is none."""
     return next(
         (one.first_launch for one in transfers[index + 1 :] if one.piece == transfers[index].piece),
         n_launches,
@@ -151,7 +151,7 @@ def _overlap(one: Piece, other: Piece) -> bool:
 def check_copies(
     program: Program, graph: NodeGraph, streaming: Streaming, streamed: StreamedGraph
 ) -> None:
-    """Prove that no launch reads too early and no copy overwrites too early, by a graph's edges.
+    """Prove by a graph's edges that no launch reads too early and no copy overwrites too early.
 
     Raises:
         CaptureError: as `check_order`.
@@ -172,18 +172,19 @@ def check_order(
     streamed: StreamedGraph,
     edges: Sequence[tuple[int, int]],
 ) -> None:
-    """Prove by the order that is enforced alone that nothing reads or overwrites too early.
+    """Prove from the enforced order alone that nothing reads or overwrites too early.
 
-    Takes it as edges (those that let kernels overlap enforce none), whatever else happens to run
-    at once, and knows nothing of how the copies were placed. Two executions follow each other, so
-    what the first one leaves in the ring is what the second one begins with.
+    The order is given as edges (overlapping edges enforce none), independently of actual
+    concurrency and of how the copies were placed. Two executions follow each other, so the second
+    begins with what the first left in the ring.
 
     Args:
-        program: what the graph carries out.
-        graph: who touches what, and which of its nodes overlap; its own edges do not count.
+        program: that the graph executes.
+        graph: what each node touches, and which nodes overlap; its own edges are ignored.
         streaming: the plan.
-        streamed: the copies, and after which nodes the outputs are ready.
-        edges: of nodes, the copies numbered behind the graph's in the order of `streamed.copies`.
+        streamed: the copies, and the nodes after which the outputs are ready.
+        edges: between nodes; copies are numbered behind the graph's nodes, in the order of
+            `streamed.copies`.
 
     Raises:
         CaptureError: the edges make a cycle, a copy is missing, or an order is not enforced; the
@@ -193,7 +194,7 @@ def check_order(
     n_copies = len(streaming.transfers)
     if sorted(one.transfer for one in streamed.copies) != list(range(n_copies)):
         raise CaptureError(f"the graph does not make each copy of a weight once; {ADVICE}")
-    # A weight that no node reads has no reader to show that its copy came first.
+    # A weight without a reading node has no reader to show that its copy came first.
     if [(one.transfer, one.for_next_pass) for one in streamed.copies] != [
         (one, one < n_early) for one in _in_order(n_copies, n_early)
     ]:
@@ -221,11 +222,11 @@ def check_order(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Order:
-    """What the edges of a graph with copies enforce.
+    """The order that the edges of a graph with copies enforce.
 
     Attributes:
         copies: one chain, numbered behind the graph's nodes.
-        earlier: for each node those that end before, as bits.
+        earlier: for each node those that end before it, as bits.
     """
 
     program: Program
@@ -235,7 +236,7 @@ class _Order:
     earlier: Sequence[int]
 
     def check_early(self) -> None:
-        """Whether all that is brought for the next execution lies there when that begins."""
+        """Check that all content for the next execution is in place when that begins."""
         early = [self._piece(at) for at, one in enumerate(self.copies) if one.for_next_pass]
         for one, other in itertools.combinations(early, 2):
             if _overlap(one, other):
@@ -245,10 +246,10 @@ class _Order:
                 )
 
     def check_reader(self, node: int, index: int) -> None:
-        """Whether a node that reads a piece finds it there, and nothing is written over it.
+        """Check that a node that reads a piece finds it, and that nothing overwrites it.
 
-        What it reads is brought by the last copy that the plan makes for its launch or an earlier
-        one of this execution; where there is none, by the execution before.
+        Its content comes from the last copy that the plan makes for its launch or an earlier one of
+        this execution; if there is none, from the execution before.
         """
         n_nodes, piece = self.graph.n_nodes, self.streaming.pieces[index]
         brought = self._brought(self.graph.launches[node], index)
@@ -265,7 +266,7 @@ class _Order:
                 )
 
     def _brought(self, launch: int, index: int) -> int:
-        """The copy of this execution that brings a piece for a launch; -1: the one before did."""
+        """The copy of this execution that brings a piece for a launch; -1: the previous one did."""
         found, is_early = -1, False
         for at, copy in enumerate(self.copies):
             transfer = self.streaming.transfers[copy.transfer]
@@ -290,8 +291,8 @@ def _earlier(
 ) -> list[int]:
     """For each node, as bits, all nodes that end before it begins.
 
-    Kernels read weights ahead of their wait for the one before, that being what overlapping edges
-    are for: such an edge orders no copy.
+    An overlapping edge orders no copy: it lets a kernel read weights before it waits for the kernel
+    before.
 
     Raises:
         CaptureError: the edges make a cycle.

@@ -1,4 +1,4 @@
-"""What captures by torch share; above all the warm-up, in which libraries choose algorithms."""
+"""Shared by captures through torch; mainly the warm-up, in which libraries choose algorithms."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def warm_up(
     launching: Callable[[Launch], object] = lambda _: None,
     launched: Callable[[Launch], object] = lambda _: None,
 ) -> None:
-    """Run each launch once on private copies of what is written; all its memory is given back.
+    """Run each launch once on private copies of what is written; all memory is freed afterwards.
 
-    Weights in files are zeros from their first launch to their last, but for small ones of
-    integers, which may be an index.
+    Weights in files are zeros from their first launch to their last, except small integer ones,
+    which may be an index.
 
-    The weights of an opaque Program are written where they are, and put back.
+    The weights of an opaque Program are written in place, and restored.
 
     Args:
-        bound: what is to be captured.
-        device: where; the device's current stream is used.
-        inputs: a call's tensors in the Program's order; None: what `made_up_inputs` gives.
-        free_workspaces: lets libraries give back what they have allocated.
-        launching: is told of each launch before it is made, its weights being there.
-        launched: is told of it once it was made.
+        bound: the Program to be captured.
+        device: to run on; the device's current stream is used.
+        inputs: a call's tensors in the Program's order; None: those of `made_up_inputs`.
+        free_workspaces: lets libraries free what they have allocated.
+        launching: called with each launch before it is made, with its weights in memory.
+        launched: called with it after it was made.
 
     Raises:
         CaptureError: a launch failed; the message names it.
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
-        FileError: a weight of integers cannot be read.
+        FileError: an integer weight cannot be read.
         OffloadError: another one that the callable of an opaque launch raises, with a note of it.
     """
     program = bound.program
@@ -95,30 +95,30 @@ def warm_up(
 def failures_of(
     launch: Launch, where: str, failure: Callable[[Exception], OffloadError]
 ) -> Iterator[None]:
-    """While a launch is made: what torch and the user's code raise is raised as offload's.
+    """While a launch is made, convert what torch and the user's code raise to offload's errors.
 
     Args:
         launch: of the Program.
-        where: it is made, in words, which errors of offload are noted with.
-        failure: makes an error of offload of any other.
+        where: where it is made, in words, for notes on offload's errors.
+        failure: converts any other error.
     """
     try:
         yield
     except OffloadError as error:
         error.add_note(f"{launch.source}: {launch.name}, in {where}")
         raise
-    except Exception as error:  # of an opaque launch any that the user's code raises
+    except Exception as error:  # in an opaque launch any that the user's code raises
         raise failure(error) from error
 
 
 def captured_bases(
     bound: BoundProgram, given: Callable[[Value], torch.UntypedStorage | None]
 ) -> Bases:
-    """What a capture begins with: host constants as they were recorded, and what is given.
+    """The initial memory of a capture: host constants as recorded, and what `given` returns.
 
     Args:
-        bound: what is captured.
-        given: the memory of an input or weight; None: a weight stays where the model has it.
+        bound: the captured Program.
+        given: the memory of an input or weight; None: a weight stays in the model's memory.
     """
     bases: Bases = {}
     for value in bound.program.values:
@@ -133,11 +133,11 @@ def captured_bases(
 
 
 def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
-    """What a launch raised in the warm-up, as an error of offload; `inputs` says on which."""
+    """The error of a launch in the warm-up as offload's error; `inputs` describes its inputs."""
     what, why = f"{launch.source}: {launch.name}", first_line(error)
     if isinstance(error, torch.OutOfMemoryError):
         return OutOfMemory(f"{what} found no memory in the warm-up: {why}")
-    if isinstance(error, torch.AcceleratorError):  # maybe of a launch before it
+    if isinstance(error, torch.AcceleratorError):  # possibly of an earlier launch
         return ExecutionError(
             f"{what}: the device failed in the warm-up, there or before, which runs on {inputs}: "
             f"{why}; {AFTER_A_FAULT}"
@@ -170,9 +170,9 @@ def _inputs_text(bound: BoundProgram, given: Sequence[torch.Tensor] | None) -> s
 def _private_bases(
     bound: BoundProgram, device: torch.device, inputs: Sequence[torch.Tensor] | None
 ) -> Bases:
-    """Inputs, and weights where they are; copies of what the Program writes.
+    """Inputs, and weights in place; copies of what the Program writes.
 
-    Host constants are as they were recorded, whatever the model's tensors hold by now.
+    Host constants are as recorded, whatever the model's tensors hold now.
     """
     program = bound.program
     written = {index for launch in program.launches for index in launch.writes}
@@ -203,7 +203,7 @@ def _private_bases(
 
 @contextlib.contextmanager
 def _weights_kept(bound: BoundProgram) -> Iterator[None]:
-    """Put back what an opaque Program may write where it is, also if its call fails."""
+    """Restore what an opaque Program may write in place, also if its call fails."""
     storages = [
         bound.bindings.weights[value.index][0].untyped_storage() for value in weights_at_risk(bound)
     ]
@@ -218,9 +218,9 @@ def _weights_kept(bound: BoundProgram) -> Iterator[None]:
 def _take_stored(
     bound: BoundProgram, launch: Launch, bases: Bases, device: torch.device, indices: Set[int]
 ) -> None:
-    """Memory for the weights in files that a launch is the first to use: all may be too large.
+    """Allocate the weights in files that a launch is the first to use: all may be too large.
 
-    Zeros, but for `indices`, the Values that may be an index.
+    Zeros, except for `indices`, the Values that may be an index.
 
     Raises:
         FileError: as `stored_indices`.
@@ -259,10 +259,10 @@ def copied(storage: torch.UntypedStorage) -> torch.UntypedStorage:
 
 @contextlib.contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """While memory of torch's is taken.
+    """Convert torch's failure to allocate memory.
 
     Raises:
-        OutOfMemory: the device has none left; the message says for what.
+        OutOfMemory: the device has no memory left; the message says for what.
     """
     try:
         yield
@@ -283,17 +283,17 @@ def collector_off() -> Iterator[None]:
 
 
 def failure_of_torch(error: RuntimeError, what: str) -> ExecutionError:
-    """What torch raised, as an error of offload: an OutOfMemory where the device's memory ran out.
+    """A torch error as an error of offload: an OutOfMemory if the device's memory ran out.
 
     Args:
         error: of a call that takes memory of a device.
-        what: failed, in words.
+        what: what failed, in words.
     """
     kind = OutOfMemory if isinstance(error, torch.OutOfMemoryError) else ExecutionError
     return kind(f"{what}: {first_line(error)}")
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of torch says; the rest is advice and C++ frames."""
+    """The first line of a torch error; the rest is advice and C++ frames."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

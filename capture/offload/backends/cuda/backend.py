@@ -60,8 +60,9 @@ from offload.plan.topology import CopyCosts, CostTable, Machine
 from offload.program import BoundProgram
 
 ALIGNMENT_BYTES = 256
-"""Of every Value: what cuBLASLt takes into account when it chooses a kernel. A kernel that was
-chosen for less aligned memory runs on more aligned memory, never the other way round."""
+"""Alignment of every Value: cuBLASLt takes it into account when it chooses a kernel. A kernel
+chosen for less aligned memory runs on more aligned memory, but not the other way round.
+"""
 
 _LEAST_DRIVER = 12040  # cuFuncGetParamInfo
 
@@ -74,7 +75,7 @@ _making_arena = threading.Lock()
 
 
 class CudaBackend:
-    """One NVIDIA GPU, or whatever answers to the driver's API."""
+    """One NVIDIA GPU, or anything else behind the driver's API."""
 
     name = "cuda"
     capabilities = Capabilities(queues_work=True, shares_arena=True)
@@ -85,17 +86,17 @@ class CudaBackend:
     _uses_known = True
 
     def __init__(self, capturer: Capturer | None = None) -> None:
-        """Captures with torch, unless another capturer is given."""
+        """Capture with torch, unless another capturer is given."""
         self._capturer = capturer
 
     @property
     def opaque(self) -> OpaqueLauncher:
-        """Captures what the callable does."""
+        """Captures the work of a callable."""
         return CudaOpaqueLauncher(self._capturer, self._require)
 
     @property
     def weights(self) -> WeightStreamer:
-        """Copies them from the host, inside of the graph."""
+        """Copies weights from the host, within the graph."""
         return CudaWeights(self.alignment_bytes)
 
     @property
@@ -105,20 +106,20 @@ class CudaBackend:
 
     @property
     def lanes(self) -> LaneRunner:
-        """As branches of the graph."""
+        """Runs launches as branches of the graph."""
         return CudaLanes(self.proof_memory)
 
     @property
     def dispatch(self) -> Backend | None:
-        """Launches torch's operators one by one; None where something else captures."""
+        """Launches torch's operators one by one; None with another capturer."""
         return DispatchBackend("cuda", _torch_machine) if self._capturer is None else None
 
     def machine(self, index: int | None = None) -> Machine:
-        """A GPU; by default torch's current one.
+        """The Machine of a GPU; by default torch's current one.
 
         Raises:
             BackendUnavailable: the driver, its bindings, this GPU, or a torch built with CUDA is
-                missing; the message names all that is.
+                missing; the message names all that are.
         """
         index = current_device() if index is None else index
         missing = self._missing(index)
@@ -153,13 +154,13 @@ class CudaBackend:
         return missing
 
     def _require(self, device: int) -> None:
-        """A GPU, and a caller who is not capturing: a pool of discovery takes memory."""
+        """Require a GPU, and a caller that is not capturing: a pool of discovery takes memory."""
         self.machine(device)
         if self._capturer is None:
             refuse_capturing("cuda")
 
     def records(self) -> str:
-        """Programs recorded on CUDA tensors."""
+        """Records Programs on CUDA tensors."""
         return "cuda"
 
     def prepare(self, bound: BoundProgram) -> Prepared:
@@ -168,7 +169,7 @@ class CudaBackend:
         Raises:
             BackendUnavailable: as `machine`.
             CaptureError: a launch cannot be captured, or can be neither relocated nor made to work
-                on copies, or is captured otherwise each time; the message names the kernel.
+                on copies, or is captured differently each time; the message names the kernel.
             OutOfMemory: the device has no memory for copies.
             ExecutionError: the driver failed.
         """
@@ -186,7 +187,7 @@ class CudaBackend:
         return dataclasses.replace(prepared, prepare_unproved=again)
 
     def _without_known(self) -> CudaBackend:
-        """The same, by which all words are found by comparing captures."""
+        """The same backend, which finds all words by comparing captures."""
         other = copy.copy(self)
         other._uses_known = False
         return other
@@ -197,10 +198,10 @@ class CudaBackend:
         Raises:
             PlanError: the Plan does not fit the Program.
             BindingError: a weight's memory is not aligned.
-            BackendUnavailable: weights are to be streamed that have no store on the host.
+            BackendUnavailable: streamed weights have no store on the host.
             CaptureError: the copies of weights cannot be ordered with the graph's nodes.
-            FileError: a file with weights is shorter than it was, or cannot be read.
-            ExecutionError: the driver failed; memory that ran out is said in bytes.
+            FileError: a file with weights is shorter than before, or cannot be read.
+            ExecutionError: the driver failed; if memory ran out, the message gives bytes.
         """
         check_plan(prepared.program, plan)
         captured: TemplateGraph = prepared.state
@@ -211,8 +212,8 @@ class CudaBackend:
         check = functools.partial(check_weights, prepared.bound, named, self.alignment_bytes)
         check()
         arena = _arena(captured.device)
-        # The resident has a graph of its own: of the capture only what its constant words point
-        # to has to stay, for as long as the device executes it. `_arenas` finds the arena as long.
+        # The resident has a separate graph: of the capture only the memory that its constant words
+        # point to must stay, as long as the device executes it. `_arenas` finds the arena as long.
         keep = (
             arena,
             captured.fixed.mapping,
@@ -260,7 +261,7 @@ class CudaBackend:
         )
 
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
-        """What re-setting a node and copying cost on a device: measured once in a process.
+        """The costs of re-setting a node and of copying on a device, measured once per process.
 
         Raises:
             ExecutionError: the driver failed, or has no memory to measure with.
@@ -274,16 +275,16 @@ class CudaBackend:
         return torch.device("cuda", index)
 
     def proof_memory(self, index: int) -> DeviceMemory:
-        """What gives the proof its memory."""
+        """The source of the proof's memory."""
         return DeviceMemory(index, self.tensor_device(index))
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Execute twins of the graph in three placements, old memory holding other data.
+        """Execute twins of the graph in three placements, with other data in old memory.
 
         Raises:
-            CaptureError: results or written state differ, old memory was written, or a kernel
-                reads what was taken for padding.
-            Unproved: that is so of a graph whose kernels were taken to be known.
+            CaptureError: results or written state differ, old memory was written, or a kernel reads
+                presumed padding.
+            Unproved: the same, for a graph whose kernels were taken to be known.
             ExecutionError: the device failed, or has no memory for the proof.
         """
         captured: TemplateGraph = prepared.state
@@ -302,7 +303,7 @@ class CudaBackend:
 
 
 def _torch_machine(index: int | None) -> Machine:
-    """A GPU as torch knows it: neither the driver nor its bindings are asked.
+    """A GPU according to torch, without the driver or its bindings.
 
     Raises:
         BackendUnavailable: torch is built without CUDA, or finds no such GPU.
@@ -319,7 +320,7 @@ def _torch_machine(index: int | None) -> Machine:
 
 
 def _notes(fixed: tuple[str, ...], proved: list[str]) -> tuple[str, ...]:
-    """What stays, and what the proof allowed; nothing of the capture is kept for it."""
+    """What stays in place, and what the proof allowed; keeps nothing of the capture alive."""
     return (*fixed, *proved)
 
 
@@ -330,7 +331,7 @@ def _points_outside(discovery: Discovery) -> bool:
 
 
 def _known_kernels(device: int) -> KnownKernels:
-    """What proved graphs on a device have shown of its kernels; no fork's child has any."""
+    """Known kernels of a device, from proved graphs; empty in a fork's child."""
     return _known.setdefault(device, KnownKernels())
 
 

@@ -1,4 +1,4 @@
-"""What captures a Program's launches as a CUDA graph, and where."""
+"""The interface that captures a Program's launches as a CUDA graph, and the GPU of a Program."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from offload.program import BoundProgram, Program
 
 
 class Capturer(Protocol):
-    """Captures a Program's launches, whose memory comes from a pool of discovery."""
+    """Captures a Program's launches, with memory from a pool of discovery."""
 
     def capture(self, bound: BoundProgram, pool: Any) -> GraphCapture:
         """Run every launch once under stream capture; nothing executes on the pool's memory.
 
         Args:
             bound: its launches are captured in order.
-            pool: a `_native.DiscoveryPool`; every Value and every allocation of an operator lies
-                in it.
+            pool: a `_native.DiscoveryPool` that contains every Value and every allocation of an
+                operator.
 
         Raises:
             CaptureError: a launch cannot be captured; the message names it.
@@ -28,10 +28,10 @@ class Capturer(Protocol):
 
 
 def device_of(program: Program) -> int:
-    """The GPU that a Program was recorded on, or to which its file was read."""
+    """The GPU on which a Program was recorded, or to which its file was read."""
     return current_device() if program.device_index is None else program.device_index
 
 
 def current_device() -> int:
-    """Torch's current GPU; the first one where torch finds none."""
+    """The current GPU of torch; the first one if torch finds none."""
     return torch.cuda.current_device() if torch.cuda.is_available() else 0

@@ -1,4 +1,4 @@
-"""What re-setting a node and copying cost on a device: fitted to what was measured."""
+"""The costs of re-setting a node and of copying on a device, fitted to measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from offload.backends.captured.fitted_lines import fit_line
 from offload.plan.topology import CopyCosts
 
-_LEAST_NS = 1.0  # of a call; a clock too coarse to see one must not make it free
+_LEAST_NS = 1.0  # for a call; a clock too coarse to measure it must not make it free
 
 
 def fit_copy_costs(
@@ -16,7 +16,7 @@ def fit_copy_costs(
     submit_ns: Sequence[float],
     device_ns: Sequence[tuple[int, float]],
 ) -> CopyCosts:
-    """Medians of the host's times, and a line through the device's.
+    """Return medians of the host's times, and a line through the device's.
 
     Args:
         set_node_ns: samples of re-setting one node.

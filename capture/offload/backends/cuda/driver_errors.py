@@ -1,4 +1,4 @@
-"""What an error of the CUDA driver says: what was being done, which call, the driver's words."""
+"""Errors of the CUDA driver: what was being done, the call, and the driver's text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offload.native import _native
 
 _OUT_OF_MEMORY = 2  # of CUresult
 
-# By the driver's call.
+# By the driver's function.
 _DOING = {
     "cuCtxGetCurrent": "asking for the current context",
     "cuCtxSetCurrent": "making the device's context current",
@@ -53,15 +53,15 @@ _DOING = {
 
 
 def driver_error(driver: Any, name: str, code: Any) -> ExecutionError:
-    """The error to raise where a call of the driver returned another code than 0.
+    """The error to raise if a driver function returned a code other than 0.
 
     Args:
         driver: NVIDIA's bindings.
         name: of the function.
-        code: what it returned, a CUresult.
+        code: its result, a CUresult.
 
     Returns:
-        An OutOfMemory where the device has none left.
+        An OutOfMemory if the device has no memory left.
     """
     kind = OutOfMemory if int(code) == _OUT_OF_MEMORY else ExecutionError
     doing = f"{_DOING[name]}: " if name in _DOING else ""
@@ -70,7 +70,7 @@ def driver_error(driver: Any, name: str, code: Any) -> ExecutionError:
 
 
 def _described(driver: Any, code: Any) -> str:
-    """The name and the text of a code, as the driver tells them."""
+    """The driver's name and text of a code."""
     name = getattr(code, "name", f"CUDA error {int(code)}")
     failed, text = driver.cuGetErrorString(code)
     return name if int(failed) or not text else f"{name} ({text.decode()})"

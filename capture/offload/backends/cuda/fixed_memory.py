@@ -1,8 +1,8 @@
-"""Memory of a graph's own, for what cannot be relocated, and the copies that bring it there.
+"""The graph's own memory, for what cannot be relocated, and the copies to and from it.
 
-Inputs and outputs whose words nobody can explain keep one address: see `relocation.fixed_values`.
-The graph itself copies them: inputs before all of its nodes, outputs and written inputs behind. Of
-the copies the other side is a word like any other, which an execution patches.
+Inputs and outputs with unexplained words keep one address: see `relocation.fixed_values`. The graph
+itself copies them: inputs before all its nodes, outputs and written inputs behind them. The other
+side of each copy is an ordinary word, which an execution patches.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.native import _native
 from offload.program import Program, Role
 
-_UNIT_BYTES = 512  # the alignment that torch's allocator gives, and the pool of discovery
+_UNIT_BYTES = 512  # the alignment of torch's allocator and of the pool of discovery
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FixedMemory:
-    """Memory whose addresses are in a graph, and stay; by default none.
+    """Memory at fixed addresses that are in a graph; empty by default.
 
     Attributes:
-        fixed: what lies there.
-        addresses: where each of them does.
+        fixed: the allocations in it.
+        addresses: of these.
         numbers: of these allocations in a pool of discovery.
         mapping: the memory.
     """
@@ -44,16 +44,16 @@ class FixedMemory:
     mapping: _native.ArenaMapping | None = None
 
     def fix(self, pool: _native.DiscoveryPool) -> None:
-        """Have a pool, of which nothing is allocated yet, give these addresses."""
+        """Make a pool without allocations return these addresses."""
         for number, address in zip(self.numbers, self.addresses, strict=True):
             pool.fix(number, address)
 
     def apart(self, capture: GraphCapture) -> GraphCapture:
-        """A capture of such a pool as discovery takes it; raises CapturesDiffer as `with_fixed`."""
+        """A capture in such a pool, for discovery; raises CapturesDiffer as `with_fixed`."""
         return with_fixed(capture, self.fixed, self.addresses) if self.fixed else capture
 
     def activations(self, program: Program) -> frozenset[int]:
-        """The activations that lie there, and in no feature map."""
+        """The activations in this memory, and thus outside the feature map."""
         return frozenset(
             one.value
             for one in self.fixed
@@ -61,7 +61,7 @@ class FixedMemory:
         )
 
     def notes(self, program: Program) -> Iterator[str]:
-        """What is copied and what stays, and why, in sentences for people."""
+        """Sentences for users on what is copied or stays, and why."""
         for one in self.fixed:
             if _is_slot(program, one):
                 yield (
@@ -81,16 +81,16 @@ def take_memory(
     pool: _native.DiscoveryPool,
     fixed: Sequence[FixedAllocation],
 ) -> FixedMemory:
-    """Memory for some of a capture's allocations, to be given in other captures.
+    """Memory for some of a capture's allocations, for use in other captures.
 
     Args:
-        device: where.
-        capture: that has been made in `pool`.
-        pool: knows in which order all was allocated.
+        device: of the memory.
+        capture: made in `pool`.
+        pool: has the order of all allocations.
         fixed: the allocations.
 
     Raises:
-        OutOfMemory: the device has none left.
+        OutOfMemory: the device has no memory left.
         ExecutionError: the driver failed.
     """
     made = (address for kind, address, _ in pool.events() if kind == "allocate")
@@ -110,25 +110,25 @@ def add_copies(
     pool: _native.DiscoveryPool,
     memory: FixedMemory,
 ) -> tuple[GraphCapture, list[Word]]:
-    """Have a captured graph copy inputs and outputs to and from memory that stays.
+    """Make a captured graph copy inputs and outputs to and from fixed memory.
 
-    The copies are no launch's.
+    The copies belong to no launch.
 
     Args:
-        device: where.
-        program: what was captured.
+        device: of the graph.
+        program: the captured Program.
         capture: its graph gets more nodes.
-        pool: that it was captured in, where each copy gets a place for its other side.
-        memory: what stays.
+        pool: of the capture; each copy gets an address in it for its other side.
+        memory: the fixed memory.
 
     Returns:
-        The capture with these nodes, and the words of them.
+        The capture with these nodes, and their words.
 
     Raises:
         ExecutionError: the driver failed.
     """
     copies = _Copies(program, capture, pool)
-    with DeviceMemory(device):  # so that the driver can be asked
+    with DeviceMemory(device):  # makes a context current
         for one, address in zip(memory.fixed, memory.addresses, strict=True):
             if _is_slot(program, one):
                 assert one.value is not None
@@ -139,9 +139,9 @@ def add_copies(
 def within_launches(
     program: Program, capture: GraphCapture, copies: Sequence[Word]
 ) -> GraphCapture:
-    """A capture whose copies in are counted to the first launch, and those out to the last one.
+    """A capture with copies in attributed to the first launch, and copies out to the last.
 
-    So a host that schedules launches makes them too.
+    A host that schedules launches then makes them too.
     """
     launches = list(capture.launches)
     for word in copies:
@@ -150,7 +150,7 @@ def within_launches(
 
 
 class _Copies:
-    """The nodes that are added to a graph."""
+    """The nodes added to a graph."""
 
     def __init__(
         self, program: Program, capture: GraphCapture, pool: _native.DiscoveryPool
@@ -162,7 +162,7 @@ class _Copies:
         self._edges = list(capture.edges)
         self._reader = NodeReader()
         self.words: list[Word] = []
-        # Nodes that an edge for overlapping leads from need not have ended.
+        # A node from which an overlapping edge leads need not have ended.
         overlapped = {
             (before, after) for after, node in enumerate(capture.nodes) for before in node.overlaps
         }
@@ -213,7 +213,7 @@ class _Copies:
         return driver_bindings().CUgraphNode(init_value=self._nodes[node].handle)
 
     def capture(self) -> GraphCapture:
-        """With what was added."""
+        """The capture with the added nodes."""
         n_added = len(self._nodes) - len(self._captured.nodes)
         return dataclasses.replace(
             self._captured,

@@ -30,11 +30,11 @@ _REFUSED = {
     13: "a conditional graph",
 }
 
-# What to do about work that no graph of offload can hold.
+# The remedy for work that offload's graphs cannot hold.
 _OUTSIDE = "leave that call out of the captured model"
 
-_EDGES_WITH_DATA = 12030  # the CUDA version whose cuGraphGetEdges gives the data of edges
-_ATTRIBUTES = 11000  # the CUDA version that has cuGraphKernelNodeGetAttribute
+_EDGES_WITH_DATA = 12030  # the CUDA version whose cuGraphGetEdges returns the data of edges
+_ATTRIBUTES = 11000  # the CUDA version of cuGraphKernelNodeGetAttribute
 
 # CUmemorytype in cuda.h.
 _HOST, _DEVICE, _UNIFIED = 1, 2, 4
@@ -71,12 +71,12 @@ def driver_bindings() -> Any:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a driver function and return what it gives.
+    """Call a driver function and return its results.
 
     Raises:
-        OutOfMemory: the device has none left.
-        ExecutionError: the driver returned another error; the message says what was being done, and
-            what the driver says.
+        OutOfMemory: the device has no memory left.
+        ExecutionError: the driver returned another error; the message says what was being done,
+            with the driver's text.
     """
     driver = driver_bindings()
     code, *results = getattr(driver, name)(*arguments)
@@ -86,16 +86,16 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def is_known_address(address: int) -> bool:
-    """Whether the driver knows an address: of a device's memory, or of pinned memory.
+    """Whether the driver knows an address, as memory of a device or pinned memory.
 
     Raises:
-        ExecutionError: it cannot be asked: no context is current, or the device has failed.
+        ExecutionError: the driver cannot answer: no context is current, or the device has failed.
     """
     return _memory_type(address) is not None
 
 
 def describe_address(address: int) -> str:
-    """An address and the driver's words about it: whose memory, which part of it."""
+    """An address with the driver's information about it: whose memory, and which part of it."""
     driver = driver_bindings()
     kind = _memory_type(address)
 
@@ -111,7 +111,7 @@ def describe_address(address: int) -> str:
 
 
 def _memory_type(address: int) -> int | None:
-    """Whose memory it is, by CUmemorytype; None for memory that the driver does not know."""
+    """The memory type of an address, a CUmemorytype; None if the driver does not know it."""
     driver = driver_bindings()
     attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
     code, kind = driver.cuPointerGetAttribute(attribute, address)
@@ -127,8 +127,8 @@ def read_graph(
 
     Args:
         graph: the driver's handle.
-        known: by handle the nodes that were read before. A node that copies from the host must be
-            read when it appears, since its source may be used again before the capture ends.
+        known: nodes that were already read, by handle. A node that copies from the host must be
+            read when it appears, since its source may be reused before the capture ends.
 
     Returns:
         The nodes in the driver's order, and the edges by node index.
@@ -149,9 +149,9 @@ def read_graph(
         edge = index[start], index[end]
         edges.append(edge)
         if any(ports):
-            # By cuda.h an edge with a port or a type (CUgraphEdgeData) lets the kernel begin when
-            # all blocks of the other have begun, or said that it may; nothing that the other has
-            # written is there until it waits for it (cudaGridDependencySynchronize).
+            # According to cuda.h an edge with a port or a type (CUgraphEdgeData) lets the kernel
+            # begin when all blocks of the other have begun, or permitted it; the other's writes are
+            # visible only after waiting for it (cudaGridDependencySynchronize).
             node = nodes[edge[1]]
             nodes[edge[1]] = dataclasses.replace(
                 node,
@@ -173,20 +173,20 @@ class _EdgeData(ctypes.Structure):
 
 
 def _by_address(name: str, version: int, *kinds: Any) -> Any:
-    """A function of the driver as of a CUDA version, by its address, with these ctypes.
+    """A driver function as of a CUDA version, by its address, with these ctypes.
 
     Raises:
-        ExecutionError: the driver has none.
+        ExecutionError: the driver lacks it.
     """
     address, _ = call("cuGetProcAddress", name.encode(), version, 0)
     return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(int(address))
 
 
 def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
-    """The edges as (node before, node after, (port there, port here, type)).
+    """The edges as (node before, node after, (from port, to port, type)).
 
-    Not by the bindings' own function: before 13.3 what it gives of an edge's data lies in memory
-    that it has freed (https://github.com/NVIDIA/cuda-python/issues/1804).
+    The bindings' function is not used: before 13.3 it returns an edge's data in memory that it has
+    freed (https://github.com/NVIDIA/cuda-python/issues/1804).
 
     Raises:
         ExecutionError: the driver failed.
@@ -214,14 +214,14 @@ def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
 
 
 def set_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
-    """Give a graph other edges, all of them full ones.
+    """Replace the edges of a graph by full edges.
 
     Args:
         graph: the driver's handle.
         edges: (node before, node after), by handle.
 
     Raises:
-        ExecutionError: the driver failed, or tells other edges afterwards.
+        ExecutionError: the driver failed, or then reports other edges.
     """
     driver = driver_bindings()
     handle = driver.CUgraph(init_value=graph)
@@ -245,21 +245,21 @@ def set_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
 
 
 class NodeReader:
-    """Reads nodes one by one, asking once for what is the same for every launch of a kernel."""
+    """Reads nodes one by one, and queries what all launches of a kernel share only once."""
 
     def __init__(self) -> None:
         self._driver = driver_bindings()
         self._kernels: dict[tuple[int, int], tuple[str, tuple[tuple[int, int], ...]]] = {}
-        # Not by the bindings' own function: what it makes of each value takes most of the time in
-        # which a graph is read.
+        # The bindings' function is not used: converting each value takes most of the time of
+        # reading a graph.
         kinds = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
         self._get_attribute = _by_address("cuGraphKernelNodeGetAttribute", _ATTRIBUTES, *kinds)
 
     def read(self, handle: int) -> GraphNode:
-        """Read a node; bytes of the host are copied.
+        """Read a node; host bytes are copied.
 
         Raises:
-            CaptureError: nodes of its kind cannot be relocated; the message says which kind.
+            CaptureError: nodes of its kind cannot be relocated; the message names the kind.
             ExecutionError: the driver failed.
         """
         node = self._driver.CUgraphNode(init_value=handle)
@@ -321,7 +321,7 @@ class NodeReader:
             what = self._driver.CUkernel(init_value=kernel)
             get_name, get_parameter = "cuKernelGetName", "cuKernelGetParamInfo"
         parameters: list[tuple[int, int]] = []
-        while True:  # there is no count before CUDA 13.2: the first index too many is an error
+        while True:  # there is no count before CUDA 13.2: the first invalid index is an error
             code, begin, size = getattr(self._driver, get_parameter)(what, len(parameters))
             if int(code):
                 break
@@ -387,7 +387,7 @@ class NodeReader:
 
 
 class _Operand:
-    """One side of a copy, after CUDA_MEMCPY3D."""
+    """One side of a copy, as in CUDA_MEMCPY3D."""
 
     def __init__(self, params: Any, side: str) -> None:
         def field(name: str) -> int:
@@ -399,18 +399,18 @@ class _Operand:
         self.host, self.device = field("Host"), field("Device")
 
     def layout(self, is_row: bool) -> tuple[int, ...]:
-        """All but the address; of a single row no pitch counts, and nobody need have set it."""
+        """All but the address; a single row has no valid pitch, which may be unset."""
         place = (self.memory_type, self._x_bytes, self._y, self._z, self._lod)
         return place if is_row else (*place, self._pitch, self._height)
 
     def span_bytes(self, width_bytes: int, height: int, depth: int) -> int:
-        """From the operand's address to one past the last byte that is copied."""
+        """The bytes from the operand's address to one past the last copied byte."""
         rows = (self._z + depth - 1) * self._height + self._y + height - 1
         return rows * self._pitch + self._x_bytes + width_bytes
 
 
 def _packed_arguments(extra: int, name: str) -> bytes:
-    """The arguments of a launch that gave them as one buffer."""
+    """The arguments of a launch that passed them as one buffer."""
     pairs: dict[int, int] = {}
     words = ctypes.cast(extra, ctypes.POINTER(ctypes.c_uint64))
     place = 0

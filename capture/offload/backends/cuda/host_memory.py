@@ -1,4 +1,4 @@
-"""Addresses of the host's own memory in kernels' arguments: what is left there of its stack."""
+"""Addresses of host memory in kernels' arguments: remains of the host's stack."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
 from offload.backends.captured.relocation.words import HALF_BYTES, WORD_BYTES
 from offload.backends.cuda.graph import is_known_address
 
-# Above every number that may stand in arguments for another reason, a distance of two addresses
-# say; Linux gives heap, mappings and stacks of 64-bit programs higher addresses, but for the heap
-# of one that is not position-independent.
+# Above every number that may occur in arguments for another reason, such as a distance between two
+# addresses. Linux gives heap, mappings and stacks of 64-bit programs higher addresses, except the
+# heap of a program that is not position-independent.
 _LEAST_ADDRESS = 1 << 41
-_MOST_ADDRESS = 1 << 56  # of a program, where pages have five levels
+_MOST_ADDRESS = 1 << 56  # of a program, with five page table levels
 
 
 def with_host_words(capture: GraphCapture) -> GraphCapture:
-    """The capture, saying what is the host's: `GraphCapture.host_words` and `host_upper_halves`.
+    """The capture with `GraphCapture.host_words` and `host_upper_halves`.
 
-    To be asked while the capture's memory is there. Such an address lies in a mapping that this
-    process may read and write, its heap, a stack or an anonymous one, but in no file of /dev, and
-    the driver does not know it. So it is no memory of a device, nor memory of the host that was
-    made known to the driver (pinned, registered, managed).
+    Must be called while the capture's memory exists. Such an address lies in a mapping that this
+    process may read and write (its heap, a stack or an anonymous mapping, but no file of /dev), and
+    the driver does not know it. So it is neither memory of a device, nor host memory that was made
+    known to the driver (pinned, registered, managed).
 
     Raises:
         ExecutionError: the driver failed.
@@ -37,7 +37,7 @@ def with_host_words(capture: GraphCapture) -> GraphCapture:
             n_words = max(0, len(content) - lead) // WORD_BYTES
             values.update(struct.unpack_from(f"<{n_words}Q", content, lead))
     layout = Layout(capture, guard_bytes=0)
-    # Most words are addresses in the pool, or no address at all: nobody need be asked about them.
+    # Most words are addresses in the pool, or no addresses: the driver need not be queried.
     left = [
         one
         for one in values
@@ -59,9 +59,10 @@ def with_host_words(capture: GraphCapture) -> GraphCapture:
 
 
 def _writable_ranges() -> list[tuple[int, int]]:
-    """(begin, end) of each mapping that this process may read and write, in order.
+    """The (begin, end) of each mapping that this process may read and write, in order.
 
-    None where the system does not tell, as in a container without /proc: such words are refused.
+    Empty if the system does not report them, as in a container without /proc: such words are then
+    refused.
     """
     ranges: list[tuple[int, int]] = []
     try:

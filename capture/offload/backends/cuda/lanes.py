@@ -1,14 +1,14 @@
-"""Independent launches of a captured graph at once: the same nodes, and fewer edges.
+"""Runs independent launches of a captured graph concurrently: the same nodes, with fewer edges.
 
-A capture records one stream, so that its graph is a chain. Its clone gets the edges that lanes of
-launches need (`plan.node_order`), which the driver is asked for afterwards: those are what the Plan
-is checked against.
+A capture records one stream, so its graph is a chain. Its clone gets the edges that lanes of
+launches need (`plan.node_order`). They are then read back from the driver, and the Plan is checked
+against these.
 
-A library's workspace is memory that launches share though no Value says so. torch keeps one for
-each handle of cuBLAS and each stream (`getCUDABlasLtWorkspace` and `workspaces()` in ATen/cuda/
-CublasHandlePool.cpp), since kernels of two streams may not use one at once. So launches that name
-the same one keep their order, unless each lane has its own: the words of the launches of a lane are
-then given another scratch Value.
+A library's workspace is memory that launches share although no Value represents it. torch keeps one
+for each handle of cuBLAS and each stream (`getCUDABlasLtWorkspace` and `workspaces()` in
+ATen/cuda/CublasHandlePool.cpp), since kernels of two streams must not use one concurrently. So
+launches that name the same workspace keep their order, unless each lane has its own: the words of a
+lane's launches then refer to another scratch Value.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from offload.plan.steps import Lane
 from offload.program import Program, Role
 
 MOST_LANES = 4
-"""Of launches that "auto" lets run at once: a guess, which the measurement then judges."""
+"""The most concurrent launches for "auto": an estimate, which measurement then confirms or rejects.
+"""
 
 SYNCHRONISATION_NS = 800.0
-"""What a node that waits for one of another lane is taken to lose: as much as an edge between two
-kernels takes, 0.78 to 0.80 us on an H100 (measured by others: tie-pilot-qxw/pytorch, DynaGraph,
-dynagraph/docs/notes/TIERS.md). It decides only what is measured."""
+"""The assumed cost of a wait for a node of another lane: as much as an edge between two kernels,
+0.78 to 0.80 us on an H100 (measured by others: tie-pilot-qxw/pytorch, DynaGraph,
+dynagraph/docs/notes/TIERS.md). It only determines what is measured.
+"""
 
 
 class CudaLanes:
@@ -48,11 +50,11 @@ class CudaLanes:
     synchronisation_ns = SYNCHRONISATION_NS
 
     def __init__(self, proof_memory: Callable[[int], AbstractContextManager[DeviceMemory]]) -> None:
-        """Times graphs in memory that `proof_memory` gives of the device of an index."""
+        """Time graphs in memory from `proof_memory` for the device of an index."""
         self._proof_memory = proof_memory
 
     def refusal(self, prepared: Prepared) -> str:
-        """Why a Program's graph is not cut in lanes; empty if it may be."""
+        """Why a Program's graph cannot be divided into lanes; empty if it can."""
         captured: TemplateGraph = prepared.state
         if captured.fixed.fixed:
             return (
@@ -62,7 +64,7 @@ class CudaLanes:
         return ""
 
     def conflicts(self, prepared: Prepared) -> tuple[Conflict, ...]:
-        """Which launches keep their order; those that only share a workspace need not."""
+        """The launches that keep their order, without those that only share a workspace."""
         assert prepared.graph is not None
         workspaces = _workspaces(prepared.state, prepared.program, prepared.graph)
         return node_conflicts(prepared.program, prepared.graph, workspaces)
@@ -70,7 +72,7 @@ class CudaLanes:
     def in_lanes(self, prepared: Prepared, lanes: Sequence[Lane]) -> Prepared:
         """A prepared Program whose graph has the edges of these lanes, which `conflicts` allow.
 
-        Of those lanes that use a workspace each but the first has a scratch Value more.
+        Each lane that uses a workspace, except the first, gets an additional scratch Value.
 
         Raises:
             PlanError: the lanes do not fit the Program.
@@ -105,7 +107,7 @@ class CudaLanes:
         )
 
     def time_executions(self, placed: Sequence[tuple[Prepared, Plan]]) -> list[float]:
-        """What executions of each take on the device, in ns; as `time_graphs`.
+        """The durations of executions of each on the device, in ns; as `time_graphs`.
 
         Raises:
             OutOfMemory: the device has no memory for it.
@@ -117,7 +119,7 @@ class CudaLanes:
 
 
 def _workspaces(captured: TemplateGraph, program: Program, graph: NodeGraph) -> frozenset[int]:
-    """Scratch Values of a workspace's size that several launches use: no launch's own memory."""
+    """Scratch Values of a workspace's size that several launches use: owned by no single launch."""
     size_bytes = captured.capture.workspace_bytes
     return frozenset(
         value.index
@@ -132,7 +134,7 @@ def _workspaces(captured: TemplateGraph, program: Program, graph: NodeGraph) -> 
 def _own_workspaces(
     program: Program, graph: NodeGraph, workspaces: Set[int], lane_of: Sequence[int]
 ) -> tuple[list[int], Mapping[tuple[int, int], int]]:
-    """The sizes of workspaces to be made, and by workspace and lane the Value that it has there."""
+    """The sizes of further workspaces, and the Value of each workspace on each lane."""
     sizes_bytes: list[int] = []
     moved: dict[tuple[int, int], int] = {}
     for value in sorted(workspaces):
@@ -150,7 +152,7 @@ def _lane(graph: NodeGraph, lane_of: Sequence[int], word: Word) -> int:
 
 
 class _Clone:
-    """A graph that goes when nobody keeps it any more."""
+    """A graph that is destroyed with its last reference."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle

@@ -1,4 +1,4 @@
-"""Captures of one Program in several layouts, for discovery to compare."""
+"""Captures one Program in several layouts, for comparison by discovery."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from offload.native import _native
 from offload.program import BoundProgram, Program
 
 _LARGE_PROGRAM_BYTES = 2**30
-"""Of its Values, from which on a pool has a large chunk as well: mapping one by one the small ones
-that they show would take longer than 0.1 s."""
+"""Bytes of Values from which a pool also has a large chunk: mapping the small chunks one by one
+would take longer than 0.1 s.
+"""
 
 _LARGE_CHUNK_BYTES = 2**26
 
-_DECOY_WORD = struct.pack("<Q", 3)  # as a number small, as an address nothing, as an index valid
+_DECOY_WORD = struct.pack("<Q", 3)  # as a number small, as an address invalid, as an index valid
 
 
 def discovery_pool(program: Program, seed: int) -> _native.DiscoveryPool:
-    """A pool of discovery for a Program; what torch's allocator only keeps is there for its memory.
+    """A pool of discovery for a Program; torch's cached memory is available to it.
 
     Raises:
-        OutOfMemory: the device has none left.
+        OutOfMemory: the device has no memory left.
         ExecutionError: the driver failed.
     """
     n_bytes = sum(value.size_bytes for value in program.values)
@@ -51,23 +52,23 @@ def capture_in_layouts(
 ) -> tuple[TemplateGraph, GraphCapture, GraphCapture, GraphCapture]:
     """Capture twice in one layout, and once in each of two others.
 
-    The first of the two is let go before the same addresses are given out again. A capture in
-    another layout is made in between and lives on while the second is made, so that the heap gives
-    that other memory than the first: what is left of addresses of the host differs between the
-    two, as all that nobody initialised should. The second is the template, and lives on while the
-    last is made, so that no address of its can recur. Its pool has the decoy of the proof too.
-    Where some memory has the same addresses in all of them no two captures live at once, since
-    torch's allocator knows memory by its address; the pools do, so that no other address recurs.
+    The first of the two is released before the same addresses are given out again. A capture in
+    another layout is made in between and lives while the second is made, so that the heap gives the
+    second other memory than the first: remains of host addresses then differ between the two, as
+    all uninitialised bytes should. The second is the template, and lives while the last is made, so
+    that none of its addresses recurs. Its pool also has the decoy of the proof. If some memory has
+    the same addresses in all of them, no two captures live at once, since torch's allocator
+    identifies memory by its address; the pools do, so that no other address recurs.
 
     Args:
         bound: to be captured.
-        capturer: what captures it.
+        capturer: captures it.
         seed: of the first layout; the two others have the next ones.
         fixed: memory that is the same in all layouts.
 
     Returns:
-        The template, nothing of it discovered yet; the other capture in its layout; those in other
-        layouts. Of the three others only the data.
+        The template, before discovery; the other capture in its layout; those in other layouts.
+        Only the template has more than data.
 
     Raises:
         CaptureError: a launch cannot be captured.
@@ -84,7 +85,7 @@ def capture_in_layouts(
 
     def taken(pool: _native.DiscoveryPool) -> GraphCapture:
         capture = capturer.capture(bound, pool)
-        with DeviceMemory(device):  # so that the driver can be asked
+        with DeviceMemory(device):  # makes a context current
             return fixed.apart(with_host_words(capture))
 
     pool, between = new_pool(0), new_pool(1)
@@ -99,7 +100,7 @@ def capture_in_layouts(
         pool.rewind()
         template = taken(pool)
         other = as_data(alive)
-        del alive, between  # in this order: its tensors lie in the pool
+        del alive, between  # in this order: its tensors are in the pool
         last = as_data(taken(new_pool(2)))
     decoy_address = _decoy_address(pool, device)
     nothing = Discovery((), (), (), ())
@@ -108,7 +109,7 @@ def capture_in_layouts(
 
 
 def capture_once(bound: BoundProgram, capturer: Capturer) -> TemplateGraph:
-    """Capture in one layout, with the decoy of the proof; nothing of it discovered yet.
+    """Capture in one layout, with the decoy of the proof, before discovery.
 
     Raises:
         CaptureError: a launch cannot be captured.
@@ -128,10 +129,10 @@ def _decoy_address(pool: _native.DiscoveryPool, device: int) -> int:
 
 
 def clear_decoy(captured: TemplateGraph, memory: DeviceMemory) -> None:
-    """Fill with zeros what lies at all addresses that the template was captured with.
+    """Fill with zeros the memory at all addresses that the template was captured with.
 
-    The pool shows a chunk of memory there or two, which the decoy fills. No capture is disturbed
-    until the proof, and no execution should read or write there.
+    The pool shows one or two chunks of memory there, which the decoy fills. No capture is affected
+    before the proof, and no execution should read or write there.
 
     Raises:
         ExecutionError: the driver failed.
@@ -155,10 +156,10 @@ def check_decoy(
 ) -> None:
     """Refuse kernels that have written to the decoy, after the proof.
 
-    Results do not show it: such a kernel would write to memory that it was not given.
+    Results do not reveal this: such a kernel would write to memory of others.
 
     Raises:
-        CaptureError: the decoy is changed; the message names the words that had its address.
+        CaptureError: the decoy has changed; the message names the words that had its address.
         ExecutionError: the driver failed.
     """
     (word,) = struct.unpack("<q", _DECOY_WORD)
@@ -182,5 +183,5 @@ def check_decoy(
 
 
 def as_data(capture: GraphCapture) -> GraphCapture:
-    """The capture without its graph: what was read of it stays."""
+    """The capture's data, without its graph."""
     return dataclasses.replace(capture, graph=0, keep=None)

@@ -1,4 +1,4 @@
-"""Memory of a device by the driver's API, for the proof: allocated, copied, freed."""
+"""Device memory by the driver's API, for the proof: allocated, copied, freed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ T = TypeVar("T")
 
 
 class DeviceMemory:
-    """Blocks of device memory, all freed when the with-block ends.
+    """Blocks of device memory, all freed at the end of the with-block.
 
-    Thread: the one that made it. Its device's primary context, which torch uses too, is current
+    Thread: the one that made it. Its device's primary context, which torch also uses, is current
     inside the block.
     """
 
     def __init__(self, device: int, torch_device: torch.device | None = None) -> None:
-        """Of a device, and what torch calls it, if that is not its GPU of this number."""
+        """Use a device, with torch's name for it if that is not its GPU of this number."""
         self._device = device
         self._torch_device = torch_device or torch.device("cuda", device)
         self._blocks: list[int] = []
@@ -47,7 +47,7 @@ class DeviceMemory:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Free everything; errors of a device that has failed before are not raised again."""
+        """Free everything; errors of a device that has already failed are not raised again."""
         driver = driver_bindings()
         for address in self._blocks:
             driver.cuMemFree(address)
@@ -55,10 +55,10 @@ class DeviceMemory:
         driver.cuDevicePrimaryCtxRelease(self._device)
 
     def allocate(self, size_bytes: int) -> int:
-        """Memory that holds zeros, at least 256 bytes of it.
+        """Allocate memory that holds zeros, at least 256 bytes.
 
         Raises:
-            OutOfMemory: there is none left; the message says how to do without the proof.
+            OutOfMemory: there is none left; the message says how to omit the proof.
         """
         n_bytes = max(size_bytes, 256)
         try:
@@ -73,7 +73,7 @@ class DeviceMemory:
         return address
 
     def free(self, address: int) -> None:
-        """Give one block back.
+        """Free one block.
 
         Raises:
             ExecutionError: the driver failed.
@@ -85,7 +85,7 @@ class DeviceMemory:
         """Write zeros, and wait for them.
 
         Raises:
-            ExecutionError: the driver failed, or the device with what it did before.
+            ExecutionError: the driver failed, or the device in earlier work.
         """
         if size_bytes:
             call("cuMemsetD8Async", address, 0, size_bytes, 0)
@@ -101,22 +101,22 @@ class DeviceMemory:
             call("cuMemcpyHtoD", address, content, len(content))
 
     def chunks(self, address: int, size_bytes: int, chunk_bytes: int) -> Iterator[torch.Tensor]:
-        """Its bytes (uint8) in order, where they lie, all but the last of so many.
+        """Yield its bytes (uint8) in place, in order, in chunks of `chunk_bytes` except the last.
 
-        Whoever uses one waits for what torch makes of it before the memory is written again.
+        The user of a chunk waits for torch's work on it before the memory is written again.
         """
         for begin in range(0, size_bytes, chunk_bytes):
             yield self.tensor(address + begin, min(chunk_bytes, size_bytes - begin))
 
     def tensor(self, address: int, size_bytes: int) -> torch.Tensor:
-        """What lies there, as bytes; whoever has the memory keeps it."""
+        """The memory there as bytes; its owner keeps it alive."""
         return _native.cuda_tensor_at(address, size_bytes, str(self._torch_device))
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Copy on the device, and wait for it.
 
         Raises:
-            ExecutionError: the driver failed, or the device with what it did before.
+            ExecutionError: the driver failed, or the device in earlier work.
         """
         if size_bytes:
             call("cuMemcpyDtoDAsync", destination, source, size_bytes, 0)
@@ -128,10 +128,10 @@ def _allocate(n_bytes: int) -> int:
 
 
 def with_memory_of_torch(allocate: Callable[[], T]) -> T:
-    """What `allocate` gives; if it fails, once more without what torch's allocator only keeps.
+    """Call `allocate`; if memory runs out, once more without the cache of torch's allocator.
 
     Raises:
-        OutOfMemory: there is no memory all the same.
+        OutOfMemory: there is still no memory.
     """
     try:
         return allocate()

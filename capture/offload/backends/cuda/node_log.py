@@ -1,4 +1,4 @@
-"""Which launch made which node of a graph, told while the graph is captured."""
+"""Which launch made which node of a graph, determined during the capture."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from offload.backends.cuda.graph import NodeReader, call, driver_bindings
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Launch
 
-_USUAL_DEPENDENCIES = 4  # of one node: room for so many is offered first
+_USUAL_DEPENDENCIES = 4  # of one node: the size of the first buffer
 
 
 class NodeLog:
     """The nodes of the graph that is being captured on a stream, read as they appear.
 
-    What a node copies from the host may be overwritten later, so it is read at once. A launch's
-    nodes are looked for behind the stream's current dependencies, so that a capture asks about each
-    node once; all nodes of the graph are read again only where a launch has left some on a stream
-    that the captured one has not joined yet.
+    The host source of a copy may be overwritten later, so nodes are read at once. A launch's nodes
+    are searched from the stream's current dependencies, so that a capture queries each node once;
+    all nodes of the graph are read again only if a launch has left some on a stream that the
+    captured one has not joined yet.
 
     Owner: one capture. Thread: the capture's.
 
     Attributes:
-        launches: by node handle the launch.
-        known: by node handle the node.
+        launches: the launch of each node, by handle.
+        known: the nodes by handle.
     """
 
     def __init__(self, stream: int) -> None:
-        """Of a stream, by the driver's handle, whose capture has made no node yet."""
+        """Log a stream, by the driver's handle, whose capture has made no node yet."""
         self.launches: dict[int, int] = {}
         self.known: dict[int, GraphNode] = {}
         self._stream = driver_bindings().CUstream(init_value=stream)
@@ -39,7 +39,7 @@ class NodeLog:
         """Read the nodes that the latest launch has made.
 
         Raises:
-            CaptureError: one is of a kind that cannot be relocated, or the capture has failed.
+            CaptureError: a node is of a kind that cannot be relocated, or the capture has failed.
         """
         try:
             _, _, graph, dependencies, *_ = call("cuStreamGetCaptureInfo", self._stream)
@@ -58,7 +58,7 @@ class NodeLog:
             self.launches[handle] = launch.index
 
     def _made(self, graph: Any, dependencies: Iterable[Any], count: int) -> list[int]:
-        """The nodes of a graph of `count` that are not known."""
+        """The unknown nodes of a graph of `count` nodes."""
         n_made = count - len(self.known)
         made = self._behind(dependencies, n_made)
         if len(made) == n_made:
@@ -67,9 +67,9 @@ class NodeLog:
         return [handle for handle in map(int, found[:count]) if handle not in self.known]
 
     def _behind(self, dependencies: Iterable[Any], n_made: int) -> list[int]:
-        """Nodes that are not known, from these ones on against the edges: `n_made` at most.
+        """Unknown nodes, found from these against the edges: `n_made` at most.
 
-        Those before a known node were known with it.
+        Nodes before a known node are known too.
         """
         found: dict[int, None] = {}
         waiting = list(dependencies)

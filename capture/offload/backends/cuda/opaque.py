@@ -1,4 +1,4 @@
-"""Opaque launches on CUDA: what a callable does on the device besides what was recorded of it."""
+"""Opaque launches on CUDA: a callable's device work beyond the recorded launches."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ class CudaOpaqueLauncher:
     """Captures a callable as one launch, like any other; see `OpaqueLauncher`."""
 
     def __init__(self, capturer: Capturer | None, require: Callable[[int], None]) -> None:
-        """For one backend.
+        """Serve one backend.
 
         Args:
             capturer: makes graphs of launches; None: torch's.
-            require: raises where the device of an index is missing, or the caller is capturing.
+            require: raises if the device of an index is missing, or the caller is capturing.
         """
         self._capturer = capturer
         self._require = require
 
     def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
-        """Capture both, and compare which kernels, copies and memsets they are made of.
+        """Capture both, and compare their kernels, copies and memsets.
 
         Libraries may choose other kernels in another capture: only what the callable launches
-        beyond the Program each time is its own.
+        beyond the Program each time counts as unseen.
 
         Raises:
             BackendUnavailable: as `CudaBackend.machine`.
@@ -58,5 +58,5 @@ class CudaOpaqueLauncher:
 
 
 def _node_names(capture: GraphCapture) -> Counter[str]:
-    """How often each kernel, copy and memset stands in a captured graph."""
+    """The number of occurrences of each kernel, copy and memset in a captured graph."""
     return Counter(node.name for node in capture.nodes if node.kind is not NodeKind.EMPTY)

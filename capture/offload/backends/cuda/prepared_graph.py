@@ -1,4 +1,4 @@
-"""From a Program to its captured graph, of which each word is known, or need not be."""
+"""From a Program to its captured graph, with every word explained."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def prepare_captured(
 
     Args:
         bound: to be captured.
-        capturer: what captures it.
-        known: kernels of graphs that were proved; None: none is taken to be known.
+        capturer: captures it.
+        known: kernels of proved graphs; None: no kernel is taken to be known.
 
     Raises:
         CaptureError: a launch cannot be captured, or can be neither relocated nor made to work on
-            copies, or is captured otherwise each time; the message names the kernel.
+            copies, or is captured differently each time; the message names the kernel.
         OutOfMemory: the device has no memory for copies.
         ExecutionError: the driver failed.
     """
@@ -51,7 +51,7 @@ def prepare_captured(
         found = _known(bound, capturer, known)
         if found is not None:
             return found
-    differ = ""  # what it says; the error itself would keep its frames, and so the captures
+    differ = ""  # its text; the error itself would keep its frames, and so the captures
     for attempt in range(_MAXIMUM_TRIES):
         try:
             return _prepared(bound, _explained(bound, capturer, 3 * attempt))
@@ -64,9 +64,9 @@ def prepare_captured(
 
 
 def _known(bound: BoundProgram, capturer: Capturer, known: KnownKernels) -> Prepared | None:
-    """By one capture; None where that does not tell all."""
+    """Prepare by one capture; None if that does not explain everything."""
     captured = capture_once(bound, capturer)
-    with DeviceMemory(captured.device):  # so that the driver can be asked
+    with DeviceMemory(captured.device):  # makes a context current
         found = known.discovery_of(captured.capture, len(bound.program.values), is_known_address)
     if found is None:
         return None
@@ -80,13 +80,13 @@ def _known(bound: BoundProgram, capturer: Capturer, known: KnownKernels) -> Prep
 
 
 def _explained(bound: BoundProgram, capturer: Capturer, seed: int) -> TemplateGraph:
-    """Captured, with as little as possible at addresses that stay, so that no word needs more."""
+    """Captured with the least memory at fixed addresses that leaves no word unexplained."""
     captured = _discovered(bound, capturer, seed, FixedMemory())
     if not captured.discovery.unexplained:
         return captured
     program, device = bound.program, captured.device
     capture, found, pool = as_data(captured.capture), captured.discovery, captured.pool
-    del captured  # its tensors may lie where others will: the pool stays for what it knows
+    del captured  # its tensors may overlap later ones: the pool keeps the order of allocations
     for choice in choices(program, capture, found):
         memory = take_memory(device, capture, pool, choice)
         captured = _discovered(bound, capturer, seed, memory)
@@ -104,7 +104,7 @@ def _discovered(
 
 
 def _words(program: Program, captured: TemplateGraph, others: Sequence[GraphCapture]) -> Discovery:
-    with DeviceMemory(captured.device):  # so that the driver can be asked
+    with DeviceMemory(captured.device):  # makes a context current
         return discover(
             [captured.capture, *others],
             len(program.values),
@@ -117,7 +117,7 @@ def _words(program: Program, captured: TemplateGraph, others: Sequence[GraphCapt
 
 
 def _prepared(bound: BoundProgram, captured: TemplateGraph) -> Prepared:
-    """What the planner must know, and the graph with its copies."""
+    """The planner's input, and the graph with its copies."""
     program, found, fixed = bound.program, captured.discovery, captured.fixed
     capture = captured.capture
     copies: list[Word] = []

@@ -1,4 +1,4 @@
-"""Random numbers in a graph: the words through which kernels find a generator's state."""
+"""Random numbers in a graph: the words by which kernels find a generator's state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ NodeWord = tuple[int, int, int]
 """(node, part, offset in bytes)."""
 
 Cell = tuple[list[NodeWord], list[NodeWord]]
-"""The words that hold the address of a seed, and those that hold that of an offset."""
+"""The words that hold the address of the seed, and those that hold that of the offset."""
 
-_MOST_DRAWN = 1 << 40  # by one execution of a graph, which moves a generator on by less
+_MOST_DRAWN = 1 << 40  # by one execution of a graph, which advances a generator by less
 
 _DRAW_BEFORE = (
     "draw outside of the captured model and pass the numbers as an input, or leave the operator out"
@@ -25,25 +25,24 @@ _DRAW_BEFORE = (
 def random_cells(
     program: Program, capture: GraphCapture, discovery: Discovery, *, decoy_address: int
 ) -> tuple[list[Cell], list[Noise]]:
-    """One cell for the generator that the graph draws from; none if it draws no random numbers.
+    """The cell of the generator that the graph draws from; empty if it draws no random numbers.
 
-    Kernels that draw find the addresses of seed and offset side by side in their arguments (see
-    GraphCapture.random). A word by itself that holds one of these two may be what is left of
-    kernels that drew, or of those by which torch 2.11 fills the cells, the last ones before
-    a capture (see generator_cells.py). It gets the address of the executable's own cell as well,
-    whether anything reads it or not. Where nothing is drawn, or not from there, it is noise, which
-    the proof changes.
+    Drawing kernels find the addresses of seed and offset side by side in their arguments (see
+    GraphCapture.random). A single word that holds one of the two may be a remainder of kernels that
+    drew, or of those by which torch 2.11 fills the cells, the last kernels before a capture (see
+    generator_cells.py). It also gets the address of the executable's cell, whether it is read or
+    not. If nothing is drawn, or not from there, it is noise, which the proof changes.
 
     Args:
-        program: what was captured.
+        program: the captured Program.
         capture: its template.
         discovery: of its words.
-        decoy_address: what the proof sets instead of such noise.
+        decoy_address: replaces such noise in the proof.
 
     Raises:
-        CaptureError: random launches draw from memory that the capturer did not name, kernels from
-            memory that nobody moves on, from several generators, or they find their state in
-            another way than side by side.
+        CaptureError: random launches draw from memory that the capturer did not name, kernels draw
+            from memory that nothing advances, from several generators, or find their state in
+            another form than side by side.
     """
     found = {
         (one.node, one.part, one.offset_bytes): one.address
@@ -58,7 +57,7 @@ def random_cells(
             f"{_DRAW_BEFORE}"
         )
     pairs = _pairs(found)
-    if capture.random is None:  # no generator moved when the program was warmed up
+    if capture.random is None:  # no generator advanced in the warm-up
         if pairs:
             raise CaptureError(
                 f"{_name(capture, min(pairs))}: it reads the state of a random generator that no "
@@ -76,7 +75,7 @@ def random_cells(
 
 
 def _pairs(found: Mapping[NodeWord, int]) -> dict[NodeWord, tuple[int, int]]:
-    """By the first of two words that stand side by side and differ what they hold."""
+    """By the first of two adjacent words that differ: both addresses."""
     return {
         word: (address, found[_beside(word, 1)])
         for word, address in sorted(found.items())
@@ -90,14 +89,14 @@ def _state(
     found: Mapping[NodeWord, int],
     pairs: Mapping[NodeWord, tuple[int, int]],
 ) -> tuple[int, int]:
-    """The addresses of seed and offset, by the kernels of launches that draw.
+    """The addresses of seed and offset, from the kernels of drawing launches.
 
-    Where no launch is known to draw, as in an opaque one, all kernels are asked. Pairs that are
-    part of a PhiloxCudaState say which is which; what shares a word with one of them is left over.
-    Where there is none, every pair says it.
+    If no launch is known to draw, as in an opaque Program, all kernels count. Pairs that are part
+    of a PhiloxCudaState determine which is which; a pair that shares a word with one of them is a
+    remainder. Without such a pair, every pair counts.
 
     Raises:
-        CaptureError: no word has another one beside it, or pairs name several states.
+        CaptureError: no word has an adjacent one, or pairs name several states.
     """
     drawing = {launch.index for launch in program.launches if launch.random}
     draws = {word for word in found if not drawing or capture.launches[word[0]] in drawing}
@@ -144,10 +143,10 @@ def _unpaired(capture: GraphCapture, word: NodeWord) -> CaptureError:
 
 
 def _noise(capture: GraphCapture, found: Mapping[NodeWord, int], decoy_address: int) -> list[Noise]:
-    """What no kernel should read; copies, memsets and host tables read every byte they hold.
+    """Words that no kernel should read; copies, memsets and host tables read all their bytes.
 
     Raises:
-        CaptureError: it stands in one of these.
+        CaptureError: such a word is in one of the latter.
     """
     for word in found:
         if word[1] or capture.nodes[word[0]].kind is not NodeKind.KERNEL:

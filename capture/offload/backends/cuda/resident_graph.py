@@ -1,4 +1,4 @@
-"""What discovery found of a Program, and the resident that a Plan makes of it."""
+"""The discovered graph of a Program, and the resident that a Plan makes of it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from offload.program import Program
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TemplateGraph:
-    """What `prepare` hands on: the template graph, and what its words are.
+    """The result of `prepare`: the template graph, and the meaning of its words.
 
     Attributes:
-        decoy_address: of memory in the pool that the proof gives to words which nobody should read.
-        fixed: memory of the graph's own, for what cannot be relocated.
-        proved: what the latest proof allowed, in sentences for people.
-        one_lane: with the edges that it was captured with, where this one has fewer; None: these
-            are the captured ones.
-        is_known: one capture has told its words, as all of its kernels were known.
+        decoy_address: of memory in the pool that the proof assigns to words that should not be
+            read.
+        fixed: the graph's own memory, for what cannot be relocated.
+        proved: what the latest proof allowed, in sentences for users.
+        one_lane: with the captured edges, if this one has fewer; None: these are the captured ones.
+        is_known: a single capture has explained its words, as all its kernels were known.
     """
 
     device: int
@@ -44,7 +44,7 @@ class TemplateGraph:
 
 
 def set_nodes(captured: TemplateGraph, plan: Plan) -> dict[int, set[int]]:
-    """By slot the kernels that hold its address. Copies and memsets are re-set in any case."""
+    """The kernels that hold the address of each slot. Copies and memsets are re-set in any case."""
     nodes: dict[int, set[int]] = {}
     for index, slot, _ in relocations_of(captured.discovery, plan):
         node = captured.discovery.words[index].node
@@ -64,22 +64,22 @@ def make_resident(
     streamed: StreamedGraph = StreamedGraph((), ()),  # noqa: B008  (immutable)
     keep: Any = None,
 ) -> _native.CudaResident:
-    """The captured graph, resident: its words as the Plan places them, and copies of weights in it.
+    """The captured graph, resident: its words placed by the Plan, with copies of weights.
 
-    What torch's allocator only keeps for later is there for its memory.
+    Memory in the cache of torch's allocator is available to it.
 
     Args:
         captured: what discovery found of `program`, which `plan` places.
         program: its launches are counted, and named in messages.
-        plan: where each Value lies.
-        arena: what the feature map lies in.
-        arena_bytes: of the feature map; 0: the caller gives one at each execution.
-        stream: the weights, where some are streamed.
-        streamed: where their copies stand among the nodes.
-        keep: what has to live as long as the device executes the graph.
+        plan: the place of each Value.
+        arena: contains the feature map.
+        arena_bytes: of the feature map; 0: the caller provides one at each execution.
+        stream: the weights, if some are streamed.
+        streamed: the positions of their copies among the nodes.
+        keep: must live as long as the device executes the graph.
 
     Raises:
-        ExecutionError: the driver failed; memory that ran out is said in bytes.
+        ExecutionError: the driver failed; if memory ran out, the message gives bytes.
     """
     capture, discovery = captured.capture, captured.discovery
     make = functools.partial(
@@ -90,7 +90,7 @@ def make_resident(
         arena_bytes=arena_bytes,
         node_handles=[node.handle for node in capture.nodes],
         words=[(word.node, word.part, word.offset_bytes) for word in discovery.words],
-        relocations=[  # of addresses before their slot too
+        relocations=[  # including addresses before their slot
             (word, slot, offset_bytes % 2**64)
             for word, slot, offset_bytes in relocations_of(discovery, plan)
         ],

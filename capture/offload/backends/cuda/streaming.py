@@ -26,16 +26,16 @@ link_meter = LinkMeter(_native.cuda_link_samples)
 
 
 class CudaWeights:
-    """Copies weights from the host's memory, inside of the graph; see `WeightStreamer`."""
+    """Copies weights from host memory, within the graph; see `WeightStreamer`."""
 
     gathers_rows = False
 
     def __init__(self, alignment_bytes: int) -> None:
-        """Of a device on which each weight is aligned so."""
+        """Serve a device with this alignment of weights."""
         self._alignment_bytes = alignment_bytes
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """What a copy from the host takes, measured once in a process; all its memory is alike.
+        """The costs of a copy from the host, measured once per process; the same for all memory.
 
         Raises:
             BackendUnavailable: the program's weights are not in files.
@@ -45,7 +45,7 @@ class CudaWeights:
         return link_meter.link(device_of(bound.program))
 
     def memory_layout(self, program: Program) -> MemoryLayout:
-        """Mapped by granules, 2 MiB on the GPUs that there are, in which memory is also given.
+        """Memory mapped and allocated by granules, 2 MiB on present GPUs.
 
         Raises:
             BackendUnavailable: the driver, or this GPU, is missing.
@@ -55,28 +55,28 @@ class CudaWeights:
         return MemoryLayout(self._alignment_bytes, granule_bytes, MemoryUnit(granule_bytes))
 
     def free_bytes(self, program: Program) -> int:
-        """Of the Program's GPU, what torch's allocator only keeps for later included."""
+        """Free memory of the Program's GPU, including the cache of torch's allocator."""
         return free_bytes(device_of(program))
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """The same: kernels are given the weights' addresses as all others."""
+        """Return it unchanged: kernels receive the weights' addresses like all others."""
         return prepared
 
 
 def make_stream(
     bound: BoundProgram, streaming: Streaming, device: int, tensor_device: torch.device
 ) -> tuple[_native.CudaWeightStream, Mapping[int, torch.Tensor]]:
-    """The weights' memory on the device and the host store; nothing is read yet.
+    """Create the weights' memory on the device and the host store; nothing is read yet.
 
     Returns:
-        The stream, and for each weight that it manages the tensor that was recorded, there.
+        The stream, and for each weight that it manages the recorded tensor in its memory.
 
     Raises:
         BackendUnavailable: the weights have no store on the host.
         PlanError: the host has no room for the store.
         OutOfMemory: the device has no room for the weights.
         ExecutionError: the driver does not register the store.
-        FileError: a file is gone, or shorter than it was.
+        FileError: a file is missing, or shorter than before.
     """
     program = bound.program
     held_bytes = functools.partial(_native.cuda_held_bytes, device)
@@ -88,7 +88,7 @@ def make_stream(
 
 
 def free_bytes(device: int) -> int:
-    """Memory that weights could take, what torch's allocator only keeps for later included.
+    """Memory available to weights, including the cache of torch's allocator.
 
     Raises:
         ExecutionError: the driver failed.

@@ -1,11 +1,11 @@
 """Captures a Program's launches with torch, for discovery: see `Capturer`.
 
 Everything happens on the capture thread and its stream (see `capture_thread`): cuBLAS's handles
-belong to a thread, their workspaces to a stream, and captures take turns there, since they borrow
-what the process has once: the pool that torch's allocator is served from, its record of requests,
+belong to a thread, their workspaces to a stream. Captures run there one at a time, since they
+borrow what the process has once: the pool that serves torch's allocator, its record of requests,
 and the states of generators.
 
-A warm-up runs each launch once outside of a capture, so that libraries choose their algorithms and
+A warm-up runs each launch once outside a capture, so that libraries choose their algorithms and
 load their kernels there. Under capture nothing executes, so inputs and weights are stand-ins in the
 pool's memory.
 """
@@ -57,30 +57,30 @@ from offload.program import BoundProgram, Launch, Role, Value
 _MAXIMUM_TRIES = 3
 
 _PAINTED_BYTES = 2**17
-"""Of the stack before each captured launch: more than torch's operators have on it."""
+"""Of the stack before each captured launch: more than torch's operators use."""
 
 _paints = itertools.cycle(range(0x11, 0x100, 0x11))
-"""The byte with which a capture paints: no other of one Program's has the same."""
+"""The byte with which a capture paints the stack: different for each capture of a Program."""
 
-# Graphs whose captures could not be ended: torch's allocator of pinned memory goes on asking them,
-# by their addresses, whether it allocates for them (`captures_underway_` in
-# ATen/core/CachingHostAllocator.h), so that they must not go.
+# Graphs whose captures could not be ended: torch's allocator of pinned memory continues to query
+# them by address (`captures_underway_` in ATen/core/CachingHostAllocator.h), so they must not be
+# destroyed.
 _never_ended: list[torch.cuda.CUDAGraph] = []
 
 
 class TorchCapturer:
-    """Captures with torch.cuda; the same Program is warmed up once.
+    """Captures with torch.cuda; a Program is warmed up once.
 
     Owner: one preparation of a Program. Thread: any, one call at a time; captures of several
-    capturers wait for each other.
+    capturers wait for one another.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Begin with nothing warmed up.
+        """Begin without a warm-up.
 
         Args:
-            inputs: a call's tensors in the Program's order, for the warm-up, which reads them;
-                None: what `made_up_inputs` gives.
+            inputs: a call's tensors in the Program's order, which the warm-up reads; None: those of
+                `made_up_inputs`.
         """
         self._inputs = inputs
         self._warm: BoundProgram | None = None
@@ -90,7 +90,7 @@ class TorchCapturer:
     def capture(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Run every launch once under stream capture; see `Capturer.capture`.
 
-        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
+        Leaves generators, inputs, weights and torch's settings unchanged, also on failure.
 
         Raises:
             CaptureError: a launch cannot be captured (the message names it), the caller is
@@ -125,7 +125,7 @@ class TorchCapturer:
         device: int,
         stream: torch.cuda.Stream,
     ) -> GraphCapture:
-        """Capture, once more where results lay in memory that was something else before."""
+        """Capture, and repeat if results were in memory that had another use before."""
         program = bound.program
         for _ in range(_MAXIMUM_TRIES):
             one = _OneCapture(bound, pool, device, stream, self._copied)
@@ -144,12 +144,11 @@ class TorchCapturer:
 
 
 class _Kept:
-    """What a capture's graph needs, let go in an order that torch's allocator can take.
+    """What a capture's graph needs, released in an order that torch's allocator accepts.
 
-    A pool must be the last user of its memory: tensors first, then the graph, then the pool. Where
-    random kernels read seed and offset belongs to the states of generators until the graph has gone
-    altogether: in torch 2.11 `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/
-    CUDAGraph.cpp).
+    A pool must be the last user of its memory: tensors first, then the graph, then the pool. The
+    cells of seed and offset belong to generators' states until the graph is destroyed: in torch
+    2.11 `~CUDAGraph` unregisters it there, and `reset` does not (ATen/cuda/CUDAGraph.cpp).
     """
 
     def __init__(
@@ -161,12 +160,12 @@ class _Kept:
         self._pools = pools
 
     def close(self) -> None:
-        """Let it go; nobody else may hold the graph."""
+        """Release it; there must be no other reference to the graph."""
         self.bases.clear()
         self._tensors.clear()
         graph, self._graph = self._graph, None
         if graph is not None:
-            with contextlib.suppress(RuntimeError):  # of a device that has failed
+            with contextlib.suppress(RuntimeError):  # from a device that has failed
                 graph.reset()
         del graph
         while self._pools:
@@ -202,9 +201,9 @@ class _OneCapture:
         self._kept = _Kept(self._graph, self._tensors, pools)
 
     def run(self) -> tuple[GraphCapture, set[int]]:
-        """Capture; the Values whose memory was used before make the capture useless.
+        """Capture; Values whose memory was used before make the capture unusable.
 
-        What failed leaves nothing behind, though its error is held.
+        A failed capture leaves nothing behind, though its error is held.
         """
         try:
             return self._captured()
@@ -242,9 +241,9 @@ class _OneCapture:
         return dataclasses.replace(found, workspace_bytes=n_bytes), recycled
 
     def _stand_ins(self) -> Bases:
-        """Memory for inputs and weights; host constants as they were recorded.
+        """Memory for inputs and weights; host constants as recorded.
 
-        The weights of an opaque Program stay where they are, for it reads its own.
+        The weights of an opaque Program stay in place, as it reads its own.
         """
         weights_stay = self._program.opaque is not None
 
@@ -264,7 +263,7 @@ class _OneCapture:
             raise ExecutionError(f"a capture cannot begin: {first_line(error)}") from error
 
     def _launch(self, run: EagerRun, launch: Launch) -> None:
-        # What nobody writes of a kernel's arguments is this byte then, and another in each capture.
+        # Unwritten bytes of a kernel's arguments hold this byte, and another in each capture.
         _native.paint_stack(_PAINTED_BYTES, self._paint)
         with failures_of(launch, "the capture", functools.partial(self._failure, launch)):
             outcome = run.call(launch)()
@@ -276,9 +275,9 @@ class _OneCapture:
             raise self._failure(launch, error) from error
 
     def _settle(self, run: EagerRun, launch: Launch) -> None:
-        """Copy the results that need it, and take what is free before and after that."""
+        """Copy the results that need it, and take free memory before and after that."""
         made = [view.value for view in launch.made()]
-        # What the launch has freed is taken first: a copy must not be given any of it.
+        # Memory that the launch freed is taken first: a copy must not receive it.
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
         for value in made:
             if value in self._copied:
@@ -287,7 +286,7 @@ class _OneCapture:
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
 
     def _failure(self, launch: Launch, error: Exception) -> OffloadError:
-        # Without memory torch tries to free some, and fails at that in a capture.
+        # Out of memory, torch tries to free some, which fails in a capture.
         reason = self._pool.error or first_line(error)
         if self._pool.error is not None or isinstance(error, torch.OutOfMemoryError):
             return ExecutionError(f"{launch.source}: no addresses for {launch.name}: {reason}")
@@ -309,18 +308,18 @@ class _OneCapture:
             ) from error
 
     def _abandon(self) -> None:
-        """End a capture that failed; what has been ended already says so by an error."""
+        """End a failed capture; an error says that it had already ended."""
         try:
             self._graph.capture_end()
         except RuntimeError:
             _never_ended.append(self._graph)
             pool = self._memory.torch_pool.id
-            with contextlib.suppress(RuntimeError):  # of a capture that has not begun
+            with contextlib.suppress(RuntimeError):  # from a capture that has not begun
                 torch._C._cuda_endAllocateToPool(self._device, pool)
                 torch._C._cuda_releasePool(self._device, pool)
 
     def _random_cells(self) -> list[OwnedRange]:
-        """Where random kernels of this graph read seed and offset: memory of this capture alone."""
+        """The cells of seed and offset for this graph's random kernels: memory of this capture."""
         return sorted(
             (
                 OwnedRange(block["address"], block["requested_size"], RANDOM_OWNER)
@@ -336,7 +335,7 @@ class _OneCapture:
 def _warm_up_drawing(
     bound: BoundProgram, device: int, inputs: Sequence[torch.Tensor] | None
 ) -> RandomState | None:
-    """Warm up; which generator the Program draws from, and by how much that moves its offset.
+    """Warm up; return the generator that the Program draws from, and the advance of its offset.
 
     Raises:
         CaptureError: it draws from several generators; or as `warm_up`.
@@ -356,11 +355,11 @@ def _warm_up_drawing(
 
 
 def _workspace_bytes(device: int) -> int:
-    """Of the workspace that torch gives to cuBLAS for each handle and stream.
+    """The size of torch's workspace for cuBLAS for each handle and stream.
 
     After `parseChosenWorkspaceSize` in ATen/cuda/CublasHandlePool.cpp: pairs of a size in KiB and a
-    count in CUBLAS_WORKSPACE_CONFIG; else 32 MiB from sm_90 on, and `:4096:2:16:8` before. Where it
-    is another after all, the launches that use one keep their order.
+    count in CUBLAS_WORKSPACE_CONFIG; else 32 MiB from sm_90, and `:4096:2:16:8` before. If the size
+    differs, the launches that use a workspace keep their order.
     """
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if not pairs:
@@ -371,7 +370,7 @@ def _workspace_bytes(device: int) -> int:
 
 @contextlib.contextmanager
 def _workspaces_cleared() -> Iterator[None]:
-    """Have cuBLAS make its workspaces anew in the capture, and keep none of them after it."""
+    """Let cuBLAS create its workspaces in the capture, and keep none of them after it."""
     torch._C._cuda_clearCublasWorkspaces()
     try:
         yield

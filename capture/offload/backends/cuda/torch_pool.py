@@ -1,12 +1,11 @@
-"""Torch's memory during a capture: every allocation in the discovery pool, none used twice.
+"""torch's memory during a capture: every allocation in the discovery pool, none used twice.
 
-Torch's allocator takes its memory from the pool by the two C functions of the native module, and
-divides none of it (`no_split`). What it has been given it would use again: results are kept, and
-what an operator has freed is taken at once by a filler, so that each operator's scratch memory is
-its own. Where an operator gives its result memory that it has freed before, the result would be
-named by words that were meant for something larger: it is found by torch's own record of requests,
-and copied in another capture. Where nothing there was larger, all of that fits into the result's
-own memory.
+torch's allocator takes its memory from the pool by the two C functions of the native module, and
+divides none of it (`no_split`). It would reuse freed memory: results are kept, and what an operator
+freed is taken at once by a filler, so that each operator's scratch memory is separate. If an
+operator places its result in memory that it freed before, words of a larger allocation would name
+the result: this is found by torch's record of requests, and the result is copied in another
+capture. If nothing there was larger, everything fits into the result's own memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from offload.errors import CaptureError, ExecutionError
 from offload.interpreter.memory_pools import MemoryPool
 from offload.native import _native
 
-# torch's allocator keeps two lists of blocks: requests up to 1 MiB get blocks of 2 MiB, and larger
+# torch's allocator has two lists of blocks: requests up to 1 MiB get blocks of 2 MiB, and larger
 # requests larger blocks (kSmallSize and kSmallBuffer in c10/cuda/CUDACachingAllocator.h).
 _SMALL_REQUEST_BYTES = 1 << 20
 _SMALL_BLOCK_BYTES = 2 << 20
@@ -31,18 +30,18 @@ _SMALL_BLOCK_BYTES = 2 << 20
 
 @functools.cache
 def _pluggable() -> Any:
-    """Torch's wrapper of the pool's functions, by which it may free until the process ends."""
+    """The wrapper of the pool's functions for torch, which may free until the process ends."""
     return torch.cuda.memory.CUDAPluggableAllocator(
         _native.__file__, "offload_cuda_pool_malloc", "offload_cuda_pool_free"
     )
 
 
 class PoolMemory:
-    """What one capture allocates. Thread: the capture's.
+    """The allocations of one capture. Thread: the capture's.
 
     Attributes:
-        torch_pool: to be given to `capture_begin`, and kept as long as any tensor of it.
-        kept: tensors that only take up memory.
+        torch_pool: for `capture_begin`; must outlive its tensors.
+        kept: tensors that only occupy memory.
     """
 
     def __init__(self, pool: _native.DiscoveryPool, device: int) -> None:
@@ -59,10 +58,10 @@ class PoolMemory:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """Serve allocations, and have torch record them.
+        """Serve allocations, and let torch record them.
 
         Raises:
-            CaptureError: somebody has torch record its memory already.
+            CaptureError: torch's memory history is already being recorded.
         """
         if torch._C._cuda_isHistoryEnabled():
             raise CaptureError(
@@ -84,8 +83,8 @@ class PoolMemory:
     def stand_in(self, size_bytes: int) -> torch.UntypedStorage:
         """Addresses for a Value that no launch makes; before the capture begins.
 
-        They are not torch's, which would count them as memory that the process has taken: a limit
-        of the user's (`set_per_process_memory_fraction`) is for memory that there is.
+        They do not come from torch, which would count them as memory of the process: a user's limit
+        (`set_per_process_memory_fraction`) is meant for real memory.
 
         Raises:
             ExecutionError: the pool has no addresses.
@@ -102,7 +101,7 @@ class PoolMemory:
         return _native.cuda_tensor_at(address, size_bytes, on).untyped_storage()
 
     def settle(self, held: Collection[int]) -> None:
-        """Take what the latest launch has freed, so that no later one is given it.
+        """Take what the latest launch has freed, so that no later launch receives it.
 
         Args:
             held: the addresses of its results.
@@ -114,7 +113,7 @@ class PoolMemory:
         self._n_seen = self._pool.n_events
 
     def _fill(self, size_bytes: int) -> None:
-        """Take one free block of this size; there may be none, and then it is a new one."""
+        """Take a free block of this size; if there is none, it is a new one."""
         small = size_bytes <= _SMALL_BLOCK_BYTES
         n_before = self._pool.n_events
         filler = torch.empty(
@@ -130,14 +129,15 @@ class PoolMemory:
     def allocations(
         self, values: Mapping[int, int], sizes_bytes: Mapping[int, int]
     ) -> tuple[list[Allocation], set[int]]:
-        """All that was allocated, while torch still records.
+        """All allocations, while torch still records.
 
         Args:
-            values: by address the Value that lies there.
+            values: the Value at each address.
             sizes_bytes: by Value.
 
         Returns:
-            The allocations in order, and the Values whose memory was something larger before.
+            The allocations in order, and the Values whose memory was part of something larger
+            before.
 
         Raises:
             ExecutionError: torch's record is not complete.
@@ -165,7 +165,7 @@ class PoolMemory:
         return found, recycled
 
     def _requests(self) -> dict[int, list[int]]:
-        """By address the bytes of each request that was given it, in order."""
+        """By address, the bytes of each request that received it, in order."""
         requests: dict[int, list[int]] = {}
         for entry in torch.cuda.memory._snapshot()["device_traces"][self._device]:
             if entry["action"] == "alloc":

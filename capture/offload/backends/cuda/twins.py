@@ -1,7 +1,7 @@
-"""Twins of a resident: what executes before a caller does, for the proof and for launch times.
+"""Twins of a resident: executed before a caller's executions, for the proof and for launch times.
 
-Copies and memsets of an instantiated graph are bound to the allocations that they were first given,
-and those of a twin's executions are freed; so the resident itself is left alone.
+The driver binds copies and memsets of an instantiated graph to the allocations that they were first
+given, and those of a twin's executions are freed; so the resident itself is not used.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Program
 
-_N_TIMED = 3  # executions by which launches are timed: the least times count
-_N_TURNS = 5  # in which graphs are timed, so many executions each
+_N_TIMED = 3  # executions for timing launches: the least times count
+_N_TURNS = 5  # rounds of timing graphs, with as many executions each
 
 
 @contextlib.contextmanager
 def _twins(
     program: Program, graphs: Sequence[tuple[TemplateGraph, Plan]]
 ) -> Iterator[list[_native.CudaResident]]:
-    """A resident for each graph and Plan, without memory of its own; closed at the end.
+    """A resident for each graph and Plan, without a feature map; closed at the end.
 
     Raises:
         ExecutionError: the driver failed.
@@ -58,21 +58,21 @@ def prove_twins(
     names: Sequence[str],
     proof_memory: AbstractContextManager[DeviceMemory],
 ) -> None:
-    """Execute the graph in three placements, old memory holding other data: see `proof`.
+    """Execute the graph in three placements, with other data in old memory: see `proof`.
 
-    Where launches run on lanes the first placement is that of the graph as it was captured, so that
-    what lanes compute is compared with that. What it allowed is noted with the captured program.
+    If launches run on lanes, the first placement uses the graph as captured, so that the results of
+    lanes are compared with it. What the proof allowed is noted with the captured program.
 
     Args:
         captured: what was found of the program, which `plan` places.
-        bound: that was prepared.
-        plan: what the loaded resident has.
+        bound: the prepared Program.
+        plan: of the loaded resident.
         names: for messages, each launch's operator and source.
-        proof_memory: gives the proof its memory.
+        proof_memory: provides the proof's memory.
 
     Raises:
         CaptureError: results or written state differ, old memory was written, or a kernel reads
-            what was taken for padding.
+            presumed padding.
         ExecutionError: the device failed, or has no memory for the proof.
     """
     program = bound.program
@@ -115,11 +115,11 @@ class TwinTimer:
     """Times launches of a twin of the graph; see `LaunchTimer`."""
 
     def __init__(self, proof_memory: Callable[[int], AbstractContextManager[DeviceMemory]]) -> None:
-        """By twins to which `proof_memory` gives memory of the device of an index."""
+        """Time twins in memory from `proof_memory` for the device of an index."""
         self._proof_memory = proof_memory
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """Launches follow one another with events between, in three executions.
+        """Time launches one after another with events between, in three executions.
 
         Raises:
             OutOfMemory: the device has no memory for it.
@@ -145,16 +145,16 @@ def time_graphs(
     graphs: Sequence[tuple[TemplateGraph, Plan]],
     proof_memory: Callable[[int], AbstractContextManager[DeviceMemory]],
 ) -> list[float]:
-    """What executions of several graphs of one Program take on the device, taken in turns, in ns.
+    """The durations of executions of several graphs of one Program on the device, in ns.
 
-    Each is the median of executions between two events, on inputs and weights that are made up; the
-    first of each graph, which instantiates it, is left out. An event tells half a microsecond
-    (cuEventElapsedTime of the driver's manual).
+    Graphs alternate. Each duration is the median of executions between two events, on made-up
+    inputs and weights; the first execution of each graph, which instantiates it, is omitted. Events
+    resolve half a microsecond (cuEventElapsedTime of the driver's manual).
 
     Args:
         bounds: of each graph; their scratch Values may differ.
         graphs: with their Plans.
-        proof_memory: gives memory of the device of an index.
+        proof_memory: provides memory of the device of an index.
 
     Raises:
         OutOfMemory: the device has no memory for it.
@@ -178,7 +178,7 @@ def time_graphs(
 
 
 def _time_execution(twin: _native.CudaResident) -> float:
-    """What one execution takes, in ns, by events of the default stream, that of a twin."""
+    """The duration of one execution, in ns, by events of the default stream, which a twin uses."""
     begin, end = (call("cuEventCreate", 0) for _ in range(2))
     try:
         call("cuEventRecord", begin, 0)

@@ -36,12 +36,12 @@ _SENTENCES_PER_FEATURE_MAP = 4
 
 
 class DemoUnavailable(OffloadError):
-    """The demo needs a package that is not installed; the message says which command brings it."""
+    """The demo needs a missing package; the message says which command installs it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Hit:
-    """A sentence and the cosine of its embedding and the query's."""
+    """A sentence and the cosine similarity of its embedding with the query's."""
 
     score: float
     sentence: str
@@ -57,15 +57,15 @@ class Ranking:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Search:
-    """What the demo found out.
+    """The result of the demo.
 
     Attributes:
         n_sentences: of the page.
         rankings: one for each query.
-        largest_difference: from eager, over all elements of the last hidden states of all
-            sentences and queries.
-        eager_ns, replay_ns: medians over the same texts, measured in turn.
-        report: the executable and its executions.
+        largest_difference: from eager, over all elements of the last hidden states of all sentences
+            and queries.
+        eager_ns, replay_ns: medians over the same texts, measured alternately.
+        report: on the executable and its executions.
     """
 
     n_sentences: int
@@ -95,7 +95,7 @@ def load_encoder() -> Encoder:
     """Load the MiniLM sentence encoder from the files of an installed package, offline.
 
     Raises:
-        DemoUnavailable: transformers or the files are not installed, or not whole.
+        DemoUnavailable: transformers or the files are not installed, or not complete.
     """
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
@@ -123,7 +123,7 @@ def load_encoder() -> Encoder:
 
 
 def read_page() -> tuple[str, ...]:
-    """The sentences of the page that comes with the demo."""
+    """The sentences of the demo's page."""
     page = (
         importlib.resources.files("offload.commands.demo").joinpath("page.txt").read_text("utf-8")
     )
@@ -137,12 +137,12 @@ def search_page(
 ) -> Search:
     """Capture the encoder, replay it for every sentence and query, and rank the sentences.
 
-    Each text is also encoded eagerly, to compare the results and the times.
+    Each text is also encoded eagerly, to compare results and durations.
 
     Args:
-        encoder: what is captured.
-        sentences: the page; at least one.
-        queries: what is searched for.
+        encoder: the model to capture.
+        sentences: of the page; at least one.
+        queries: to search for.
     """
     with capture(encoder.model) as captured:
         encoder.model(**encoder.tensors(sentences[0]))
@@ -169,10 +169,10 @@ def search_page(
 
 
 class _Comparison:
-    """Encodes texts by replay and eagerly, in turn.
+    """Encodes texts by replay and eagerly, alternately.
 
-    Every replay gets new inputs and a new output buffer, every fourth a new feature map. All of
-    them are kept, so that no address comes twice.
+    Every replay gets new inputs and a new output buffer, every fourth a new feature map. All are
+    kept, so that no address repeats.
     """
 
     def __init__(self, encoder: Encoder, run: Executable) -> None:
@@ -192,7 +192,7 @@ class _Comparison:
         self._encoder.model(**inputs)
 
     def embed(self, text: str) -> torch.Tensor:
-        """The embedding of a text, `[hidden]`, of length one."""
+        """The embedding of a text, `[hidden]`, of length 1."""
         inputs = self._encoder.tensors(text)
         if len(self.executions) % 2:
             expected, replayed = self._eager(inputs), self._replay(inputs)
@@ -226,7 +226,7 @@ class _Comparison:
 
 
 def _pooled(hidden: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens that are no padding, scaled to length one.
+    """The mean over the tokens without padding, scaled to length 1.
 
     Shapes: hidden `[1, tokens, hidden]`, attention_mask `[1, tokens]`; returns `[hidden]`.
     """

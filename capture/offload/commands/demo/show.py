@@ -1,4 +1,4 @@
-"""The demo as a command: runs the search and prints what came of it."""
+"""The demo as a command: runs the search and prints the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offload.observe.timelines.summary import microseconds
 
 
 def show_demo(*, as_json: bool) -> None:
-    """Search the page, and print the outcome as tables or as JSON."""
+    """Search the page, and print the result as tables or as JSON."""
     with telling(after_s=0):
         with stage("loading transformers and the sentence encoder"):
             encoder = load_encoder()

@@ -1,4 +1,4 @@
-// Attention whose sizes are known: softmax(scale q k^T + mask) v, by batch and head.
+// Attention with sizes known at compile time: softmax(scale q k^T + mask) v, by batch and head.
 #pragma once
 
 #include "linear_bfloat16.hpp"
@@ -14,15 +14,15 @@ struct MaskStrides {
 };
 
 // q is [batch, heads, rows, width], k [batch, heads / group, columns, width], v likewise of
-// value_width, out as q of value_width. A causal row sees the columns up to its own number. Scores
+// value_width, out as q of value_width. A causal row sees the columns up to its own index. Scores
 // are floats; in bfloat16 their weights are rounded, as in torch's kernel.
 template <class Element, class MaskElement, long batches, long heads, long group, long rows,
           long columns, long width, long value_width, Strides q_strides, Strides k_strides,
           Strides v_strides, Strides out_strides, bool is_causal, bool has_mask,
           MaskStrides mask_strides>
 struct Attention {
-  // So many rows of scores are on the stack: at most 64 KiB. For each block of rows keys and values
-  // are copied as panels.
+  // Rows of scores on the stack: at most 64 KiB. Keys and values are copied as panels for each
+  // block of rows.
   static constexpr long kMostRows = columns <= 256 ? 64 : (columns <= 1024 ? 16 : 4);
   static constexpr long kRows = rows < kMostRows ? rows : kMostRows;
   static_assert(columns <= 4096);
@@ -65,11 +65,12 @@ struct Attention {
       const MaskElement* const added = has_mask ? mask + (first + row) * mask_strides.row : nullptr;
       normalize(scores + row * kScoreStride, added, scale, first + row);
     }
-    // A row of weights lies where its scores lay.
+    // A row of weights overwrites its scores.
     Values::run(reinterpret_cast<const Element*>(scores), v, {}, out + first * out_strides.token);
   }
 
-  // A row of scores as weights. One without any column to see is all zero, as in torch's kernel.
+  // Turns a row of scores into weights. A row that sees no column becomes zero, as in torch's
+  // kernel.
   static void normalize(float* scores, const MaskElement* mask, float scale, long row) {
     constexpr float kNothing = -__builtin_inff();
     const long seen = is_causal && row + 1 < columns ? row + 1 : columns;

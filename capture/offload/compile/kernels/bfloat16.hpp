@@ -1,4 +1,4 @@
-// Numbers in bfloat16: how they are read, rounded, and multiplied in pairs.
+// bfloat16 numbers: reading, rounding, and multiplying in pairs.
 #pragma once
 
 #include "vector.hpp"
@@ -29,7 +29,7 @@ using Halves [[gnu::vector_size(kLanes * sizeof(std::uint16_t))]] = std::uint16_
   return value;
 }
 
-// GCC 12 splits conversions of 16 lanes in two, and warns of its own intrinsics without a mask.
+// GCC 12 splits conversions of 16 lanes in two, and warns of its own unmasked intrinsics.
 [[gnu::always_inline]] inline Words widened(Halves halves) {
 #if defined(__AVX512F__)
   __m256i narrow;
@@ -57,7 +57,7 @@ using Halves [[gnu::vector_size(kLanes * sizeof(std::uint16_t))]] = std::uint16_
 #endif
 }
 
-// The first `count` lanes alone are read; the others are zero.
+// Reads only the first `count` lanes; the others are zero.
 template <int count>
 [[gnu::always_inline]] inline Words load_first_halves(const BFloat16* from) {
   static_assert(0 < count && count <= kLanes);
@@ -75,7 +75,7 @@ template <int count>
   return vector_of(load_first_halves<count>(from) << 16);
 }
 
-// To nearest, ties to even. NaN stays NaN: its upper half could be that of an infinity.
+// Rounds to nearest, ties to even. NaN stays NaN: its upper half could be that of an infinity.
 [[gnu::always_inline]] inline Halves rounded(Vector value) {
   const Words bits = bits_of(value);
   const Words nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -94,15 +94,15 @@ template <int count>
   store_first<kLanes>(to, value);
 }
 
-// Pairs of numbers, one in each lane, for `add_products`. Where the processor multiplies them
-// itself, it sums in float32, to nearest; subnormal numbers count as zero there.
+// Pairs of numbers, one per lane, for `add_products`. A processor that multiplies them itself sums
+// in float32, to nearest, and treats subnormal numbers as zero.
 #if defined(__AVX512BF16__) && defined(__AVX512F__)
 
 using Pairs = Words;
 
 [[gnu::always_inline]] inline Pairs pairs_of(Words bits) { return bits; }
 
-// sum + the first of each pair multiplied + the second of each pair multiplied.
+// sum + the product of the first numbers of each pair + the product of the second ones.
 [[gnu::always_inline]] inline Vector add_products(Vector sum, Pairs one, Pairs other) {
   __m512bh first, second;
   std::memcpy(&first, &one, sizeof first);
@@ -112,7 +112,7 @@ using Pairs = Words;
 
 [[gnu::always_inline]] inline void keep(Pairs& pairs) { asm("" : "+v"(pairs)); }
 
-// As what a product reads its factors, and a pair of them in all lanes.
+// The form in which a product reads its factors, and a pair of them in all lanes.
 using Factor = BFloat16;
 
 [[gnu::always_inline]] inline Pairs splat_pair(const Factor* from) {
@@ -121,7 +121,7 @@ using Factor = BFloat16;
   return pair - Words{};
 }
 
-// Of a last one, behind which there is none.
+// For the last number without a partner.
 [[gnu::always_inline]] inline Pairs splat_first(const Factor* from) {
   std::uint16_t bits;
   std::memcpy(&bits, from, sizeof bits);
@@ -166,7 +166,7 @@ using Factor = float;
   return pairs_of(bits);
 }
 
-// The first `count` numbers alone are read; the others are zero.
+// Reads only the first `count` numbers; the others are zero.
 template <int count>
 [[gnu::always_inline]] inline Pairs load_first_pairs(const BFloat16* from) {
   static_assert(0 < count && count <= 2 * kLanes);

@@ -1,12 +1,12 @@
-// Convolutions in two dimensions whose sizes are known, with their ending by channel of the result.
+// Two-dimensional convolutions with sizes known at compile time, with endings by output channel.
 #pragma once
 
 #include "linear.hpp"
 
 namespace offload::kernels {
 
-// Of a convolution. Images, weights and results lie side by side in the order [images, channels,
-// height, width] and [out_channels, channels / groups, kernel_height, kernel_width].
+// Sizes of a convolution. Images, weights and results are contiguous in the order [images,
+// channels, height, width] and [out_channels, channels / groups, kernel_height, kernel_width].
 struct ConvolutionSizes {
   long images, channels, height, width;
   long out_channels, out_height, out_width;
@@ -17,7 +17,7 @@ struct ConvolutionSizes {
   long groups;
 };
 
-// Images with zeros around them. What reads them may read some numbers beyond the last one.
+// Images with zeros around them. Readers may read some numbers beyond the last one.
 template <ConvolutionSizes sizes>
 struct PaddedImages {
   static constexpr long kHeight = sizes.height + 2 * sizes.padding_height;
@@ -47,9 +47,9 @@ struct PaddedImages {
   }
 };
 
-// The result of a group is the product of its weights, a row for each channel of the result, with
-// the inputs of its pixels, a column for each. Panels of 32 such columns are gathered near the
-// processor out of images with their padding around them.
+// The result of a group is the product of its weights, one row per output channel, with the inputs
+// of its pixels, one column each. Panels of 32 such columns are gathered from padded images into
+// memory near the processor.
 template <ConvolutionSizes sizes, Ending ending>
 struct Convolution {
   using Images = PaddedImages<sizes>;
@@ -59,7 +59,8 @@ struct Convolution {
   static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
   static constexpr long kDepth = kGroupChannels * kTaps;
 
-  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  // Divides work among torch's threads if it is large enough. Their number does not affect the
+  // result.
   static void run(const float* x, const float* w, Terms terms, float* out, float* padded) {
     Images::make(x, padded);
     constexpr long n_panels = (kPixels + kPanelColumns - 1) / kPanelColumns;
@@ -83,13 +84,13 @@ struct Convolution {
   }
 
  private:
-  // Pixels of a panel in one row of the result: from which column of the panel on, where the first
-  // one's inputs lie behind the panel's, and how many they are.
+  // Pixels of a panel in one row of the result: the first column of the panel, the offset of its
+  // inputs from the panel's, and the number of pixels.
   struct Segment {
     long column, from, count;
   };
 
-  // All panels have segments of the same size, one behind the other.
+  // All panels have segments of the same size, one after another.
   static constexpr bool kIsRegular =
       kPanelColumns % sizes.out_width == 0 || sizes.out_width % kPanelColumns == 0;
   static constexpr long kRowStep = sizes.stride_height * Images::kWidth;
@@ -101,7 +102,7 @@ struct Convolution {
     images += first / sizes.out_width * kRowStep + first % sizes.out_width * sizes.stride_width;
     Segment segments[(columns - 1) / sizes.out_width + 2];
     const long n_segments = segments_of<columns>(first % sizes.out_width, segments);
-    // Blocks are of whole channels, if these are not deeper.
+    // Blocks consist of whole channels, unless these are deeper.
     constexpr bool is_by_channel = kTaps <= Product::kDepth;
     constexpr long most = is_by_channel ? Product::kDepth / kTaps * kTaps : Product::kDepth;
     // A row is written up to a vector beyond its end, where the next one follows.
@@ -129,7 +130,7 @@ struct Convolution {
     }
   }
 
-  // Of a panel whose first pixel is the one at a place in its row.
+  // Segments of a panel whose first pixel is at `place` in its row.
   template <long columns>
   static long segments_of(long place, Segment* segments) {
     long n_segments = 0, from = 0;
@@ -143,7 +144,7 @@ struct Convolution {
     return n_segments;
   }
 
-  // Where the inputs of a tap lie in a channel.
+  // The offset of a tap's inputs in a channel.
   static constexpr long place_of(long tap) {
     return tap / sizes.kernel_width * sizes.dilation_height * Images::kWidth +
            tap % sizes.kernel_width * sizes.dilation_width;
@@ -178,9 +179,9 @@ struct Convolution {
   }
 };
 
-// Each channel of the result is of one channel of the images: sums over its taps, of as many pixels
-// at once as a vector has lanes. Where no pixel is left out, rows are one behind the other, their
-// padding among them.
+// Each output channel depends on a single input channel: sums over its taps, for as many pixels at
+// once as a vector has lanes. If no pixel is skipped, rows follow one another, with their padding
+// between them.
 template <ConvolutionSizes sizes, Ending ending>
 struct DepthwiseConvolution {
   using Images = PaddedImages<sizes>;
@@ -189,7 +190,8 @@ struct DepthwiseConvolution {
   static constexpr long kTaps = sizes.kernel_height * sizes.kernel_width;
   static_assert(sizes.groups == sizes.channels && !ending.has_added);
 
-  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  // Divides work among torch's threads if it is large enough. Their number does not affect the
+  // result.
   static void run(const float* x, const float* w, Terms terms, float* out, float* padded) {
     Images::make(x, padded);
     constexpr long items = sizes.images * sizes.out_channels;
@@ -204,8 +206,7 @@ struct DepthwiseConvolution {
   static constexpr long kAllRows = (sizes.out_height - 1) * Images::kWidth + sizes.out_width;
   static constexpr bool kIsWhole =
       sizes.stride_height == 1 && sizes.stride_width == 1 && kAllRows <= 4096;
-  // Results of a row that are made at once, as many as take about so much memory near the
-  // processor.
+  // Results of a row that are made at once: as many as use about so much memory near the processor.
   static constexpr long kMost = 4096 / sizes.stride_width > 0 ? 4096 / sizes.stride_width : 1;
   static constexpr long kPiece = sizes.out_width < kMost ? sizes.out_width : kMost;
   static constexpr long kCount = kIsWhole ? kAllRows : (kPiece - 1) * sizes.stride_width + 1;
@@ -221,7 +222,7 @@ struct DepthwiseConvolution {
     } else {
       for (long row = 0; row < sizes.out_height; ++row) {
         for (long next = 0; next < sizes.out_width; next += kPiece) {
-          const long last = sizes.out_width - kPiece;  // which begins within the one before it
+          const long last = sizes.out_width - kPiece;  // begins within the piece before it
           const long first = next < last ? next : last;
           sums(from + row * sizes.stride_height * Images::kWidth + first * sizes.stride_width, w,
                terms, made);
@@ -248,9 +249,9 @@ struct DepthwiseConvolution {
   }
 };
 
-// Of so few pixels that reading the weights is what takes time: the pixels' inputs are rows, which
-// are multiplied with the weights as a linear layer does. `order` and `w_stride` are of these as
-// a matrix with a column for each channel of the result.
+// For few pixels, where reading the weights dominates: the pixels' inputs are rows, multiplied with
+// the weights as in a linear layer. `order` and `w_stride` describe these as a matrix with a column
+// for each output channel.
 template <ConvolutionSizes sizes, Order order, long w_stride, Ending ending>
 struct ConvolutionOfFewPixels {
   static_assert(sizes.groups == 1);
@@ -295,7 +296,8 @@ struct ConvolutionOfFewPixels {
   }
 };
 
-// A convolution of one tap without padding and strides: its columns lie in the images as they are.
+// A convolution of one tap without padding and strides: its columns are read from the images in
+// place.
 template <ConvolutionSizes sizes, Ending ending>
 struct PointwiseConvolution {
   static constexpr long kPixels = sizes.height * sizes.width;

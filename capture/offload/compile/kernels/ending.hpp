@@ -1,5 +1,5 @@
-// What a product's sums become before they are written: with a bias or a batch norm, a tensor that
-// is added, and an activation.
+// What is applied to a product's sums before they are written: a bias or a batch norm, an added
+// tensor, and an activation.
 #pragma once
 
 #include "vector.hpp"
@@ -18,7 +18,7 @@ enum class Activation {
   kSigmoid
 };
 
-// As torch's operators: NaN stays NaN.
+// Like torch's operators: NaN stays NaN.
 template <Activation activation>
 [[gnu::always_inline]] inline Vector activated(Vector x) {
   if constexpr (activation == Activation::kRelu) {
@@ -43,8 +43,8 @@ template <Activation activation>
   }
 }
 
-// Of a sum: times the scale of its channel, plus the bias of its channel, plus the number at its
-// place in the tensor that is added, activated. What is scaled has a bias.
+// Applied to a sum: times the scale of its channel, plus the bias of its channel, plus the number
+// at its place in the added tensor, then the activation. A scaled sum has a bias.
 struct Ending {
   Activation activation = Activation::kNone;
   bool has_bias = false;
@@ -52,14 +52,14 @@ struct Ending {
   bool has_added = false;
 };
 
-// The numbers for that; null where the ending has none.
+// The operands of an ending; null if it has none.
 struct Terms {
   const float* bias = nullptr;
   const float* scale = nullptr;
   const float* added = nullptr;
 };
 
-// As they are for what lies so many channels further, and so many places in the result.
+// The terms for an operand that many channels further, and that many places further in the result.
 template <Ending ending>
 [[gnu::always_inline]] inline Terms moved(Terms terms, long channels, long places) {
   if constexpr (ending.has_bias) terms.bias += channels;
@@ -69,8 +69,8 @@ template <Ending ending>
 }
 
 // A batch norm of known statistics as a scale and a bias by channel (S. Ioffe and C. Szegedy,
-// "Batch normalization", 2015, algorithm 2). `bias` is of what is normalised. It, `weight` and
-// `shift` may be null. `made` is memory for both, 2 * channels floats.
+// "Batch normalization", 2015, algorithm 2). `bias` belongs to what is normalised. It, `weight` and
+// `shift` may be null. `made` is memory for both results, 2 * channels floats.
 template <long channels>
 Terms norm_terms(const float* bias, const float* weight, const float* shift, const float* mean,
                  const float* variance, float epsilon, float* made) {

@@ -1,4 +1,4 @@
-// Products of matrices whose sizes are known, with bias and activation.
+// Matrix products with sizes known at compile time, with bias and activation.
 #pragma once
 
 #include "ending.hpp"
@@ -8,7 +8,7 @@
 namespace offload::kernels {
 
 // Sizes and strides in elements: out[m, n] = ending of (sum over k of x[m, k] w[k, n]). Its
-// channels are the columns, or else the rows; what is added is laid out as `out` is.
+// channels are the columns, or else the rows; an added tensor has the layout of `out`.
 template <long m_size, long n_size, long k_size, long x_stride, Order order, long w_stride,
           long out_stride, Ending ending, bool channels_are_rows = false>
 struct Linear {
@@ -20,10 +20,11 @@ struct Linear {
   static constexpr bool kIsCopied =
       order == Order::kColumns || (order == Order::kRows && m_size > kMostRows);
 
-  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  // Divides work among torch's threads if it is large enough. Their number does not affect the
+  // result.
   static void run(const float* x, const float* w, Terms terms, float* out) {
     constexpr long n_items = (n_size + kColumnsAtOnce - 1) / kColumnsAtOnce;
-    // Of few rows reading the matrix is what takes time.
+    // With few rows, reading the matrix dominates.
     constexpr long work = n_size * k_size * (m_size < 4 ? 4 : m_size);
     for_each<n_items, work>([=](long item) {
       const long n = item * kColumnsAtOnce;
@@ -35,8 +36,8 @@ struct Linear {
     });
   }
 
-  // Adds a block of depth of some columns, whose rows of w lie in order: as panels, or w_stride
-  // apart. What is not first continues sums that lie in out.
+  // Adds a block of depth of some columns, whose rows of w are in order: as panels, or w_stride
+  // apart. If not first, it continues the sums in out.
   template <long columns>
   static void strips(const float* x, const float* w, Terms terms, float* out, long depth,
                      bool is_first, bool is_last) {
@@ -62,12 +63,12 @@ struct Linear {
   // How the matrix is read: packed or many rows: by panels; few rows: in the order of memory.
   static constexpr bool kIsSwept = order == Order::kRows && m_size < 4 && !channels_are_rows;
   static constexpr bool kIsDotted = order == Order::kColumns && m_size < 4;
-  // Of a row of w at least 4 KiB, so that it is read as it lies.
+  // At least 4 KiB of a row of w, so that it is read sequentially.
   static constexpr long kColumnsAtOnce = kIsSwept ? 1024 : kIsDotted ? kLanes : kPanelColumns;
   static constexpr long kColumnStep =
       order == Order::kRows ? 1 : (order == Order::kColumns ? w_stride : k_size);
 
-  // `columns` columns of the result.
+  // Computes `columns` columns of the result.
   template <long columns>
   static void part(const float* x, const float* w, Terms terms, float* out) {
     if constexpr (kIsDotted) {
@@ -81,11 +82,11 @@ struct Linear {
     }
   }
 
-  // Rows of blocks of about the same height.
+  // Blocks of rows of about the same height.
   static constexpr long kBlocks = (m_size + kMostRows - 1) / kMostRows;
   static constexpr long kHeight = m_size / kBlocks;
-  static constexpr long kTaller = m_size % kBlocks;  // blocks that have one more
-  // From a row of K to the next, where a tile reads them, and where they lie.
+  static constexpr long kTaller = m_size % kBlocks;  // blocks with one more row
+  // The step from one row of K to the next, where a tile reads them, and in w.
   static constexpr long kRowStep = order == Order::kRows && !kIsCopied ? w_stride : kPanelColumns;
   static constexpr long kDepthStep =
       order == Order::kRows ? w_stride : (order == Order::kColumns ? 1 : kPanelColumns);
@@ -123,8 +124,8 @@ struct Linear {
     }
   }
 
-  // Sums of a block of depth with what is due: of some lanes, whose numbers the terms begin with. A
-  // bias that nothing is multiplied with comes first, as in a dot product.
+  // Finishes the sums of a block of depth, for `count` lanes at the beginning of the terms. A bias
+  // without a scale is added first, as in a dot product.
   template <int count>
   [[gnu::always_inline]] static Vector ended(Vector value, Terms terms, bool is_first,
                                              bool is_last) {
@@ -142,18 +143,20 @@ struct Linear {
     return activated<ending.activation>(value);
   }
 
-  // Packed panels are read in order. While one is multiplied with many rows, the next one is asked
-  // for: it would come too late else. With few rows reading is all that takes time, and goes on.
+  // Packed panels are read in order. While one is multiplied with many rows, the next one is
+  // prefetched: otherwise it would arrive too late. With few rows reading dominates, and never
+  // pauses.
   static constexpr long kPanelBytes = panel_size<float>(k_size) * sizeof(float);
 
-  // What is not first continues sums that lie in out. Packed rows are whole: their zeros are read.
+  // If not first, continues the sums in out. Packed rows are whole: their zeros are read.
   template <long rows, long columns>
   [[gnu::noinline]] static void tile(const float* x, const float* w, Terms terms, float* out,
                                      long depth, bool is_first, bool is_last) {
     constexpr long vectors = (columns + kLanes - 1) / kLanes;
     constexpr int tail = columns % kLanes == 0 ? kLanes : static_cast<int>(columns % kLanes);
     constexpr int read = order == Order::kPacked ? kLanes : tail;
-    // A sum waits for the one before it: few of them are made several, of every other k and so on.
+    // Each addition waits for the one before it: if sums are few, each is split into several, of
+    // every other k and so on.
     constexpr long splits = rows * vectors >= 12 ? 1 : (rows * vectors >= 6 ? 2 : 4);
     Vector sums[splits][rows][vectors] = {};
     const auto add = [=](Vector(&to)[rows][vectors], long k) __attribute__((always_inline)) {
@@ -203,7 +206,7 @@ struct Linear {
     }
   }
 
-  // ---- few rows of x against rows of w, in the order in which these lie in memory ---------------
+  // ---- few rows of x with rows of w, in the order of memory -------------------------------------
 
   template <long columns>
   static void by_rows(const float* x, const float* w, Terms terms, float* out) {
@@ -253,7 +256,7 @@ struct Linear {
     }
   }
 
-  // ---- a row of x against columns of w, as many at once as a vector has lanes ------------------
+  // ---- a row of x with columns of w, as many at once as a vector has lanes ----------------------
 
   template <int columns>
   [[gnu::noinline]] static void dots(const float* x, const float* w, Terms terms, float* out) {

@@ -1,4 +1,4 @@
-// Products of matrices in bfloat16 whose sizes are known: summed in float32, rounded once.
+// Matrix products in bfloat16 with sizes known at compile time: summed in float32, rounded once.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace offload::kernels {
 
-// As Linear, of which x, w and bias are in bfloat16, and out in bfloat16 or in float32.
+// As Linear, with x, w and bias in bfloat16, and out in bfloat16 or in float32.
 template <class Result, long m_size, long n_size, long k_size, long x_stride, Order order,
           long w_stride, long out_stride, Ending ending>
 struct LinearBFloat16 {
@@ -17,10 +17,11 @@ struct LinearBFloat16 {
   static constexpr long kDepth = 768;     // of a panel at a time: 48 KiB, near the processor
   static constexpr long kRowsAtOnce = 8;  // of w, where they are read in the order of memory
 
-  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  // Divides work among torch's threads if it is large enough. Their number does not affect the
+  // result.
   static void run(const BFloat16* x, const BFloat16* w, const BFloat16* bias, Result* out) {
     constexpr long n_items = (n_size + kColumnsAtOnce - 1) / kColumnsAtOnce;
-    // Of few rows reading the matrix is what takes time.
+    // With few rows, reading the matrix dominates.
     constexpr long work = n_size * k_size * (m_size < 4 ? 4 : m_size);
     for_each<n_items, work>([=](long item) {
       const long n = item * kColumnsAtOnce;
@@ -43,7 +44,7 @@ struct LinearBFloat16 {
       order == Order::kPacked ? panel_size<BFloat16>(k_size)
                               : kColumnsAtOnce * (order == Order::kColumns ? w_stride : 1);
 
-  // `columns` columns of the result.
+  // Computes `columns` columns of the result.
   template <long columns>
   static void part(const BFloat16* x, const BFloat16* w, const BFloat16* bias, Result* out) {
     if constexpr (kIsDotted) {
@@ -65,8 +66,8 @@ struct LinearBFloat16 {
 
   // ---- by panels --------------------------------------------------------------------------------
 
-  // Sums of a deep product wait in memory of their own between blocks of depth: those of at most
-  // 144 rows, 18 KiB. Rows are shared out evenly, in whole tiles.
+  // Sums of a deep product are kept in separate memory between blocks of depth: those of at most
+  // 144 rows, 18 KiB. Rows are divided evenly, in whole tiles.
   static constexpr long kMostSums = k_size > kDepth ? 144 : m_size;
   static constexpr long kShares = (m_size + kMostSums - 1) / kMostSums;
   static constexpr long kTilesOfShare =
@@ -81,7 +82,7 @@ struct LinearBFloat16 {
     bool is_first, is_last;
   };
 
-  // There are none where one block of depth is all.
+  // Null if a single block of depth is the whole product.
   static float* sums_from(float* sums, long offset) {
     if constexpr (k_size > kDepth) return sums + offset;
     return nullptr;
@@ -111,7 +112,7 @@ struct LinearBFloat16 {
                              float* sums, Result* out, const Block& block) {
     constexpr long n_blocks = (rows + kMostRows - 1) / kMostRows;
     constexpr long height = rows / n_blocks;
-    constexpr long taller = rows % n_blocks;  // blocks that have one more
+    constexpr long taller = rows % n_blocks;  // blocks with one more row
     long m = 0;
     if constexpr (taller > 0) {
       for (; m < taller * (height + 1); m += height + 1) {
@@ -162,12 +163,12 @@ struct LinearBFloat16 {
     }
   }
 
-  // Packed panels are read in order. While one is multiplied with many rows, the next one is asked
-  // for: it would come too late else. With few rows reading is all that takes time, and goes on.
+  // Packed panels are read in order. While one is multiplied with many rows, the next one is
+  // prefetched: otherwise it would arrive too late. With few rows reading dominates, and never
+  // pauses.
   static constexpr long kPanelBytes = panel_size<BFloat16>(k_size) * sizeof(BFloat16);
 
-  // Two rows of w, side by side, times a pair of each row of x. Pairs of a panel fill whole
-  // vectors.
+  // Two interleaved rows of w times a pair of each row of x. Pairs of a panel fill whole vectors.
   template <bool is_prefetching, long stride, long rows, long vectors, class PairOf>
   [[gnu::always_inline]] static void add_pair(const Factor* x, const BFloat16* w,
                                               const PairOf& pair_of,
@@ -189,13 +190,13 @@ struct LinearBFloat16 {
     }
   }
 
-  // What is not first continues sums.
+  // If not first, continues sums.
   template <long rows, long columns, long stride>
   [[gnu::noinline]] static void tile(const Factor* x, const BFloat16* w, const BFloat16* bias,
                                      float* sums, Result* out, Block block) {
     constexpr long vectors = (columns + kLanes - 1) / kLanes;
-    // A sum waits for the one before it: few of them are made several, of every other pair and so
-    // on.
+    // Each addition waits for the one before it: if sums are few, each is split into several, of
+    // every other pair and so on.
     constexpr long splits = rows * vectors >= 12 ? 1 : (rows * vectors >= 6 ? 2 : 4);
     Vector found[splits][rows][vectors] = {};
     long k = 0;
@@ -226,7 +227,7 @@ struct LinearBFloat16 {
     }
   }
 
-  // A row of a tile.
+  // Finishes a row of a tile.
   template <long columns>
   [[gnu::always_inline]] static void finish(const Vector (&found)[(columns + kLanes - 1) / kLanes],
                                             const BFloat16* bias, float* sums, Result* out,
@@ -256,7 +257,7 @@ struct LinearBFloat16 {
     }
   }
 
-  // ---- few rows of x against rows of w, in the order in which these lie in memory ---------------
+  // ---- few rows of x with rows of w, in the order of memory -------------------------------------
 
   template <long columns>
   static void by_rows(const BFloat16* x, const BFloat16* w, const BFloat16* bias, Result* out) {
@@ -310,7 +311,7 @@ struct LinearBFloat16 {
     }
   }
 
-  // ---- a row of x against columns of w, as many at once as a vector has lanes ------------------
+  // ---- a row of x with columns of w, as many at once as a vector has lanes ----------------------
 
   template <int columns>
   [[gnu::noinline]] static void dots(const BFloat16* x, const BFloat16* w, const BFloat16* bias,
@@ -338,7 +339,7 @@ struct LinearBFloat16 {
   }
 };
 
-// A product of matrices of Element, added up in floats, as Result.
+// A matrix product of Element, added up in floats, as Result.
 template <class Element, class Result, long m_size, long n_size, long k_size, long x_stride,
           Order order, long w_stride, long out_stride>
 using Product = std::conditional_t<

@@ -1,4 +1,4 @@
-// How matrices lie, and panels, which are quick to multiply with.
+// Layouts of matrices, and panels, which are fast to multiply with.
 #pragma once
 
 #include <cstring>
@@ -7,15 +7,15 @@
 
 namespace offload::kernels {
 
-// How a matrix of K rows and N columns lies: whether the elements of a column or those of a row lie
-// side by side; or as panels, which `pack` makes.
+// The layout of a matrix of K rows and N columns: whether the elements of a column or those of a
+// row are contiguous; or panels, as `pack` makes them.
 enum class Order { kColumns, kRows, kPacked };
 
-// Of a panel: rows of a few columns, one behind the other. In bfloat16 two rows are one: the two
-// numbers of a column lie side by side, and behind an odd last row zeros.
+// A panel is rows of a few columns, one after another. In bfloat16 two rows are interleaved: the
+// two numbers of a column are adjacent, and an odd last row is followed by zeros.
 inline constexpr long kPanelColumns = 32;
 
-// Numbers of a panel.
+// The numbers of a panel.
 template <class Element>
 constexpr long panel_size(long depth) {
   return kPanelColumns * (sizeof(Element) == sizeof(float) ? depth : (depth + 1) / 2 * 2);
@@ -38,7 +38,7 @@ template <int distance, std::size_t... lanes>
   if constexpr (distance > 1) exchange<distance / 2>(rows, std::index_sequence<lanes...>());
 }
 
-// As many rows as a vector has lanes become columns, by exchanging halves, quarters and so on: of
+// Transposes as many rows as a vector has lanes, by exchanging halves, quarters and so on: of
 // floats, or of pairs in bfloat16.
 template <long stride, class Element>
 [[gnu::always_inline]] inline void transpose_square(const Element* from, Element* to) {
@@ -55,7 +55,7 @@ template <long stride, class Element>
   }
 }
 
-// Two rows of so many columns as one row of pairs.
+// Interleaves two rows of `columns` columns as one row of pairs.
 template <int columns>
 [[gnu::always_inline]] inline void interleave(const BFloat16* even, const BFloat16* odd,
                                               BFloat16* to) {
@@ -66,9 +66,9 @@ template <int columns>
 
 }  // namespace detail
 
-// Columns of a matrix, of `depth` elements each, as a panel. `stride` is from one column to the
-// next where these lie side by side (kColumns), else from one row to the next. The rest of the
-// panel stays as it is.
+// Copies columns of a matrix, of `depth` elements each, to a panel. `stride` is from one column to
+// the next if a column is contiguous (kColumns), else from one row to the next. The rest of the
+// panel is unchanged.
 template <Order order, long stride, long columns>
 [[gnu::noinline]] void copy_panel(const float* w, long depth, float* to) {
   if constexpr (order == Order::kRows) {
@@ -129,7 +129,7 @@ template <Order order, long stride, long columns>
   }
 }
 
-// A whole matrix as panels, the last one with zeros behind its columns.
+// Copies a whole matrix to panels, the last one with zeros behind its columns.
 template <long n_size, long k_size, Order order, long stride, class Element>
 void pack(const Element* w, Element* to) {
   constexpr long step = order == Order::kColumns ? stride : 1;

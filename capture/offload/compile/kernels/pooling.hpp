@@ -1,4 +1,5 @@
-// The largest number under each place of a window, in planes whose sizes are known.
+// Max pooling: the largest number under each window position, in planes of sizes known at compile
+// time.
 #pragma once
 
 #include <limits>
@@ -8,7 +9,7 @@
 
 namespace offload::kernels {
 
-// Planes lie side by side. The window need not end within its plane and the padding.
+// Planes are contiguous. A window may extend beyond its plane and the padding.
 struct PoolSizes {
   long planes, height, width;
   long out_height, out_width;
@@ -18,10 +19,11 @@ struct PoolSizes {
   long dilation_height, dilation_width;
 };
 
-// As torch's operator: a NaN under the window is the result, and padding is smaller than all else.
+// As torch's operator: a NaN under the window is the result, and padding is less than any number.
 template <PoolSizes sizes>
 struct MaxPool {
-  // On the threads that torch would use now, if it is much. They make no difference to the result.
+  // Divides work among torch's threads if it is large enough. Their number does not affect the
+  // result.
   static void run(const float* x, float* out) {
     constexpr long area = sizes.out_height * sizes.out_width;
     constexpr long work = sizes.planes * area * sizes.kernel_height * sizes.kernel_width;
@@ -31,12 +33,12 @@ struct MaxPool {
 
  private:
   static constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  // Of a row with its padding, as far as vectors of the last windows reach.
+  // Numbers of a padded row, as far as vectors of the last windows reach.
   static constexpr long kReach = (sizes.out_width + kLanes - 1) * sizes.stride_width +
                                  (sizes.kernel_width - 1) * sizes.dilation_width + 2 * kLanes;
   static constexpr long kPadded = sizes.padding_width + sizes.width;
   static constexpr long kCount = ((kReach > kPadded ? kReach : kPadded) + 15) / 16 * 16;
-  // At most 64 KiB lie on the stack.
+  // At most 64 KiB are on the stack.
   static constexpr long kMost = 64 * 1024 / (sizeof(float) * kCount);
   static constexpr long kRowsAtOnce = kMost < 8 ? kMost : 8;
   static_assert(kRowsAtOnce > 0);
@@ -45,8 +47,8 @@ struct MaxPool {
     return (next > so_far) | (next != next) ? next : so_far;
   }
 
-  // Some rows at once: what was just written cannot be read yet, of other places than it was
-  // written to, without waiting.
+  // Several rows at once: a vector that was just stored cannot be loaded at another offset without
+  // a stall.
   static void plane(const float* x, float* out) {
     alignas(64) float rows[kRowsAtOnce * kCount];
     for (long at = 0; at < kRowsAtOnce * kCount; at += kLanes) store(rows + at, splat(kLowest));
@@ -63,7 +65,7 @@ struct MaxPool {
     }
   }
 
-  // Of each column the largest number under windows whose first row that is.
+  // The largest number of each column under windows whose first row is `top`.
   static void of_columns(const float* x, long top, float* row) {
     constexpr long whole = sizes.width / kLanes * kLanes;
     for (long at = 0; at < whole; at += kLanes) column<kLanes>(x + at, top, row + at);
@@ -82,7 +84,7 @@ struct MaxPool {
     store_first<count>(row, found);
   }
 
-  // Of the windows along a row.
+  // The largest numbers of the windows along a row.
   static void of_rows(const float* row, float* out) {
     constexpr long whole = sizes.out_width / kLanes * kLanes;
     for (long at = 0; at < whole; at += kLanes) window<kLanes>(row, at, out);

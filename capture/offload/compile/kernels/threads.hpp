@@ -1,5 +1,5 @@
-// How kernels share their work among torch's threads: by OpenMP, whose functions are those of the
-// library that torch has loaded. Without -fopenmp there is one thread.
+// Divides kernels' work among torch's threads by OpenMP, whose functions are those of the library
+// that torch has loaded. Without -fopenmp there is one thread.
 #pragma once
 
 #ifdef _OPENMP
@@ -8,12 +8,12 @@
 
 namespace offload::kernels {
 
-// Multiply-adds from which on sharing pays: some 5 to 10 microseconds of work, against less than
-// one for a fork and join where the threads are awake, as torch's own operators share from 32,768
-// elements on (at::internal::GRAIN_SIZE).
+// Multiply-adds from which threads pay: some 5 to 10 microseconds of work, against less than one
+// for a fork and join if the threads are awake. torch's operators use threads from 32,768 elements
+// (at::internal::GRAIN_SIZE).
 inline constexpr long kSharedWork = 1 << 20;
 
-// Threads that the caller may use now, as torch.set_num_threads says.
+// Threads that the caller may use now, as set by torch.set_num_threads.
 inline int n_threads() {
 #ifdef _OPENMP
   return omp_in_parallel() ? 1 : omp_get_max_threads();
@@ -22,7 +22,7 @@ inline int n_threads() {
 #endif
 }
 
-// Calls one(index) for each of n_items. `work` counts multiply-adds of all of them together.
+// Calls one(index) for each of n_items. `work` counts their multiply-adds together.
 template <long n_items, long work, class One>
 [[gnu::always_inline]] inline void for_each(const One& one) {
 #ifdef _OPENMP

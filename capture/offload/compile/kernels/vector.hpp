@@ -31,8 +31,7 @@ using Integers [[gnu::vector_size(kLanes * sizeof(std::int32_t))]] = std::int32_
   std::memcpy(to, &value, sizeof value);
 }
 
-// Asks for memory that is read soon: of as many bytes, `ahead_bytes` behind an address. It need not
-// be there.
+// Prefetches `size_bytes` at `ahead_bytes` behind an address. That memory need not exist.
 template <long size_bytes>
 [[gnu::always_inline]] inline void prefetch(const void* from, long ahead_bytes) {
   constexpr long kLineBytes = 64;
@@ -44,8 +43,7 @@ template <long size_bytes>
   }
 }
 
-// Keeps a value that is used several times in a register: compilers would load it again for each
-// use.
+// Keeps a value with several uses in a register: compilers would load it again for each use.
 [[gnu::always_inline]] inline void keep(Vector& value) {
 #if defined(__x86_64__)
   asm("" : "+v"(value));
@@ -56,7 +54,7 @@ template <long size_bytes>
 #endif
 }
 
-// The first `count` lanes alone are read; the others are zero.
+// Reads only the first `count` lanes; the others are zero.
 template <int count>
 [[gnu::always_inline]] inline Vector load_first(const float* from) {
   static_assert(0 < count && count <= kLanes);
@@ -71,7 +69,7 @@ template <int count>
   std::memcpy(to, &value, count * sizeof(float));
 }
 
-// The second one where one of both is NaN.
+// Returns the second if either is NaN.
 [[gnu::always_inline]] inline Vector larger(Vector one, Vector other) {
   return one > other ? one : other;
 }
@@ -96,7 +94,7 @@ template <int distance, std::size_t... lanes>
              one, other, (lanes & distance ? (lanes ^ distance) + kLanes : lanes ^ distance)...);
 }
 
-// Of vectors that lie `distance` apart, down to one.
+// Sums of vectors `distance` apart, recursively down to 1.
 template <int distance>
 [[gnu::always_inline]] inline Vector sums(const Vector* vectors) {
   using Lanes = std::make_index_sequence<kLanes>;
@@ -110,20 +108,20 @@ template <int distance>
 
 }  // namespace detail
 
-// Of two vectors side by side the first lane, the third, and so on.
+// Lanes 0, 2, 4 and so on of two adjacent vectors.
 [[gnu::always_inline]] inline Vector every_other(Vector one, Vector other) {
   return detail::every_other(one, other, std::make_index_sequence<kLanes>());
 }
 
-// Of as many vectors as there are lanes: lane i of the result is the sum of vector i.
+// For as many vectors as there are lanes: lane i of the result is the sum of vector i.
 [[gnu::always_inline]] inline Vector sums_of(const Vector (&vectors)[kLanes]) {
   return detail::sums<kLanes / 2>(vectors);
 }
 
 namespace detail {
 
-// Each lane beside the one that lies `distance` away, by halves, quarters and so on, until all are
-// in each lane.
+// Combines each lane with the one `distance` away, by halves, quarters and so on, until each lane
+// has all.
 template <int distance, class Combine, std::size_t... lanes>
 [[gnu::always_inline]] inline Vector combined(Vector value, const Combine& combine,
                                               std::index_sequence<lanes...> all) {
@@ -143,10 +141,10 @@ template <int distance, class Combine, std::size_t... lanes>
   return detail::combined<kLanes / 2>(value, larger, std::make_index_sequence<kLanes>())[0];
 }
 
-// e to the power of x, within 1 unit in the last place where it is no subnormal number: x is
-// reduced by multiples of ln 2 in two parts (W. J. Cody and W. Waite, "Software Manual for the
-// Elementary Functions", 1980, chapter 6), and the rest, at most ln 2 / 2, is summed by Taylor's
-// series to its 7th power, whose error is below 6e-9.
+// e to the power of x, within 1 unit in the last place unless it is subnormal: x is reduced by
+// multiples of ln 2 in two parts (W. J. Cody and W. Waite, "Software Manual for the Elementary
+// Functions", 1980, chapter 6), and the rest, at most ln 2 / 2, is summed by Taylor's series to its
+// 7th power, whose error is below 6e-9.
 [[gnu::always_inline]] inline Vector exponential(Vector x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   x = larger(splat(-120.0f), smaller(splat(100.0f), x));
@@ -159,7 +157,7 @@ template <int distance, class Combine, std::size_t... lanes>
   sum = sum * rest + 0.5f;
   sum = sum * rest + 1.0f;
   sum = sum * rest + 1.0f;
-  // In two factors, so that neither overflows where the product does not.
+  // In two factors, so that neither overflows unless the product does.
   const Integers power = __builtin_convertvector(n, Integers);
   const Integers half = power >> 1;
   const Integers one = (half + 127) << 23;

@@ -1,4 +1,4 @@
-"""The Diagnosis that a user gets."""
+"""The Diagnosis that a user receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MeasuredGain:
-    """What capture gains: eager and replay, measured in turns on this machine.
+    """The gain of capture: eager and replay, measured alternately on this machine.
 
     Attributes:
         speedup: t_eager / t_replay, the median over the turns.
@@ -37,7 +37,7 @@ class MeasuredGain:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GainBound:
-    """At most what capture gains, from a trace: all waiting for the host gone."""
+    """An upper bound on the gain of capture, from a trace: all waiting for the host removed."""
 
     speedup: float
 
@@ -50,7 +50,7 @@ class GainBound:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UnknownGain:
-    """Why it is not known what capture gains."""
+    """Why the gain of capture is unknown."""
 
     reason: str
 
@@ -63,7 +63,7 @@ Gain = MeasuredGain | GainBound | UnknownGain
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamedTiming:
-    """The time of one call of something."""
+    """The duration of one named call."""
 
     name: str
     timing: Timing
@@ -71,13 +71,13 @@ class NamedTiming:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """What a timeline or trace file tells; of a file, all times are times under a profiler.
+    """Figures from a timeline or trace file; in a file all times are under a profiler.
 
     Attributes:
         idle: the device's idle time.
-        mean_launch_ns: of the host's launch calls that are recorded; None if none is.
-        n_short: pieces of device work that took less time than their launch call.
-        operators: the host's operators, longest self time first.
+        mean_launch_ns: of the recorded launch calls of the host; None if there are none.
+        n_short: pieces of device work that were shorter than their launch call.
+        operators: on the host, longest self time first.
     """
 
     idle: DeviceIdle
@@ -88,22 +88,22 @@ class TraceFigures:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a model's time is spent on, how that is known, and what capture would gain.
+    """What a model's time is spent on, the evidence, and the gain of capture.
 
     Attributes:
         subject: what was diagnosed.
-        device: the type of device; of a trace what it says.
+        device: the device type; for a trace, what it states.
         verdict: host-bound, device-bound, balanced, or undecided.
-        confidence: how far to rely on it.
+        confidence: the reliability of the verdict.
         reasons: why the confidence is not higher.
-        findings: what the tests found, the most direct one first.
+        findings: the results of the tests, the most direct one first.
         not_applied: tests that could not be made, and why.
         timings: measured without a profiler.
-        n_launches: of the captured Program; None where it was not captured.
-        gain: what capture gains.
-        operators: the eager cost of each operator signature; None where it was not captured.
+        n_launches: of the captured Program; None if it was not captured.
+        gain: of capture.
+        operators: the eager cost of each operator signature; None if it was not captured.
         trace: from a timeline or trace file; None for a model.
-        notes: what else must be known to read the figures.
+        notes: what else is needed to interpret the figures.
     """
 
     subject: str
@@ -121,7 +121,7 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
 
     def timing(self, name: str) -> Timing | None:
-        """The timing of one name, such as `eager` or `replay`; None if it was not measured."""
+        """The timing with a name, such as `eager` or `replay`; None if it was not measured."""
         return next((one.timing for one in self.timings if one.name == name), None)
 
     def __str__(self) -> str:
@@ -130,8 +130,8 @@ class Diagnosis:
         return f"{self.subject}: {self.verdict} (confidence {self.confidence}{reasons})"
 
     def show(self, console: Console | None = None) -> None:
-        """Print the verdict, the evidence, the operators that cost most, and the gain."""
-        # Only who prints pays for the library that draws tables: 4 MiB of memory.
+        """Print the verdict, the evidence, the most expensive operators, and the gain."""
+        # Imported only to print: the library that draws tables takes 4 MiB of memory.
         from rich.console import Console  # noqa: PLC0415
 
         from offload.console.text import plain  # noqa: PLC0415

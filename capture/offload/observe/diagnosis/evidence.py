@@ -1,4 +1,4 @@
-"""Tests that tell host-bound from device-bound, and the verdict that they give together."""
+"""Tests that distinguish host-bound from device-bound, and their common verdict."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class Verdict(enum.StrEnum):
     """What the time of a call is spent on."""
 
     HOST_BOUND = "host-bound"
-    """The device waits for the host, which cannot deliver launches quickly enough."""
+    """The device waits for the host, which delivers launches too slowly."""
     DEVICE_BOUND = "device-bound"
-    """The device is busy; a quicker host gains next to nothing."""
+    """The device is busy; a faster host gains almost nothing."""
     BALANCED = "balanced"
-    """Both count: a quicker host gains something."""
+    """Both matter: a faster host gains something."""
     UNDECIDED = "undecided"
     """No test could be applied."""
 
 
 class Confidence(enum.StrEnum):
-    """How far a verdict can be relied on; a Diagnosis says why."""
+    """The reliability of a verdict; a Diagnosis gives reasons."""
 
     HIGH = "high"
     MEDIUM = "medium"
@@ -40,36 +40,38 @@ class Thresholds:
     device: float
 
     def verdict(self, fraction: float) -> Verdict:
-        """What a fraction says; between the thresholds it is balanced."""
+        """The verdict of a fraction; between the thresholds it is balanced."""
         if fraction >= self.host:
             return Verdict.HOST_BOUND
         return Verdict.DEVICE_BOUND if fraction <= self.device else Verdict.BALANCED
 
 
 ENQUEUE_THRESHOLDS = Thresholds(host=0.9, device=0.7)
-"""Of t_enqueue / t_total: near 1 the device is done as soon as the host is, and far below 1 the
-host is ahead of it. The host's time must not be confused with the last launch's, hence 0.9."""
+"""For t_enqueue / t_total: near 1 the device is done as soon as the host is, and far below 1 the
+host is ahead of it. 0.9 keeps the duration of the last launch from counting as the host's.
+"""
 
 SHARE_THRESHOLDS = Thresholds(host=0.5, device=0.1)
-"""Of the share of a call that the host causes: from one half on, most of the time is the host's
-and removing it makes the call at least twice as fast (1 / (1 - 0.5)); up to one tenth, removing it
-gains at most 11 % (1 / (1 - 0.1)), which is near the spread of such measurements."""
+"""For the share of a call that the host causes: from one half, removing it makes the call at least
+twice as fast (1 / (1 - 0.5)); up to one tenth, removing it gains at most 11 % (1 / (1 - 0.1)),
+which is near the spread of such measurements.
+"""
 
-_MOST_UNLINKED = 0.1  # of device work without a launch record, above which a trace says little
+_MOST_UNLINKED = 0.1  # share of device work without a launch record, above which a trace is weak
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """What one test found.
+    """The result of one test.
 
     Attributes:
         test: `enqueue`, `replay` or `idle`.
-        measure: what the fraction is, as a formula.
+        measure: the definition of the fraction, as a formula.
         fraction: the median over the samples.
         lower, upper: its quartiles over the samples; equal to it for a trace.
         thresholds: between which it is balanced.
-        profiled: it was taken under a profiler, which slows the host down.
-        caveat: what makes this finding weak; empty where nothing does.
+        profiled: it was taken under a profiler, which slows the host.
+        caveat: what makes this finding weak; otherwise empty.
     """
 
     test: str
@@ -83,12 +85,12 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """What this test alone says."""
+        """The verdict of this test alone."""
         return self.thresholds.verdict(self.fraction)
 
     @property
     def is_clear(self) -> bool:
-        """Whether both quartiles say the same as the median."""
+        """Whether both quartiles give the same verdict as the median."""
         verdicts = {self.thresholds.verdict(one) for one in (self.lower, self.upper)}
         return verdicts == {self.verdict}
 
@@ -109,10 +111,10 @@ def enqueue_test(enqueue: Timing, total: Timing) -> Finding:
 
 
 def replay_test(eager: Timing, replay: Timing) -> Finding:
-    """Compare eager with replay: the share of a call that disappears with the host's work.
+    """Compare eager with replay: the share of a call that the host's work causes.
 
-    An upper bound of the host's removable time: where replay also runs better kernels it counts
-    them too. A replay slower than eager gives a fraction below 0.
+    An upper bound of the host's removable time: better kernels of a replay are counted too. A
+    replay slower than eager gives a fraction below 0.
     """
     shares = tuple(1 - ratio for ratio in _paired(replay, eager))
     lower, median, upper = quartiles(shares)
@@ -126,7 +128,7 @@ def _paired(one: Timing, other: Timing) -> tuple[float, ...]:
 
 
 def idle_test(idle: DeviceIdle, *, profiled: bool) -> Finding:
-    """Take the share of the device's span in which it waited for the host's next launch.
+    """Return the share of the device's span in which it waited for the host's next launch.
 
     Args:
         idle: of at least two pieces of work, over a span that is not empty.
@@ -153,12 +155,12 @@ def idle_test(idle: DeviceIdle, *, profiled: bool) -> Finding:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What all findings say together.
+    """The conclusion from all findings.
 
     Attributes:
         verdict: that of the first finding.
-        confidence: high, unless a reason speaks against it.
-        reasons: why it is not higher; empty where it is high.
+        confidence: high, unless there is a reason against it.
+        reasons: why it is not higher; otherwise empty.
     """
 
     verdict: Verdict
@@ -167,14 +169,14 @@ class Conclusion:
 
 
 def conclude(findings: Sequence[Finding]) -> Conclusion:
-    """Take the first finding's verdict, and say how far it can be relied on.
+    """Take the first finding's verdict, and determine its reliability.
 
     Args:
         findings: the most direct one first: enqueue, replay, idle.
 
     Low: findings contradict each other (host-bound against device-bound), or the first has a
-    caveat. Medium: they differ otherwise, the quartiles do not agree, or the first was taken under
-    a profiler.
+    caveat. Medium: they differ otherwise, the quartiles disagree, or the first was taken under a
+    profiler.
     """
     if not findings:
         return Conclusion(Verdict.UNDECIDED, Confidence.NONE, ("no test could be applied",))

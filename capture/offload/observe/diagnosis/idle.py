@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from offload.timeline import HOST_LANE, ExecutionTimeline, Span, SpanKind
 
 KERNEL_GAP_NS = 30_000
-"""Gaps shorter than this are the device's own delay between two kernels.
+"""Gaps shorter than this are the device's delay between two kernels.
 
 Source: `consecutive_kernel_delay = 30` of Holistic Trace Analysis 0.6.1. Its documentation says
-nanoseconds, but it compares with the trace's own unit, which is microseconds: what it does is
-followed here, so that both give the same split of the same file.
+nanoseconds, but it compares with the trace's unit, which is microseconds. Its behaviour is followed
+here, so that both split the same file in the same way.
 """
 
 
@@ -23,8 +23,8 @@ class DeviceWork:
     Attributes:
         lane: the stream that it ran on.
         begin_ns, end_ns: when it ran; end_ns >= begin_ns.
-        issued_ns: when the host began the call that launched it; None where that is not recorded.
-        issue_ns: how long that call took; None likewise.
+        issued_ns: when the host began the call that launched it; None if not recorded.
+        issue_ns: the duration of that call; None likewise.
     """
 
     lane: str
@@ -36,17 +36,17 @@ class DeviceWork:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaneIdle:
-    """How one lane, or a whole device, spent the time from its first work to its last.
+    """The time of one lane, or a whole device, from its first work to its last.
 
     busy + host wait + kernel wait + other = span.
 
     Attributes:
         lane: the stream, or the device.
         n_work: pieces of work.
-        n_unlinked: of these, how many have no record of their launch.
+        n_unlinked: the number of these without a record of their launch.
         span_ns: from the first begin to the last end.
         busy_ns: at least one piece of work ran.
-        host_wait_ns: idle, and the host had not yet begun to launch what ran next.
+        host_wait_ns: idle, and the host had not yet begun to launch the next work.
         kernel_wait_ns: idle otherwise, for less than the threshold.
         other_ns: idle otherwise.
     """
@@ -66,8 +66,8 @@ class DeviceIdle:
     """A device's idle time.
 
     Attributes:
-        whole: times when no lane at all was busy count as idle.
-        lanes: each lane by itself, in the order of their names.
+        whole: idle when no lane was busy.
+        lanes: each lane, ordered by name.
     """
 
     whole: LaneIdle
@@ -78,12 +78,12 @@ def split_idle(work: Iterable[DeviceWork], kernel_gap_ns: int = KERNEL_GAP_NS) -
     """Split the idle time before each piece of work by what the lane waited for.
 
     Host wait: the host began the launch after everything earlier had ended. Otherwise kernel wait,
-    if the gap is shorter than `kernel_gap_ns`, and other if it is not. Work whose launch is not
-    recorded is never host wait.
+    if the gap is shorter than `kernel_gap_ns`, else other. Work without a launch record is never
+    host wait.
 
     Source: Holistic Trace Analysis 0.6.1, `BreakdownAnalysis._analyze_idle_time_for_stream`. It
-    measures each gap from the piece that began before; here from the latest end so far, which
-    differs where work overlaps on one lane: time in which anything runs is not idle.
+    measures each gap from the piece that began before; here from the latest end so far. This
+    differs where work overlaps on a lane: time in which anything runs is not idle.
     """
     in_order = sorted(work, key=lambda one: (one.begin_ns, one.end_ns))
     lanes: dict[str, list[DeviceWork]] = {}
@@ -122,10 +122,10 @@ def _split_lane(lane: str, in_order: Sequence[DeviceWork], kernel_gap_ns: int) -
 
 
 def work_of_executions(executions: Iterable[ExecutionTimeline]) -> tuple[DeviceWork, ...]:
-    """The device's work in a timeline, as `split_idle` takes it.
+    """The device's work in a timeline, as input of `split_idle`.
 
-    With host scheduling the host's call for a launch is its issue span. Offloaded, one call
-    delivers all launches of an execution: the submit stage.
+    With host scheduling the host's call for a launch is its issue span. With offload scheduling one
+    call delivers all launches of an execution: the submit stage.
     """
     return tuple(work for execution in executions for work in _work_of(execution))
 

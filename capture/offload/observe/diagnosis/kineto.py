@@ -1,7 +1,7 @@
 """Reads trace files of torch.profiler (Kineto): the device's work and the host's operators.
 
 Source of the format: torch.profiler's `export_chrome_trace`, and the Trace Event Format that it
-follows. Times there are microseconds, often with three decimals.
+follows. Times are microseconds, often with three decimals.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from offload.observe.diagnosis.idle import DeviceWork
 DEVICE_CATEGORIES = frozenset(
     ("kernel", "Kernel", "gpu_memcpy", "Memcpy", "gpu_memset", "Memset", "mtia_ccp_events")
 )
-"""Categories of device work, as Holistic Trace Analysis 0.6.1 lists them."""
+"""Categories of device work in Holistic Trace Analysis 0.6.1."""
 
 _OPERATOR_CATEGORIES = frozenset(("cpu_op", "Operator"))
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -30,11 +30,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProfiledOperator:
-    """An operator's time on the host while a profiler ran; never the model's own.
+    """An operator's time on the host under a profiler; not the model's own.
 
     Attributes:
         name: the operator, such as `aten::addmm`.
-        n_calls: how often it ran.
+        n_calls: the number of its calls.
         self_ns: its time without the operators that it called, launch calls included.
     """
 
@@ -45,11 +45,11 @@ class ProfiledOperator:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KinetoTrace:
-    """What a diagnosis needs of a trace file.
+    """The parts of a trace file that a diagnosis needs.
 
     Attributes:
         work: the device's work; at least one piece.
-        operators: the host's operators, by self time, longest first.
+        operators: on the host, longest self time first.
     """
 
     work: tuple[DeviceWork, ...]
@@ -72,8 +72,8 @@ def read_kineto(path: str | os.PathLike[str]) -> KinetoTrace:
     """Read a trace file, compressed by gzip or not.
 
     Raises:
-        FileError: it cannot be read, is no trace, holds a malformed event (the message gives its
-            position in `traceEvents`), or no work of a device.
+        FileError: it cannot be read, is no trace, has a malformed event (the message gives its
+            position in `traceEvents`), or has no work of a device.
     """
     events = list(_complete_events(Path(path), _load(Path(path))))
     work = _device_work(events)
@@ -105,10 +105,10 @@ def _load(path: Path) -> list[Any]:
 
 
 def _complete_events(path: Path, events: list[Any]) -> Iterator[_Event]:
-    """The events with a begin and a duration; instants, counters, flows and names are passed by.
+    """The events with a begin and a duration; instants, counters, flows and names are skipped.
 
     Raises:
-        FileError: one of them has no sound times.
+        FileError: one of them has invalid times.
     """
     for position, event in enumerate(events):
         where = f"{path}: traceEvents[{position}]"
@@ -141,7 +141,7 @@ def _nanoseconds(event: Mapping[str, Any], key: str, where: str) -> int:
 
 
 def _whole_number(arguments: Mapping[str, Any], key: str) -> int | None:
-    """A stream or correlation id; None where there is none, which Kineto also writes as -1."""
+    """A stream or correlation id; None if there is none, which Kineto also writes as -1."""
     try:
         number = int(arguments[key])
     except (KeyError, TypeError, ValueError, OverflowError):

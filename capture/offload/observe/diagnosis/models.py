@@ -1,4 +1,4 @@
-"""Diagnosis of a model by running it: eager against replay, and the enqueue test."""
+"""Diagnoses a model by running it: eager against replay, and the enqueue test."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class Contenders:
     """The calls that a diagnosis times; each returns the model's result or nothing.
 
     Attributes:
-        eager: calls the model; on a device with a queue it may return before the work is done.
-        replay: executes the captured model likewise, or says why there is none.
-        synchronize: waits until the device has done all work; None where calls return when it is.
+        eager: calls the model; on a device with a queue it may return before the work has ended.
+        replay: executes the captured model likewise, or says why it cannot.
+        synchronize: waits for the end of all work on the device; None if calls return then.
     """
 
     eager: Callable[[], object]
@@ -69,7 +69,7 @@ class Contenders:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measurement:
-    """What timing the contenders gave."""
+    """The results of timing the contenders."""
 
     timings: tuple[NamedTiming, ...]
     findings: tuple[Finding, ...]
@@ -80,30 +80,30 @@ class Measurement:
 def diagnose(
     model: Callable[..., Any], *inputs: Any, progress: Progress = None, **kwargs: Any
 ) -> Diagnosis:
-    """Tell whether a model is host-bound or device-bound, and what capture would gain.
+    """Determine whether a model is host-bound or device-bound, and the gain of capture.
 
-    Calls the model, captures it, and times both in turns, some hundred calls of each, without a
-    profiler. Its buffers and the input tensors are put back as they were; parameters that the
-    forward writes, and Python state, are not. What the model draws at random it draws from torch's
-    generators, which are not put back, since other threads may draw from them; replays and single
-    operators draw from generators of their own where they take one. Times hold for the inputs, the
-    gradient mode and the number of threads that are given: infer under `torch.no_grad()`.
+    Calls the model, captures it, and times both alternately, some hundred calls of each, without a
+    profiler. Its buffers and the input tensors are restored; parameters that the forward writes,
+    and Python state, are not. Random numbers come from torch's generators, which are not restored,
+    since other threads may draw from them; replays and single operators draw from separate
+    generators where their operators accept one. Times hold for the given inputs, gradient mode and
+    number of threads: for inference call it under `torch.no_grad()`.
 
     Args:
         model: an nn.Module, or any callable on tensors.
-        *inputs: what the model takes; **kwargs likewise.
-        progress: None shows it on stderr, where that is a terminal; False shows nothing. A
-            function is called between measurements with (done, total, what): what the diagnosis
-            is doing, and how far that is. Each `what` begins at 0 and reaches its total where it
-            succeeds. What the function raises ends the diagnosis. A model that takes a keyword of
-            this name is diagnosed by `offload.diagnosis.diagnose_call`.
+        *inputs: the model's arguments; **kwargs likewise.
+        progress: None shows it on stderr, if that is a terminal; False shows nothing. A function is
+            called between measurements with (done, total, what): the present work, and its
+            progress. Each `what` begins at 0 and reaches its total on success. An exception of the
+            function ends the diagnosis. A model that has a keyword of this name is diagnosed by
+            `offload.diagnosis.diagnose_call`.
         **kwargs: see *inputs.
 
     Raises:
-        BindingError: `progress` is none of these.
-        DiagnosisError: it is no model, a class, or a function that makes a model; it does not take
-            these arguments; its call launches nothing, or exchanges tensors with other ranks; or it
-            and they lie on several devices.
+        BindingError: `progress` is something else.
+        DiagnosisError: it is no model, a class, or a function that makes a model; it does not
+            accept these arguments; its call launches nothing, or exchanges tensors with other
+            ranks; or the model and its arguments are on several devices.
     """
     return diagnose_call(model, inputs, kwargs, progress=progress)
 
@@ -118,7 +118,7 @@ def diagnose_call(
     effort: Effort | None = None,
     progress: Progress = None,
 ) -> Diagnosis:
-    """Diagnose like `diagnose`, with a name for the report, a clock and a limit on the time.
+    """Diagnose like `diagnose`, with a name for the report, a clock and a time limit.
 
     Raises:
         BindingError, DiagnosisError: as `diagnose`.
@@ -190,13 +190,13 @@ def diagnose_saved(
     effort: Effort | None = None,
     progress: Progress = None,
 ) -> Diagnosis:
-    """Say of a saved Program what can be said without its model: what replay and operators take.
+    """Diagnose a saved Program without its model: durations of replay and operators.
 
-    Whether the model is host-bound stays undecided: there is no eager call to compare with.
+    Whether the model is host-bound stays undecided, without an eager call to compare with.
 
     Raises:
-        BindingError: the arguments do not fit the recorded call, or `progress`, which is that of
-            `diagnose`, is none.
+        BindingError: the arguments do not fit the recorded call, or `progress` is not one of
+            `diagnose`.
         DiagnosisError: the Program exchanges tensors with other ranks.
         BackendUnavailable, PlanError: the Program cannot be loaded here.
     """
@@ -295,7 +295,7 @@ def _measured_gain(eager_ns: tuple[float, ...], replay_ns: tuple[float, ...]) ->
 def _finished(
     call: Callable[[], object], synchronize: Callable[[], object] | None
 ) -> Callable[[], object]:
-    """The call and then the wait for its work."""
+    """The call followed by the wait for its work."""
     if synchronize is None:
         return call
 
@@ -328,7 +328,7 @@ def _load(captured: Captured, stack: contextlib.ExitStack) -> Executable | NotAp
 
 
 def _drawing_alone(captured: Captured) -> Captured:
-    """The same Program on generators of its own, where all its random launches take one."""
+    """The same Program on separate generators, if all its random launches accept one."""
     alone = drawing_alone(captured.bound)
     return captured if alone.refusal else Captured(alone.bound, captured.name)
 
@@ -340,7 +340,7 @@ def _operators(
     tensors: list[torch.Tensor],
     clock: Clock,
 ) -> tuple[OperatorCosts | None, tuple[str, ...]]:
-    """The operators' costs, and what is to be said of them."""
+    """The operators' costs, and notes on them."""
     if run.program.opaque is not None:
         return None, (f"operators cannot be timed one by one: {run.program.opaque.reason}",)
     recording = stage("recording a timeline", _TIMELINE_EXECUTIONS)
@@ -366,7 +366,7 @@ def _notes(model: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _note_of_draws(before: torch.Tensor) -> tuple[str, ...]:
-    """What is to be said of torch's generator on the CPU, whose state was this."""
+    """The note on torch's CPU generator, whose state was `before`."""
     if torch.equal(before, torch.get_rng_state()):
         return ()
     return (
@@ -393,10 +393,10 @@ def _tensors_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.
 
 
 def _device_of(model: Callable[..., Any], tensors: list[torch.Tensor]) -> torch.device:
-    """The device of the model and its inputs; of several the one that is no CPU.
+    """The device of the model and its inputs; of several the one that is not the CPU.
 
     Raises:
-        DiagnosisError: they lie on the meta device, or on several accelerators.
+        DiagnosisError: they are on the meta device, or on several accelerators.
     """
     held = list(model.parameters()) + list(model.buffers()) if _is_module(model) else []
     devices = {one.device for one in (*held, *tensors)} - {torch.device("cpu")}
@@ -422,7 +422,7 @@ def _synchronize(device: torch.device) -> Callable[[], object] | None:
 def _state_kept(
     model: Callable[..., Any] | None, tensors: list[torch.Tensor]
 ) -> Iterator[Callable[[], None]]:
-    """Put buffers and inputs back at the end; yields what puts them back."""
+    """Restore buffers and inputs at the end; yields the function that restores them."""
     buffers = list(model.buffers()) if _is_module(model) else []
     kept = [(one, one.detach().clone()) for one in (*buffers, *tensors)]
 

@@ -1,4 +1,4 @@
-"""What each operator of a Program costs the host: its eager call beside its launch in a replay."""
+"""The host's cost of each operator of a Program: its eager call less its launch in a replay."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class OperatorCost:
         signature: the operator with dtypes and shapes of its tensors, and its other arguments.
         called_as: how the eager call was made, such as `torch.addmm`.
         n_launches: launches in one call of the model.
-        eager_ns: one call from Python, by itself.
-        device_ns: one launch in a replay, on average; None where no timeline told it.
+        eager_ns: one separate call from Python.
+        device_ns: one launch in a replay, on average; None without a timeline.
     """
 
     signature: str
@@ -44,12 +44,12 @@ class OperatorCost:
 
     @property
     def host_ns(self) -> float | None:
-        """What one call costs the host: eager less device. Noise may take it below 0."""
+        """The host's cost of one call: eager less device. Noise may make it negative."""
         return None if self.device_ns is None else self.eager_ns - self.device_ns
 
     @property
     def total_ns(self) -> float:
-        """Of all launches: the host's time, or where that is not known the eager time."""
+        """For all launches: the host's time, or if unknown the eager time."""
         return self.n_launches * (self.eager_ns if self.host_ns is None else self.host_ns)
 
 
@@ -60,7 +60,7 @@ class OperatorCosts:
     Attributes:
         operators: by total cost, largest first.
         n_signatures: distinct signatures in the Program.
-        untimed: for each signature that was not timed, why.
+        untimed: the reason for each signature that was not timed.
     """
 
     operators: tuple[OperatorCost, ...]
@@ -69,7 +69,7 @@ class OperatorCosts:
 
 
 def device_ns_by_launch(executions: Sequence[ExecutionTimeline]) -> dict[int, float]:
-    """For each launch of the Program the median duration over the executions of a timeline."""
+    """The median duration of each launch over the executions of a timeline."""
     durations: dict[int, list[int]] = {}
     for execution in executions:
         for span in execution.of_kind(SpanKind.LAUNCH):
@@ -86,17 +86,17 @@ def operator_costs(
     """Time one eager call of each distinct signature, on the tensors that it has in this Program.
 
     The Program is run once, launch by launch, on copies of the inputs and weights that it writes,
-    and draws from generators of its own. Launches that cannot are left out, and make zeros.
+    and draws from separate generators. Launches that cannot are left out, and make zeros.
 
     Args:
         bound: recorded on the CPU.
         inputs: its inputs in order.
         clock: to measure with.
-        device_ns: by launch, as `device_ns_by_launch` gives it; None without a timeline.
+        device_ns: by launch, from `device_ns_by_launch`; None without a timeline.
 
     Raises:
-        CaptureError: a launch's results have another shape than the recorded ones.
-        RuntimeError: of torch; a launch failed.
+        CaptureError: a launch's results have another shape than recorded.
+        RuntimeError: from torch; a launch failed.
     """
     alone = drawing_alone(bound)
     run = EagerRun(alone.bound, _private_copies(bound, inputs), fill=0)
@@ -142,7 +142,7 @@ def _mean(launches: Iterable[Launch], device_ns: Mapping[int, float] | None) -> 
 def _private_copies(
     bound: BoundProgram, inputs: Sequence[torch.Tensor]
 ) -> dict[int, tuple[torch.UntypedStorage, int]]:
-    """The memory of inputs and weights; copies of what the Program writes, shared as it was."""
+    """The memory of inputs and weights; copies of what the Program writes, shared likewise."""
     program = bound.program
     tensors = dict(zip((view.value for view in program.inputs), inputs, strict=True))
     tensors |= {index: holders[0] for index, holders in bound.bindings.weights.items()}
@@ -164,7 +164,7 @@ def _private_copies(
 
 
 def _time_launch(run: EagerRun, launch: Launch, clock: Clock) -> tuple[str, float]:
-    """How a launch was called, and the median time of one call; what it writes is put back."""
+    """The form of a launch's call, and the median duration of a call; its writes are undone."""
     with _content_kept(run, launch):
         called_as, call = _as_python_calls(run, launch)
         timing = time_in_turns({"eager": call}, clock, _EFFORT)["eager"]
@@ -184,11 +184,11 @@ def _content_kept(run: EagerRun, launch: Launch) -> Iterator[None]:
 
 
 def _as_python_calls(run: EagerRun, launch: Launch) -> tuple[str, Callable[[], Any]]:
-    """The launch as model code calls it: torch's own Python function, else the overload.
+    """The launch as model code calls it: torch's Python function, else the overload.
 
     Calling an overload (`torch.ops.aten.relu`) takes longer than the function that models use
-    (`torch.relu`). A function stands for the overload only if it returns alike; arguments at the
-    end that are at their defaults are left out, as model code leaves them out.
+    (`torch.relu`). A function represents the overload only if its results have the same layouts;
+    trailing arguments at their defaults are omitted, as in model code.
     """
     overload_call = run.call(launch)
     wanted = _layouts(overload_call())

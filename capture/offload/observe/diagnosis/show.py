@@ -22,7 +22,7 @@ _N_OPERATORS = 5
 
 
 def diagnosis_tables(diagnosis: Diagnosis) -> Iterator[Text | Table]:
-    """The evidence, then the operators that cost most; titles are texts of their own.
+    """The evidence, then the most expensive operators; titles are separate texts.
 
     A table's own title would be broken at the table's width.
     """

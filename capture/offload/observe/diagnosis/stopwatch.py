@@ -1,4 +1,4 @@
-"""Measuring calls without a profiler, on any clock."""
+"""Measures calls without a profiler, on any clock."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _WARM_UP_CALLS = 3  # the first execution proves out-variants, and caches fill
 
 
 class Clock(Protocol):
-    """A source of time; tests give a virtual one."""
+    """A source of time; tests pass a virtual one."""
 
     def now_ns(self) -> int:
-        """Nanoseconds since some fixed moment; never goes back."""
+        """Nanoseconds since some fixed moment; never decreases."""
 
 
 class SteadyClock:
@@ -28,13 +28,13 @@ class SteadyClock:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure.
+    """The effort of a measurement.
 
     Attributes:
-        turns: samples of each contender, which take turns.
-        sample_ns: a sample repeats the call until it takes about so long, so that reading the
-            clock does not count.
-        budget_ns: no further turn begins after so long, but `least_turns` are always made.
+        turns: samples of each contender, which alternate.
+        sample_ns: a sample repeats the call for about this duration, so that reading the clock does
+            not count.
+        budget_ns: no further turn begins after this, but `least_turns` are always made.
         least_turns: enough for quartiles.
     """
 
@@ -46,12 +46,11 @@ class Effort:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Timing:
-    """The time of one call, sampled.
+    """Samples of the duration of one call.
 
     Attributes:
-        samples_ns: the mean time of one call in each sample, in the order of measuring; at least
-            two.
-        calls: how many calls a sample is the mean of.
+        samples_ns: the mean duration of a call in each sample, in measuring order; at least two.
+        calls: the number of calls per sample.
     """
 
     samples_ns: tuple[float, ...]
@@ -75,10 +74,10 @@ def time_in_turns(
     effort: Effort,
     after_turn: Callable[[], object] = lambda: None,
 ) -> dict[str, Timing]:
-    """Time one call of each contender. They take turns, so that noise meets all of them.
+    """Time one call of each contender, alternately, so that noise affects all of them.
 
-    A contender returns when its work is done: one that only queues work must wait for it. Between
-    turns `after_turn` is called.
+    A contender returns when its work has ended: one that queues work must wait for it. `after_turn`
+    is called between turns.
     """
     calls = {name: _calls_per_sample(one, clock, effort) for name, one in contenders.items()}
     samples: dict[str, list[float]] = {name: [] for name in contenders}
@@ -114,10 +113,10 @@ def time_enqueue(
     """Time a call that queues work: until it returns, and until the device is done.
 
     One call per sample, begun on an idle device: many in a row fill the device's queue, and the
-    host then waits for the device inside the call. After each sample `after_turn` is called.
+    host then waits for the device inside the call. `after_turn` is called after each sample.
 
     Returns:
-        The time until the call returned, and until the device was done; sample by sample.
+        The time until the call returned, and until the device was done; by sample.
     """
     for _ in range(_WARM_UP_CALLS):
         call()

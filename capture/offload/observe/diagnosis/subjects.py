@@ -1,4 +1,4 @@
-"""What can be diagnosed: a model, and inputs that it takes. All else is refused beforehand."""
+"""What can be diagnosed: a model with inputs that it accepts. All else is refused in advance."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ _EXPECTED = "expected a module or a function on tensors, and its inputs: offload
 
 
 def check_subject(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse what is no model, and arguments that it does not take. Calls a function without any.
+    """Refuse an object that is no model, and arguments that it does not accept.
+
+    Calls a function without arguments.
 
     Raises:
-        DiagnosisError: it cannot be called, is a class, or was captured already; it takes other
+        DiagnosisError: it cannot be called, is a class, or was already captured; it takes other
             arguments; or it is a function that makes a model.
     """
     if not callable(model):
@@ -61,7 +63,7 @@ def check_program(name: str, program: Program) -> None:
 
 
 def refuse_ranks(name: str, program: Program) -> None:
-    """Refuse what exchanges tensors with other ranks.
+    """Refuse a Program that exchanges tensors with other ranks.
 
     Raises:
         DiagnosisError: it does.
@@ -77,10 +79,10 @@ def refuse_ranks(name: str, program: Program) -> None:
 def _check_arguments(
     model: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse arguments that the model does not take, where its signature tells."""
+    """Refuse arguments that the model's signature does not accept."""
     called = model
     if isinstance(model, torch.nn.Module):
-        if model._forward_pre_hooks:  # which may change the arguments
+        if model._forward_pre_hooks:  # these may change the arguments
             return
         called = model.forward
     try:

@@ -31,12 +31,12 @@ def diagnose_target(target: str, input_file: Path | None = None) -> Diagnosis:
     Args:
         target: the path of a trace or a saved program, or `package.module:name` of a function
             that returns the model and its arguments; it is called under `torch.no_grad()`.
-        input_file: of a saved program the safetensors file with its inputs.
+        input_file: for a saved program, the safetensors file with its inputs.
 
     Raises:
-        DiagnosisError: it is none of the three, inputs were given for something else than a saved
-            program, or making or calling the model raised an error.
-        FileError: a file cannot be read as what it should be.
+        DiagnosisError: it is something else, inputs were given without a saved program, or making
+            or calling the model raised an error.
+        FileError: a file cannot be read in its format.
         BindingError: the inputs do not fit the saved program.
     """
     path = Path(target)

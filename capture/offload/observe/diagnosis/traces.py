@@ -1,4 +1,4 @@
-"""Diagnosis of what has been recorded: Kineto trace files, and timelines."""
+"""Diagnoses recordings: Kineto trace files, and timelines."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def diagnose_trace(
 ) -> Diagnosis:
     """Diagnose a trace file that torch.profiler wrote (`export_chrome_trace`), gzip or not.
 
-    Its times are those of a profiled run, which are not the model's: the profiler slows the host
-    down. They decide no more than the shares of idle time, and the confidence says so.
+    Its times are those of a profiled run, not the model's: the profiler slows the host. Only the
+    shares of idle time are used, and the confidence is reduced.
 
     Args:
         path: the file.
-        kernel_gap_ns: shorter gaps between kernels are the device's own; see `split_idle`.
+        kernel_gap_ns: shorter gaps between kernels are the device's; see `split_idle`.
 
     Raises:
-        FileError: the file cannot be read, is no such trace, or holds no work of a device.
+        FileError: the file cannot be read, is no such trace, or has no work of a device.
     """
     trace = read_kineto(path)
     reason = "it is a recorded trace, and no model to call"
@@ -57,11 +57,11 @@ def diagnose_trace(
 def diagnose_timeline(timeline: Timeline, *, kernel_gap_ns: int = KERNEL_GAP_NS) -> Diagnosis:
     """Diagnose the executions of a timeline by the idle time of its device lanes.
 
-    With host scheduling it says whether the host keeps the device busy. Offloaded, waiting for the
-    host is the time between executions.
+    With host scheduling it shows whether the host keeps the device busy. With offload scheduling,
+    waiting for the host is the time between executions.
 
     Raises:
-        DiagnosisError: no launch or transfer on a device is recorded in it.
+        DiagnosisError: it has no launch or transfer on a device.
     """
     work = work_of_executions(timeline.executions)
     if not work:

@@ -1,8 +1,8 @@
 """Time charts: lanes of blocks over one time axis, with durations marked by dimension lines.
 
-Here is what a chart shows and where its texts go; `drawing` draws it. Lengths are in points, and
-only the axis itself counts time: the layout is fixed by the text, so it stays readable however
-long an execution is and however many launches it has.
+Defines the content of a chart and the positions of its texts; `drawing` draws it. Lengths are in
+points, and only the axis counts time: the layout is determined by the text, so it stays readable
+for any duration and number of launches.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _LONGEST_NAME = 24
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lane:
-    """One row of a chart.
+    """A row of a chart.
 
     Attributes:
         name: shown at the left.
-        blocks: what happens on it, by begin.
-        measured: predicted ones are drawn pale with a dashed outline.
+        blocks: its content, by begin.
+        measured: predicted lanes are drawn pale with a dashed outline.
     """
 
     name: str
@@ -55,12 +55,12 @@ class Dimension:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chart:
-    """What to draw over one time axis.
+    """The content over one time axis.
 
     Attributes:
         title: above it.
         begin_ns, end_ns: of the axis, which counts from its begin.
-        lanes: from above.
+        lanes: from top to bottom.
         above, below: dimension lines above and below the lanes; those of a row do not overlap.
         arrows: from a time on the first lane to a time on another one, by its index.
         label_stages: stages are labelled even if their names do not fit into them.
@@ -78,7 +78,7 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Label:
-    """Text under a bar, in `row`, its left edge at `left`; a line leads to the bar at `anchor`."""
+    """Text below a bar, in `row`, its left edge at `left`; a line leads to the bar at `anchor`."""
 
     text: str
     anchor: float
@@ -102,7 +102,7 @@ class Scale:
 def lanes_of(spans: Sequence[Span], drawn_ns: int, measured: bool = True) -> tuple[Lane, ...]:
     """The host's lane, then the others in order of appearance; spans of one kind are folded.
 
-    Substages are left out: they lie within a stage.
+    Substages are omitted: they lie within a stage.
     """
     spans = [span for span in spans if span.kind is not SpanKind.SUBSTAGE]
     lanes = []
@@ -135,14 +135,14 @@ def time_unit(duration_ns: float) -> tuple[float, str]:
 
 
 def labels_of(chart: Chart, lane: Lane, width: float) -> tuple[Label, ...]:
-    """Of few spans, those names that do not fit into their bars, so that no two overlap.
+    """Labels below the bars of few spans whose names do not fit into them, without overlap.
 
-    From right to left, each text begins at its bar and goes into the first free row: so the lines
-    that lead to lower rows pass at the left of the upper ones. At the right edge it is mirrored.
+    From right to left, each text begins at its bar and goes into the first free row: the lines to
+    lower rows then pass at the left of the upper ones. At the right edge it is mirrored.
 
     Args:
-        chart: the lane is one of its lanes.
-        lane: whose bars to label.
+        chart: contains the lane.
+        lane: with the bars to label.
         width: of the axis.
     """
     wanted = _wanted_labels(chart, lane, Scale(chart.begin_ns, chart.end_ns, width))
@@ -166,7 +166,7 @@ def labels_of(chart: Chart, lane: Lane, width: float) -> tuple[Label, ...]:
 
 
 def inside_text(block: Block, width: float) -> str:
-    """What stands in a bar: its name, or how many it folds; nothing if it does not fit."""
+    """The text in a bar: its name, or the number of folded spans; empty if it does not fit."""
     folded = len(block.spans) > 1
     text = f"{TIMES}{len(block.spans):,}" if folded else _short(block.spans[0].name)
     return text if text_width(text) + 3 <= width else ""
@@ -174,7 +174,7 @@ def inside_text(block: Block, width: float) -> str:
 
 @functools.cache
 def text_width(text: str, size: float = SMALL_SIZE, weight: str = "normal") -> float:
-    """How wide a text is."""
+    """The width of a text."""
     font = FontProperties(family=FONTS[0], weight=weight, size=size)
     return float(TextPath((0, 0), text, prop=font).get_extents().width)
 

@@ -65,7 +65,7 @@ _BEHIND_TEXT = 1.5
 
 
 def draw_charts(figures: Sequence[tuple[str, Sequence[Chart]]], width: float) -> Figure:
-    """Headings, each with its charts, one below the other, and the legend.
+    """Draw headings, each with its charts, one below another, and the legend.
 
     Args:
         figures: at least one, of at least one chart.
@@ -100,7 +100,7 @@ def draw_charts(figures: Sequence[tuple[str, Sequence[Chart]]], width: float) ->
 
 
 class _ChartBox:
-    """A chart with its layout: lanes are as high as their labels need."""
+    """A chart with its layout: lanes are as high as their labels require."""
 
     def __init__(self, chart: Chart, axis_width: float) -> None:
         self.chart = chart
@@ -114,7 +114,7 @@ class _ChartBox:
         self.height = _TITLE + self._tops[-1] + (_DIMENSION if chart.below else 0.0) + _TICKS
 
     def draw(self, axes: Axes) -> None:
-        """Into axes of which one unit is one point, counted from the upper left."""
+        """Draw into axes with one point per unit, counted from the upper left."""
         self._draw_time_axis(axes)
         for lane, labels, top in zip(self.chart.lanes, self._labels, self._tops[:-1], strict=True):
             self._draw_lane(axes, lane, top)
@@ -176,7 +176,7 @@ class _ChartBox:
     def _draw_dimension(
         self, axes: Axes, dimension: Dimension, line_y: float, text_y: float
     ) -> None:
-        """The text is centred on the line, or begins where the line does if that is too short."""
+        """Draw a dimension; its text is centred, or begins with the line if that is too short."""
         left, right = self._scale.place(dimension.begin_ns), self._scale.place(dimension.end_ns)
         for x in (left, right):
             axes.plot([x, x], [line_y - 3, line_y + 3], color=_INK, linewidth=0.8)
@@ -191,9 +191,9 @@ class _ChartBox:
 def _draw_block(
     axes: Axes, block: Block, corner: tuple[float, float], width: float, measured: bool
 ) -> None:
-    """A bar, filled from below to its busy share.
+    """Draw a bar, filled from below to its busy share.
 
-    What lasts less than can be seen is one point wide and has no outline.
+    A duration too short to see is one point wide and has no outline.
     """
     left, top = corner
     colour = _colour(block.spans[0])
@@ -245,7 +245,7 @@ def _draw_legend(page: Axes, charts: Sequence[Chart], y: float) -> None:
 
 
 def _write(axes: Axes, at: tuple[float, float], text: str, **style: Any) -> Text:
-    """Text as it stands: what looks like a formula is none."""
+    """Write text literally, without parsing formulas."""
     given: dict[str, Any] = {"fontsize": SMALL_SIZE, "color": _INK, "va": "center"}
     return axes.text(*at, text, family=FONTS, parse_math=False, **(given | style))
 

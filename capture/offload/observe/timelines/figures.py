@@ -1,4 +1,4 @@
-"""The two figures of a timeline: the comparison of schedulings, and one execution in time."""
+"""The two figures of a timeline: the comparison of schedulings, and one execution over time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def save_figures(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         path: ends in `.svg`, `.pdf` or `.png`.
 
     Raises:
-        TimelineError: the path ends otherwise.
+        TimelineError: the path has another ending.
     """
     path = Path(path)
     if path.suffix not in _FORMATS:
@@ -65,7 +65,7 @@ def figures_svg(timeline: Timeline) -> str:
 
 
 def draw_figures(timeline: Timeline) -> Figure:
-    """The comparison, if both schedulings are known, above one execution in time."""
+    """The comparison, if both schedulings are known, above one execution over time."""
     executions = timeline.executions
     host, offload = (representative(executions, name) for name in ("host", "offload"))
     figures = []
@@ -87,7 +87,7 @@ def draw_figures(timeline: Timeline) -> Figure:
 
 
 def _settings() -> AbstractContextManager[None]:
-    """Text stays text, to be searched and copied; the same timeline gives the same file."""
+    """Settings: text stays searchable text; the same timeline gives the same file."""
     return matplotlib.rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "offload", "font.family": list(FONTS)}
     )
@@ -96,7 +96,7 @@ def _settings() -> AbstractContextManager[None]:
 def _comparison(
     timeline: Timeline, host: ExecutionTimeline, offload: ExecutionTimeline
 ) -> list[Chart]:
-    """Both executions over the same length of time, with what the shorter one saves."""
+    """Both executions over the same length of time, with the time that the shorter one saves."""
     lengths_ns = {one.scheduling: extent_ns(shown_spans(one)) for one in (host, offload)}
     axis_ns = max(*lengths_ns.values(), 1)
     shorter = min(lengths_ns, key=lambda name: lengths_ns[name])
@@ -152,7 +152,7 @@ def _sequence(timeline: Timeline, execution: ExecutionTimeline) -> list[Chart]:
 
 
 def _header_chart(spans: tuple[Span, ...], predicted: tuple[Span, ...]) -> list[Chart]:
-    """The stages of m_l_t, and what submit consists of; none if the execution has none."""
+    """The stages of m_l_t and the substages of submit; empty if the execution has no stages."""
     stages = _stages(spans)
     if not stages:
         return []
@@ -189,7 +189,7 @@ def _header_dimension(spans: tuple[Span, ...]) -> tuple[Dimension, ...]:
 
 
 def _arrows(spans: tuple[Span, ...]) -> tuple[tuple[int, int, int], ...]:
-    """From the submission to the first launch; of few issues, from each to its launch."""
+    """Arrows from the submission to the first launch; with few issues, from each to its launch."""
     lanes = list(dict.fromkeys(("host", *(span.lane for span in spans))))
     launches = {span.launch: span for span in spans if span.kind is SpanKind.LAUNCH}
     issues = [span for span in spans if span.kind is SpanKind.ISSUE]
@@ -223,7 +223,7 @@ def _which(timeline: Timeline, execution: ExecutionTimeline) -> str:
 
 
 def _basis(timeline: Timeline) -> str:
-    """What a comparison of both schedulings rests on."""
+    """The basis of a comparison of both schedulings."""
     counts = [len(measured_of(timeline.executions, name)) for name in _NAMES]
     if 0 in counts:
         return "one side predicted" if any(counts) else "predicted"

@@ -1,4 +1,4 @@
-"""Folds neighbouring spans into blocks, so that a picture of any number of launches is readable."""
+"""Folds neighbouring spans into blocks, so that a figure of any number of launches is readable."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from offload.timeline.spans import Span
 
 BLOCKS_PER_LANE = 20
-"""A folded block is at least this part of the drawn time wide, if there is enough to fold."""
+"""The least width of a folded block, as a part of the drawn time, if enough spans are short."""
 
 FEW_SPANS = 12
-"""So few spans of a lane are never folded, and each is labelled."""
+"""Up to this number the spans of a lane are not folded, and each is labelled."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Block:
     Attributes:
         begin_ns, end_ns: of the first and the last span.
         busy_ns: the sum of the spans' durations.
-        spans: what it holds; at least one.
+        spans: at least one.
     """
 
     begin_ns: int
@@ -31,21 +31,21 @@ class Block:
 
     @property
     def busy_share(self) -> float:
-        """The part of the block that spans take; 1 of a single span."""
+        """The part of the block that spans take; 1 for a single span."""
         return self.busy_ns / (self.end_ns - self.begin_ns) if self.end_ns > self.begin_ns else 1.0
 
 
 def fold(spans: Sequence[Span], drawn_ns: int) -> tuple[Block, ...]:
     """The spans of one lane as blocks, by begin.
 
-    A span of at least 1/`BLOCKS_PER_LANE` of the drawn time stands alone. Shorter neighbours are
-    folded until the block is that wide, and less than 3/4 of that at the end joins the block
-    before. A gap that wide ends a block too, so large gaps stay visible. Hence at most
-    2 * `BLOCKS_PER_LANE` + 1 blocks. Up to `FEW_SPANS` are not folded.
+    A span of at least 1/`BLOCKS_PER_LANE` of the drawn time forms a block. Shorter neighbours are
+    folded until the block is that wide; less than 3/4 of that at the end joins the block before. A
+    gap of that width also ends a block, so large gaps stay visible. Hence there are at most 2 *
+    `BLOCKS_PER_LANE` + 1 blocks. Up to `FEW_SPANS` are not folded.
 
     Args:
         spans: not overlapping.
-        drawn_ns: the time that the picture is wide; at least 1.
+        drawn_ns: the time that the figure spans; at least 1.
     """
     ordered = sorted(spans, key=lambda span: (span.begin_ns, span.end_ns))
     if len(ordered) <= FEW_SPANS:
@@ -64,7 +64,7 @@ def fold(spans: Sequence[Span], drawn_ns: int) -> tuple[Block, ...]:
             blocks[-1].append(span)
         else:
             blocks.append([span])
-    # What is left over at the end may be too narrow for its count.
+    # The remainder at the end may be too narrow for its count.
     narrow = len(blocks) > 1 and not is_wide(_width_ns(blocks[-1]) * 4 // 3)
     if narrow and joins(blocks[-1][0], blocks[-2], wide=False):
         blocks[-2:] = [blocks[-2] + blocks[-1]]

@@ -1,4 +1,4 @@
-"""The timeline as one page of HTML that needs no other file, no script and no network."""
+"""The timeline as an HTML page that needs no other file, script or network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a timeline's spans add up to: the figures that the table, the page and the picture show."""
+"""Sums over a timeline's spans: the figures in the table, the page and the pictures."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from offload.timeline.timeline import Timeline
 
 SHOWN_EXECUTIONS = 4
-"""Up to this many executions are shown one by one; more are summed up by medians."""
+"""Up to this many executions are shown one by one; beyond, medians are shown."""
 
 SHOWN_LAUNCHES = 10
-"""Up to this many launches are listed one by one; more are summed up by operator."""
+"""Up to this many launches are listed one by one; beyond, they are summed by operator."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,10 +24,9 @@ class Quantity:
     """A duration, measured and predicted.
 
     Attributes:
-        name: what it is of; a stage of the header is indented under `m_l_t`, a substage under
-            `submit`.
-        measured_ns, predicted_ns: None where there is none.
-        count: of launches, issues or transfers; None where counting means nothing.
+        name: of what; a stage of the header is indented under `m_l_t`, a substage under `submit`.
+        measured_ns, predicted_ns: None if unknown.
+        count: of launches, issues or transfers; None for other quantities.
         size_bytes: of transfers.
     """
 
@@ -39,19 +38,19 @@ class Quantity:
 
     @property
     def error_percent(self) -> float | None:
-        """By how much the prediction is above the measurement."""
+        """The prediction's excess over the measurement, in percent."""
         if not self.measured_ns or self.predicted_ns is None:
             return None
         return 100 * (self.predicted_ns - self.measured_ns) / self.measured_ns
 
     @property
     def label(self) -> str:
-        """The name, and of transfers their size."""
+        """The name, with the size of transfers."""
         return f"{self.name}, {self.size_bytes:,} bytes" if self.size_bytes else self.name
 
     @property
     def texts(self) -> tuple[str, str, str]:
-        """Measured, predicted and the error, for people; a dash where there is none."""
+        """Measured, predicted and the error as text; a dash if unknown."""
         error = self.error_percent
         return (
             "-" if self.measured_ns is None else microseconds(self.measured_ns),
@@ -77,14 +76,14 @@ class Section:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchGroup:
-    """Launches summed up over the measured executions.
+    """Launches summed over the measured executions.
 
     Attributes:
-        total: by operator, or with `#` and the launch's index before it where launches are listed;
+        total: by operator, with `#` and the launch's index before it if launches are listed;
             predicted only if every execution has a prediction.
         longest_ns: the longest of them.
-        share: of the time that all launches take.
-        wait_ns: for which they waited for weights, which is no part of `total`.
+        share: of the time of all launches.
+        wait_ns: the time that they waited for weights, not included in `total`.
     """
 
     total: Quantity
@@ -94,12 +93,12 @@ class LaunchGroup:
 
 
 def microseconds(duration_ns: float) -> str:
-    """A duration for people: `12.34 us`."""
+    """A duration as text: `12.34 us`."""
     return f"{duration_ns / 1e3:,.2f} us"
 
 
 def extent_ns(spans: Sequence[Span]) -> int:
-    """From the first begin to the last end; 0 without spans."""
+    """The time from the first begin to the last end; 0 without spans."""
     if not spans:
         return 0
     return max(span.end_ns for span in spans) - min(span.begin_ns for span in spans)
@@ -115,8 +114,8 @@ def representative(
 ) -> ExecutionTimeline | None:
     """The execution of a scheduling with the (lower) median end-to-end time.
 
-    Measured executions come first; one that was only predicted is taken if there are none.
-    None if nothing was measured or predicted of this scheduling.
+    Measured executions come first; a predicted one is used if there are none. None if nothing was
+    measured or predicted for this scheduling.
     """
     ours = [one for one in executions if one.scheduling == scheduling and shown_spans(one)]
     candidates = [one for one in ours if one.spans] or ours
@@ -135,7 +134,7 @@ def measured_of(
 
 
 def median_sentences(timeline: Timeline) -> tuple[str, ...]:
-    """Of each scheduling measured more than once: its median execution and the spread."""
+    """For each scheduling measured more than once: its median execution and the spread."""
     names = dict.fromkeys(one.scheduling for one in timeline.executions)
     groups = [measured_of(timeline.executions, name) for name in names]
     sentences = []
@@ -151,7 +150,7 @@ def median_sentences(timeline: Timeline) -> tuple[str, ...]:
 
 
 def merged_names(sequences: Iterable[Iterable[str]]) -> list[str]:
-    """All names of several sequences, each of which has some of them in one order, in that order.
+    """All names of several sequences, each a part of one common order, in that order.
 
     >>> merged_names([["enqueue"], ["copy", "enqueue"]])
     ['copy', 'enqueue']
@@ -167,10 +166,10 @@ def merged_names(sequences: Iterable[Iterable[str]]) -> list[str]:
 
 
 def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ...]:
-    """m_l_t and its stages, issues, launches, transfers, weights, end to end: or medians of them.
+    """m_l_t and its stages, issues, launches, transfers, weights, end to end, or their medians.
 
-    What only some executions have counts as 0 in the others. A median of predictions is given
-    only if it was predicted for every execution. At least one execution.
+    What only some executions have counts as 0 in the others. A median of predictions exists only if
+    every execution has one. At least one execution.
     """
     spans = [span for one in executions for span in (*one.spans, *one.predicted)]
     stages = dict.fromkeys(span.name for span in spans if span.kind is SpanKind.STAGE)
@@ -206,7 +205,7 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
 
 
 def sections_of(executions: Sequence[ExecutionTimeline]) -> tuple[Section, ...]:
-    """Every execution, or of many the medians of each scheduling, the first and the last."""
+    """A section per execution; if there are many, medians by scheduling, the first and the last."""
     if len(executions) <= SHOWN_EXECUTIONS:
         return tuple(_section(one) for one in executions)
     groups: dict[str, list[ExecutionTimeline]] = {}
@@ -225,9 +224,9 @@ def sections_of(executions: Sequence[ExecutionTimeline]) -> tuple[Section, ...]:
 
 
 def launch_groups(executions: Sequence[ExecutionTimeline]) -> tuple[LaunchGroup, ...]:
-    """The measured launches, one by one if few, else by operator; the longest together first.
+    """The measured launches, one by one if few, else by operator in order of total duration.
 
-    Beyond `SHOWN_LAUNCHES` groups, the last one sums up the rest.
+    Beyond `SHOWN_LAUNCHES` groups, the last one sums the rest.
     """
     pairs = [
         (one.of_kind(SpanKind.LAUNCH), _launches(one.predicted), one.of_kind(SpanKind.WAIT))
@@ -267,7 +266,7 @@ def launch_groups(executions: Sequence[ExecutionTimeline]) -> tuple[LaunchGroup,
 
 
 def cost_sentence(timeline: Timeline) -> str:
-    """What recording has added."""
+    """A sentence on the time that recording has added."""
     executions_ns = sum(extent_ns(one.spans) for one in timeline.executions)
     cost_ns = timeline.recording_cost_ns
     share = f", {100 * cost_ns / executions_ns:.1f} % of their time" if executions_ns else ""
@@ -278,7 +277,7 @@ def cost_sentence(timeline: Timeline) -> str:
 
 
 def heading(timeline: Timeline) -> str:
-    """How many executions, where, and with which versions."""
+    """The number of executions, the machine, and the versions."""
     n = len(timeline.executions)
     versions = "".join(f", {name} {version}" for name, version in timeline.versions.items())
     return (
@@ -314,7 +313,7 @@ def _quantity(
             one.times_weights or kind not in (SpanKind.WEIGHTS, SpanKind.WAIT)
         )
 
-    # A prediction that has nothing of the kind is none of it: a cost model may leave copies out.
+    # A prediction without spans of this kind is None: a cost model may omit copies.
     predicted = [durations_ns(one.predicted) for one in executions]
     return Quantity(
         name,
@@ -359,7 +358,7 @@ def _launch_name(span: Span, one_by_one: bool) -> str:
 
 
 def _fold_rest(groups: list[LaunchGroup]) -> tuple[LaunchGroup, ...]:
-    """The first groups, and the others as one."""
+    """The first groups, and the others as a single group."""
     shown, rest = groups[:SHOWN_LAUNCHES], groups[SHOWN_LAUNCHES:]
     if not rest:
         return tuple(shown)

@@ -25,13 +25,13 @@ from offload.observe.timelines.summary import (
 if TYPE_CHECKING:
     from offload.timeline.timeline import Timeline
 
-# Of the names of operators, how much stands in one line at least; longer ones are folded.
+# The least width of operator names in a line; longer ones are folded.
 _OPERATOR_WIDTH = 16
 _ANY_WIDTH = 10_000
 
 
 def timeline_tables(timeline: Timeline) -> RenderableType:
-    """Executions, launches and the cost of recording; of an empty timeline, what to do."""
+    """Executions, launches and the cost of recording; for an empty timeline, what to do."""
     if not timeline.executions:
         return Text("The timeline is empty: nothing was executed inside its with-block.")
     predicted = any(one.predicted for one in timeline.executions)
@@ -66,14 +66,14 @@ def _executions_table(sections: tuple[Section, ...], predicted: bool) -> Table:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Column:
-    """One column of the table of launches, beside the operators."""
+    """A column of the table of launches, beside the operators."""
 
     name: str
     cells: tuple[str, ...]
 
 
 class _Launches:
-    """The table of launches; where it is wider than the console, in two."""
+    """The table of launches, split in two if it is wider than the console."""
 
     def __init__(self, groups: Sequence[LaunchGroup], predicted: bool) -> None:
         self._operators = [group.total.label for group in groups]
@@ -89,7 +89,7 @@ class _Launches:
             self._others.append(_Column("waited for weights", waited))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The table, or both."""
+        """Yield the table, or both parts."""
         columns = [*self._times, *self._others]
         narrow = self._table([one[:_OPERATOR_WIDTH] for one in self._operators], columns)
         if console.measure(narrow, options=options.update_width(_ANY_WIDTH)).maximum <= (

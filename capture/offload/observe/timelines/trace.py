@@ -1,9 +1,9 @@
 """The timeline as a Chrome trace with the names that Kineto gives to categories and arguments.
 
-Read by Perfetto, chrome://tracing and Holistic Trace Analysis (HTA). HTA takes an event for the
-device's if its arguments have a `stream`, for a copy if its name begins with `Memcpy`, and joins
-a device event to the host event of the same `correlation`. Predicted events have neither argument
-and a category of their own, so HTA's breakdowns are of what was measured.
+Read by Perfetto, chrome://tracing and Holistic Trace Analysis (HTA). HTA treats an event as the
+device's if its arguments have a `stream`, as a copy if its name begins with `Memcpy`, and joins a
+device event to the host event with the same `correlation`. Predicted events have neither of these
+arguments, and a separate category, so HTA's breakdowns cover measured events only.
 
 HTA rounds times to whole microseconds unless `HTA_DISABLE_NS_ROUNDING=1` is set; launches shorter
 than that need it.
@@ -42,7 +42,7 @@ def save_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None:
         path: ends in `.json`, or in `.json.gz` to be compressed, as the readers expect.
 
     Raises:
-        TimelineError: the path ends otherwise.
+        TimelineError: the path has another ending.
     """
     write_trace(trace_of(timeline), path)
 
@@ -64,7 +64,7 @@ def write_trace(trace: dict[str, Any], path: str | os.PathLike[str]) -> None:
 
 
 def trace_of(timeline: Timeline) -> dict[str, Any]:
-    """The trace as an object of JSON; times are float microseconds from the timeline's begin."""
+    """The trace as a JSON object; times are float microseconds from the timeline's begin."""
     writer = _Writer(timeline.device)
     for execution in timeline.executions:
         writer.add_measured(execution)
@@ -74,7 +74,7 @@ def trace_of(timeline: Timeline) -> dict[str, Any]:
         "schemaVersion": 1,
         "displayTimeUnit": "ns",
         "deviceProperties": [{"id": _DEVICE, "name": timeline.machine_name}],
-        # HTA wants to be told that this is the only process of its kind.
+        # HTA requires the statement that this is the only process of its kind.
         "distributedInfo": {"rank": 0, "world_size": 1},
         "versions": timeline.versions,
         "traceEvents": [*writer.metadata(), *writer.events],
@@ -87,7 +87,7 @@ def process_names(process: int) -> str:
 
 
 class _Writer:
-    """Collects events; gives out thread, correlation and flow numbers, each unique in the trace.
+    """Collects events; assigns thread, correlation and flow numbers, each unique in the trace.
 
     A thread is one row of a lane. Slices of a thread must nest, so an execution that begins on a
     lane before an earlier one has ended there gets the next row.
@@ -121,7 +121,7 @@ class _Writer:
         return named
 
     def add_measured(self, execution: ExecutionTimeline) -> None:
-        """Host slices, device slices, and the flows that link them."""
+        """Add host slices, device slices, and the flows that link them."""
         threads = self._place(execution.spans, None)
         host = [span for span in execution.spans if span.lane == HOST_LANE]
         if host:
@@ -141,7 +141,7 @@ class _Writer:
                 self._add_device_event(span, threads[span.lane], cause)
 
     def add_predicted(self, execution: ExecutionTimeline) -> None:
-        """Slices in the process of predictions, which nothing else refers to."""
+        """Add slices in the process of predictions, which nothing else refers to."""
         threads = self._place(execution.predicted, _PREDICTED)
         if execution.predicted:
             host = [span for span in execution.predicted if span.lane == HOST_LANE]
@@ -152,7 +152,7 @@ class _Writer:
             self.events.append(_slice("predicted", span.name, span, _PREDICTED, threads[span.lane]))
 
     def _place(self, spans: Sequence[Span], process: int | None) -> dict[str, int]:
-        """Of each lane, the thread of the first row that is free when the spans begin."""
+        """For each lane, the thread of the first row that is free when the spans begin."""
         threads = {}
         for lane in dict.fromkeys(span.lane for span in spans):
             begin_ns = min(span.begin_ns for span in spans if span.lane == lane)
@@ -166,7 +166,7 @@ class _Writer:
         return threads
 
     def _host_events(self, span: Span, thread: int) -> list[Event]:
-        """The slice, and within it the call that makes the device work, if it is one."""
+        """The slice, and within it the call that makes the device work, if there is one."""
         if span.kind in (SpanKind.STAGE, SpanKind.SUBSTAGE):
             slices = [_slice("user_annotation", span.name, span, _HOST, thread)]
             call = "submit" if span.name == "submit" else None
@@ -195,8 +195,8 @@ class _Writer:
         )
         event["args"] |= {"device": _DEVICE, "stream": thread}
         self.events.append(event)
-        # What began before the submission (an input's copy) was not caused by it, and weights come
-        # when their place is free.
+        # Work that began before the submission (an input's copy) was not caused by it, and weights
+        # are copied when their place is free.
         if cause is None or cause["ts"] > event["ts"] or span.kind is SpanKind.WEIGHTS:
             return
         event["args"]["correlation"] = cause["args"]["correlation"]
@@ -208,7 +208,7 @@ class _Writer:
 
 
 def _annotation(execution: ExecutionTimeline, spans: Sequence[Span], thread: int) -> Event:
-    """The slice around what the host did for an execution."""
+    """The slice around the host's work for an execution."""
     around = Span(
         SpanKind.STAGE,
         f"execution {execution.number} ({execution.scheduling} scheduling)",

@@ -1,4 +1,5 @@
-"""Which words of a captured model hold which address: told by comparing captures, and proved.
+"""Which words of a captured model hold which address: found by comparing captures, and proved.
 
-Pure data: no driver, no capture is made here. Backends give what they captured as `GraphCapture`.
+Pure data: no driver is used and no capture is made here. Backends pass their captures as
+`GraphCapture`.
 """

@@ -1,4 +1,4 @@
-"""Whose an address is, in one capture: an allocation's, or that of an owner which keeps memory."""
+"""The owner of an address in one capture: an allocation, or an owner that keeps memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from offload.backends.captured.relocation.captures import GraphCapture, OwnedRan
 
 _LOWER_HALF = 0xFFFF_FFFF
 _FAR_BYTES = 1 << 36
-"""How far outside of an allocation an address is looked for: as large as what a device may hold."""
+"""The farthest distance of an address from its allocation: as large as a device's memory may be."""
 
 
 class Layout:
-    """Which allocations an address may belong to, in one capture."""
+    """The allocations that an address may belong to, in one capture."""
 
     def __init__(self, capture: GraphCapture, guard_bytes: int) -> None:
-        """Sort a capture's allocations, each of which owns so many bytes around it as well."""
+        """Sort a capture's allocations, each of which also owns `guard_bytes` around it."""
         order = sorted(
             (one.address, one.size_bytes, index)
             for index, one in enumerate(capture.allocations)
@@ -28,7 +28,7 @@ class Layout:
         self._starts = [address for address, _, _ in order]
 
     def candidates(self, address: int) -> list[tuple[int, int]]:
-        """Each (allocation, offset) that the address can mean: of the two that are nearest."""
+        """Each (allocation, offset) that the address can mean, for the two nearest allocations."""
         place = bisect.bisect_right(self._starts, address)
         return [
             (index, address - start)
@@ -38,10 +38,10 @@ class Layout:
 
 
 class Meanings:
-    """What a word means that all captures have: the same allocation and offset in each layout."""
+    """The meanings of a word over all captures: the same allocation and offset in each layout."""
 
     def __init__(self, captures: Sequence[GraphCapture], guard_bytes: int) -> None:
-        """Of one capture in each of three layouts."""
+        """Compare one capture in each of three layouts."""
         self.layouts = [Layout(capture, guard_bytes) for capture in captures]
         allocations = [[one.address for one in capture.allocations] for capture in captures]
         self._addresses = list(zip(*allocations, strict=True))
@@ -69,11 +69,11 @@ class Meanings:
         return near or self._far(first, second, third)
 
     def _far(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
-        """The same far outside of an allocation, if it is one alone.
+        """The same far outside an allocation, if there is only one.
 
-        As of a kernel that is given where an index of 0 would lie. Where allocations have gaps of
-        their own in each layout, none but its own is as far away in all three; of side by side
-        ones many are.
+        As for a kernel that receives the address of index 0. If allocations have different gaps in
+        each layout, only the right one is as far away in all three; of adjacent allocations many
+        are.
         """
         found = [
             (index, first - self._addresses[index][0])
@@ -82,7 +82,7 @@ class Meanings:
         return found if len(found) == 1 and abs(found[0][1]) <= _FAR_BYTES else []
 
     def of_lower_half(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
-        """Each (allocation, offset) of whose address four bytes are the lower half in every layout.
+        """Each (allocation, offset) whose address has these bytes as lower half in every layout.
 
         The upper half must differ: if it is not in the arguments, no kernel has the whole address.
         """
@@ -98,25 +98,25 @@ class Meanings:
         return found if len(found) == 1 else []
 
     def is_of_pool(self, address: int) -> bool:
-        """Whether it belongs to an allocation of some layout."""
+        """Whether an address belongs to an allocation of some layout."""
         if not self._least <= address <= self._most:
             return False
         return any(layout.candidates(address) for layout in self.layouts)
 
 
 class Owned:
-    """Which owner keeps an address, in one capture."""
+    """The owners of addresses in one capture."""
 
     def __init__(self, ranges: Sequence[OwnedRange]) -> None:
-        """Sort what owners keep by address."""
+        """Sort the owners' ranges by address."""
         self._ranges = sorted(ranges, key=lambda one: one.address)
         self._starts = [one.address for one in self._ranges]
 
     def candidates(self, address: int) -> list[tuple[str, int]]:
-        """Each owner that the address can mean, and the offset into what it keeps.
+        """Each owner that the address can mean, and the offset into its range.
 
-        Who keeps what lies there comes first; one past the end of what lies before counts too. Of
-        two that lie side by side, which is meant shows where they do not.
+        The range that contains the address comes first; one past the end of the range before counts
+        too. If two ranges are adjacent, a layout in which they are not shows which is meant.
         """
         place = bisect.bisect_right(self._starts, address)
         nearest = reversed(self._ranges[max(0, place - 2) : place])

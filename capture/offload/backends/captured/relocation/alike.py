@@ -1,4 +1,4 @@
-"""Whether captures of one Program are the same graph in other layouts."""
+"""Checks that captures of one Program are the same graph in different layouts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from offload.backends.captured.relocation.words import CapturesDiffer
 
 
 def check_alike(captures: Sequence[GraphCapture], launch_names: Sequence[str]) -> None:
-    """Compare all but the bytes in which addresses may stand.
+    """Compare everything but the bytes that may hold addresses.
 
     Args:
         captures: of one Program, the first two in one layout.
         launch_names: for messages, each launch's operator and source.
 
     Raises:
-        CapturesDiffer: nodes, edges, launches or allocations are others in some capture, or the
-            first two are not in one layout.
+        CapturesDiffer: nodes, edges, launches or allocations differ in some capture, or the first
+            two are not in one layout.
     """
     first, again = captures[:2]
     for other in captures[1:]:

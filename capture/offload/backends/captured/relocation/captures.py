@@ -1,4 +1,4 @@
-"""What a capture gives: a graph as data, and the addresses that may stand in it."""
+"""A capture as data: its graph, and the addresses that may occur in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offload.program import Program
 
 
 class NodeKind(enum.StrEnum):
-    """The kinds of nodes that a captured graph may have; others are refused."""
+    """The supported kinds of nodes of a captured graph; others are refused."""
 
     KERNEL = "kernel"
     MEMCPY = "memcpy"
@@ -30,15 +30,15 @@ class GraphNode:
 
     Attributes:
         handle: the driver's, valid as long as the graph.
-        kind: what it does.
-        name: for people: a kernel's name.
-        signature: all that must agree between captures besides the bytes of `parts`.
-        parts: bytes in which addresses may stand. Of a kernel its packed arguments; of a memcpy
-            the addresses of source and destination (a host source counts as 0), and then the bytes
-            of a host source; of a memset the destination.
-        parameters: of a kernel the (offset, size) in bytes of each argument in the first part.
-        overlaps: of a kernel the nodes, by index, that an edge leads from and that need not have
-            ended when it begins.
+        kind: of its work.
+        name: for messages: a kernel's name.
+        signature: everything that must be equal between captures besides the bytes of `parts`.
+        parts: bytes that may hold addresses. For a kernel its packed arguments; for a memcpy the
+            addresses of source and destination (0 for a host source), then the bytes of a host
+            source; for a memset the destination.
+        parameters: for a kernel the (offset, size) in bytes of each argument in the first part.
+        overlaps: for a kernel the indices of nodes before it that need not have ended when it
+            begins.
     """
 
     handle: int
@@ -52,11 +52,11 @@ class GraphNode:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory of the discovery pool, at an address of its own with guard gaps on both sides.
+    """Memory of the discovery pool, with guard gaps on both sides.
 
     Attributes:
         address: where it begins in this capture's layout.
-        size_bytes: how much was asked for.
+        size_bytes: as requested.
         value: the Value of the Program that it holds; None for an operator's scratch memory.
     """
 
@@ -67,7 +67,7 @@ class Allocation:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnedRange:
-    """Device memory outside the pool that outlives the graph, and who keeps it."""
+    """Device memory outside the pool that outlives the graph, and its owner."""
 
     address: int
     size_bytes: int
@@ -85,18 +85,18 @@ class GraphCapture:
     Attributes:
         graph: the driver's handle of the graph.
         nodes, edges: the graph as data.
-        launches: for each node the Program launch that made it; -1 where none did.
-        allocations: of the pool, Values and scratch, in the order in which they were made.
-        owned: what a constant address may point into.
-        keep: whatever has to live as long as the graph is used.
-        random: of a graph with random kernels; their seed and offset lie in ranges of
-            RANDOM_OWNER, and stand in their arguments side by side, the seed first
+        launches: for each node the Program launch that made it; -1 if there is none.
+        allocations: of the pool, Values and scratch, in order.
+        owned: ranges that a constant address may point into.
+        keep: must live as long as the graph is used.
+        random: for a graph with random kernels; their seed and offset lie in ranges of
+            RANDOM_OWNER, and their addresses are adjacent in the arguments, the seed first
             (PhiloxCudaState in torch's PhiloxCudaStateRaw.cuh).
-        host_words: what eight bytes of its kernels' arguments hold, at multiples of four, where
-            that was an address of the host's memory which the driver did not know.
-        host_upper_halves: the upper four bytes of addresses of the host's memory.
-        workspace_bytes: of a library's workspace, which it lets launches of one stream share and in
-            which none finds what an earlier one left; 0: nobody says.
+        host_words: values of eight bytes in its kernels' arguments, at multiples of four, that were
+            addresses of host memory unknown to the driver.
+        host_upper_halves: the upper four bytes of addresses of host memory.
+        workspace_bytes: of a library's workspace, which launches of one stream share without using
+            its former content; 0: unknown.
     """
 
     graph: int
@@ -113,7 +113,7 @@ class GraphCapture:
 
 
 def launch_names(program: Program) -> list[str]:
-    """What launches are called in messages: the operator, and the user's line."""
+    """The names of launches in messages: the operator, and the user's line."""
     return [f"{launch.name} at {launch.source}" for launch in program.launches]
 
 
@@ -125,7 +125,7 @@ def node_text(capture: GraphCapture, launch_names: Sequence[str], node: int) -> 
 
 
 def place_text(capture: GraphCapture, node: int, part: int, offset_bytes: int) -> str:
-    """Where in a node a byte lies, for messages: the parameter, or the place in a host table."""
+    """The place of a byte in a node, for messages: the parameter, or the place in a host table."""
     if part:
         return f"byte {offset_bytes} of a host table"
     for index, (begin, size_bytes) in enumerate(capture.nodes[node].parameters):

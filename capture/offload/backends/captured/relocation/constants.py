@@ -1,4 +1,4 @@
-"""Words that are the same in all captures: plain numbers, or addresses that somebody keeps."""
+"""Words that are the same in all captures: plain numbers, or addresses with an owner."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from offload.backends.captured.relocation.captures import GraphCapture, node_tex
 from offload.backends.captured.relocation.words import WORD_BYTES, OwnedConstant, words_of
 from offload.errors import CaptureError
 
-# What may be a device's address at all; beyond are numbers, floats and pairs of them.
+# The range of possible device addresses; beyond are numbers, floats and pairs of them.
 _LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
 
 
 class Constants:
-    """Gathers them, and tells whose they are.
+    """Collects constant words, and determines the owners of addresses.
 
     Owner: one discovery, which adds the words of every part.
     """
@@ -28,13 +28,13 @@ class Constants:
         meanings: Meanings,
         owned: Owned,
     ) -> None:
-        """Begin with none.
+        """Begin empty.
 
         Args:
-            capture: the first, whose owners are asked.
+            capture: the first, whose owners are used.
             launch_names: for messages, each launch's operator and source.
             meanings: of words, by the layouts.
-            owned: what somebody keeps in that capture.
+            owned: the owners' ranges in that capture.
         """
         self._parts: list[tuple[int, int, bytes]] = []
         self._words: list[tuple[int, int, int, int]] = []
@@ -45,7 +45,7 @@ class Constants:
         self._owned = owned
 
     def add_part(self, node: int, part: int, content: bytes) -> None:
-        """Add all words of a part in which nothing differs."""
+        """Add all words of a part without differences."""
         self._parts.append((node, part, content))
 
     def add_word(self, node: int, part: int, offset: int, value: int) -> None:
@@ -54,7 +54,7 @@ class Constants:
             self._words.append((node, part, offset, value))
 
     def keep(self, word: OwnedConstant) -> None:
-        """Add a word that differs, each capture having its own, and whose owner is known."""
+        """Add a word that differs in each capture, and whose owner is known."""
         self._kept.append(word)
 
     def owned(
@@ -63,10 +63,10 @@ class Constants:
         numbers_look_alike: bool,
         describe_address: Callable[[int], str],
     ) -> Iterator[OwnedConstant]:
-        """Constant words with an address that somebody keeps; arguments as of `discover`.
+        """Constant words with an address that has an owner; arguments as of `discover`.
 
         Raises:
-            CaptureError: a constant is an address that nobody keeps.
+            CaptureError: a constant is an address without an owner.
         """
         yield from self._kept
 

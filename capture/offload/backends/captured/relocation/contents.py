@@ -1,9 +1,9 @@
-"""What lies in a device's memory, compared there: in chunks, so that little memory is taken for it.
+"""Compares the contents of a device's memory on the device, in chunks, with little memory.
 
-Of two contents that have to be the same bits the first byte that differs is told. What is only
-compared with what it was before is not kept but summed up, chunk by chunk: two sums of its words,
-in one of which each word counts by its place. All count by odd numbers, so that a word that changes
-alone always shows, and of other changes one in 2**64 does not.
+For two contents that must have the same bits, the first differing byte is reported. Content that is
+only compared with its former state is not kept but summed, chunk by chunk: two sums of its words,
+in one of which each word is weighted by its place. All weights are odd, so that a single changed
+word always shows, and other changes are missed once in 2**64.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from offload.interpreter.torch_names import find_dtype
 from offload.program import ITEM_BYTES
 
 CHUNK_BYTES = 2**23
-"""How much is compared at once; what compares numbers takes up to 16 times as much memory."""
+"""The bytes compared at once; comparing numbers takes up to 16 times as much memory."""
 
 _WORD_BYTES = 8
 _STEP = 0x3C6EF372FE94F82A  # even: twice 2**64 over the golden ratio, modulo 2**64
 
 
 class ComparedMemory(Protocol):
-    """What comparing needs of a device's memory; addresses and sizes in bytes."""
+    """The operations on device memory that comparing needs; addresses and sizes in bytes."""
 
     def allocate(self, size_bytes: int) -> int:
-        """Memory of its own."""
+        """Allocate separate memory."""
 
     def free(self, address: int) -> None:
-        """Give one block back."""
+        """Free one block."""
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
         """Copy on the device."""
 
     def chunks(self, address: int, size_bytes: int, chunk_bytes: int) -> Iterator[torch.Tensor]:
-        """Its bytes (uint8) in order, all but the last of so many; each valid until the next."""
+        """Its bytes (uint8) in order, in chunks of `chunk_bytes`; each valid until the next."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ class Stretch:
     """Memory that is compared.
 
     Attributes:
-        name: for messages, and what tells it from others.
-        address, size_bytes: where it lies.
-        dtype: of the numbers there; "" where it has several, or none that can be subtracted.
+        name: unique, for messages.
+        address, size_bytes: its place.
+        dtype: of the numbers there; "" if it has several, or none that can be subtracted.
     """
 
     name: str
@@ -59,12 +59,12 @@ class Stretch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """How far the numbers of two contents lie apart.
+    """The distances between the numbers of two contents.
 
     Attributes:
-        largest: of all distances; infinite where one is no number and the other is.
+        largest: of all distances; infinite if only one of a pair is a number.
         mean_square: of all distances.
-        n_apart: how many numbers are other bits.
+        n_apart: the number of numbers with different bits.
     """
 
     largest: float = 0.0
@@ -72,7 +72,7 @@ class Spread:
     n_apart: int = 0
 
     def joined(self, other: Spread) -> Spread:
-        """The larger one of each."""
+        """The larger value of each."""
         return Spread(
             max(self.largest, other.largest),
             max(self.mean_square, other.mean_square),
@@ -82,12 +82,12 @@ class Spread:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a content is not what it should be.
+    """A place where a content is not as expected.
 
     Attributes:
         name: of the stretch.
         offset_bytes: of the first byte that differs.
-        spread: how far apart the numbers are, where some distance is allowed; else None.
+        spread: the distances between the numbers, if some distance is allowed; else None.
     """
 
     name: str
@@ -96,10 +96,10 @@ class Difference:
 
 
 class Kept:
-    """A copy of stretches on the device, to compare others with. Owner: who frees it.
+    """A copy of stretches on the device, to compare others with. Owner: the caller of `free`.
 
     Attributes:
-        stretches: the copies, named as what they are of.
+        stretches: the copies, with the names of the originals.
     """
 
     def __init__(self, memory: ComparedMemory, stretches: Sequence[Stretch]) -> None:
@@ -118,11 +118,11 @@ class Kept:
     def difference(
         self, others: Sequence[Stretch], allowed: Mapping[str, Spread]
     ) -> Difference | None:
-        """The first of the same stretches elsewhere that is not as it was kept.
+        """The first of the same stretches elsewhere that differs from the kept one.
 
         Args:
-            others: as many as were kept, in their order.
-            allowed: by name how far apart numbers may be; all else must be the same bits.
+            others: one for each kept stretch, in order.
+            allowed: by name the distances that numbers may have; all else must have the same bits.
         """
         for one, other in zip(self.stretches, others, strict=True):
             place = first_difference(self._memory, one, other)
@@ -137,7 +137,7 @@ class Kept:
         return None
 
     def spreads(self, others: Sequence[Stretch]) -> dict[str, Spread]:
-        """By name how far apart the numbers of those stretches are that are other bits."""
+        """By name the distances between the numbers of stretches with different bits."""
         return {
             one.name: spread(self._memory, one, other)
             for one, other in zip(self.stretches, others, strict=True)
@@ -145,14 +145,14 @@ class Kept:
         }
 
     def free(self) -> None:
-        """Give the copies back."""
+        """Free the copies."""
         for one in self.stretches:
             self._memory.free(one.address)
         self.stretches.clear()
 
 
 class Summed:
-    """Sums over stretches, by which is told whether they have changed since."""
+    """Sums over stretches, which show whether these have changed since."""
 
     def __init__(self, memory: ComparedMemory, stretches: Sequence[Stretch]) -> None:
         self._memory = memory
@@ -161,7 +161,7 @@ class Summed:
         self._sums = [self._sums_of(one) for one in stretches]
 
     def change(self) -> Difference | None:
-        """The first stretch that has changed; its place is where the changed chunk begins."""
+        """The first stretch that has changed; its place is the begin of the changed chunk."""
         for one, before in zip(self._stretches, self._sums, strict=True):
             after = self._sums_of(one)
             if after != before:
@@ -185,7 +185,7 @@ class Summed:
 
 
 def first_difference(memory: ComparedMemory, one: Stretch, other: Stretch) -> int | None:
-    """The first byte at which two stretches of one size differ; None where there is none."""
+    """The first byte at which two stretches of one size differ; None if they are equal."""
     begin = 0
     for first, second in _pairs(memory, one, other):
         differs = first != second
@@ -196,7 +196,7 @@ def first_difference(memory: ComparedMemory, one: Stretch, other: Stretch) -> in
 
 
 def spread(memory: ComparedMemory, one: Stretch, other: Stretch) -> Spread:
-    """How far apart two stretches of one size and dtype are."""
+    """The distances between two stretches of one size and dtype."""
     largest, square_sum, n_apart, n_items = 0.0, 0.0, 0, 0
     for first, second in _pairs(memory, one, other):
         if not one.dtype:
@@ -222,7 +222,7 @@ def _pairs(
 
 
 def _numbers(content: torch.Tensor, dtype_name: str) -> torch.Tensor:
-    """The numbers of bytes, in double precision; of complex ones the parts side by side."""
+    """The numbers that bytes hold, in double precision; for complex ones the parts, interleaved."""
     numbers = content.view(find_dtype(dtype_name))
     if numbers.is_complex():
         numbers = torch.view_as_real(numbers)

@@ -1,4 +1,4 @@
-"""Which words of a captured graph hold which address: told from captures in several layouts.
+"""Determines which words of a captured graph hold which address, from captures in several layouts.
 
 A word is eight bytes of a kernel's arguments, of a copy's or memset's operands, or of a host table
 that a copy reads. Pure data: nothing here needs a device.
@@ -39,8 +39,9 @@ from offload.backends.captured.relocation.words import (
 )
 
 GUARD_BYTES = 1 << 20
-"""An allocation owns the addresses so far around it: the discovery pool leaves at least so many
-bytes free on both sides."""
+"""An allocation owns the addresses up to this distance around it: the discovery pool leaves at
+least this many bytes free on both sides.
+"""
 
 
 def discover(
@@ -59,28 +60,28 @@ def discover(
 
     Args:
         captures: four of one Program: two in one layout, and two in others. A word that is one
-            allocation plus one offset in the three layouts is an address; what differs between the
-            two captures of one layout is noise, but not what shares a word with it and differs
-            in other layouts.
+            allocation plus one offset in the three layouts is an address. What differs between the
+            two captures of one layout is noise, except what shares a word with it and differs in
+            other layouts.
         n_values: of the Program; scratch Values are numbered from here.
         launch_names: for messages, each launch's operator and source.
-        is_known_address: asks the driver about a constant that has no owner; None trusts it.
-        describe_address: says what the driver knows of such a constant, for messages.
-        guard_bytes: how far around itself an allocation owns addresses. 0: allocations may lie side
-            by side, and the address one past the end is the next one's.
-        numbers_look_alike: arguments hold numbers that may look like any address, so that a
-            constant is trusted even if it is an address of some capture's memory. It names none
-            of the memory that it was launched on: that differs between captures. What it might
-            name, memory of another capture that something keeps, the proof shows.
+        is_known_address: asks the driver about a constant without an owner; None trusts it.
+        describe_address: the driver's information about such a constant, for messages.
+        guard_bytes: the distance around itself up to which an allocation owns addresses. 0:
+            allocations may be adjacent, and the address one past the end is the next one's.
+        numbers_look_alike: arguments hold numbers that may look like any address, so a constant is
+            trusted even if it is an address of some capture's memory. It names none of the memory
+            that it was launched on: that differs between captures. The proof shows whether it names
+            memory of another capture that something keeps.
         leaves_unexplained: a word that differs and is no address of an allocation is listed with
-            its node, which has to stay as it was captured; otherwise it is an error.
-        decoy_address: of the device's memory; the proof sets it instead of addresses of the host's
-            memory, which are noise where all captures have one (`stale_words`).
+            its node, which must stay as captured; otherwise it is an error.
+        decoy_address: of device memory; the proof sets it in place of host addresses, which are
+            noise if all captures have one (`stale_words`).
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
-        CaptureError: a word differs and is no address of an allocation, or is an address that has
-            no owner; the message names kernel, parameter and values.
+        CaptureError: a word differs and is no address of an allocation, or is an address without an
+            owner; the message names kernel, parameter and values.
     """
     check_alike(captures, launch_names)
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
@@ -106,7 +107,7 @@ _Found = tuple[int, int, int, int, int, int]
 def number_scratch(
     capture: GraphCapture, found: Iterable[_Found], n_values: int
 ) -> tuple[dict[int, int], tuple[int, ...]]:
-    """The Value of each allocation that a word names, and the sizes of those that are scratch."""
+    """The Value of each allocation that a word names, and the sizes of scratch allocations."""
     values: dict[int, int] = {}
     scratch_bytes: list[int] = []
     for index in sorted({allocation for _, _, _, allocation, _, _ in found}):
@@ -180,7 +181,7 @@ class _Search:
         for offset in differ:
             middle, end = offset + HALF_BYTES, min(n_bytes, offset + WORD_BYTES)
             begin = middle if offset in between else offset
-            end = middle if middle in between else end  # what is left of the word
+            end = middle if middle in between else end  # the remainder of the word
             left = {content[begin:end] for content in contents}
             if len(left) > 1:
                 self._read_differing(node, part, begin, end, contents)
@@ -196,10 +197,11 @@ class _Search:
         columns: Sequence[tuple[int, ...]],
         is_constant: Sequence[bool],
     ) -> set[int]:
-        """Name whole words that are addresses of the pool; where they are."""
+        """Name whole words that are addresses of the pool; returns their places."""
         addresses: set[int] = set()
         for index, (first, _, second, third) in enumerate(columns):
-            # Whatever the second capture in the first layout has there: noise can be relocated too.
+            # Whatever the second capture in the first layout holds there: noise can be relocated
+            # too.
             meanings = [] if is_constant[index] else self._meanings.of(first, second, third)
             if meanings:
                 addresses.add(index * WORD_BYTES)
@@ -217,10 +219,10 @@ class _Search:
         differ: Sequence[int],
         addresses: set[int],
     ) -> set[int]:
-        """Name addresses that begin in the middle of a word; which halves of words they take.
+        """Name addresses that begin in the middle of a word; return the halves of words they take.
 
-        As in structures of numbers of four bytes, which are aligned to that. One of the two words
-        at least differs, and neither is in `addresses` as a whole.
+        As in structures of four-byte numbers, which are aligned to four. At least one of the two
+        words differs, and neither is in `addresses` as a whole.
         """
         is_kernel = self._nodes[node].kind is NodeKind.KERNEL
         taken: set[int] = set()
@@ -251,9 +253,9 @@ class _Search:
     def _read_lower_halves(
         self, node: int, contents: list[bytes], differ: Sequence[int], taken: set[int]
     ) -> set[int]:
-        """Name lower halves of addresses that stand alone, or what is left of stale ones.
+        """Name lower halves of addresses that stand alone, or remain of stale addresses.
 
-        They are followed in either case, as nobody else reads them. What was written over the
+        They are followed in either case, as a stale one is not read. What was written over the
         lowest byte stays, since addresses move by multiples of 256 bytes.
         """
         found: set[int] = set()
@@ -279,7 +281,7 @@ class _Search:
         self.found.append((node, part, offset, *nearest, size_bytes))
 
     def _is_claimed(self, start: int, contents: list[bytes]) -> bool:
-        """Whether a word that these eight bytes are half of is an owner's or the host's address."""
+        """Whether a word with a half of these eight bytes is an owner's or the host's address."""
         return any(
             self._is_kept(offset, contents) for offset in (start - HALF_BYTES, start + HALF_BYTES)
         )
@@ -300,20 +302,20 @@ class _Search:
             self._leave(node, part, begin, error)
 
     def _leave(self, node: int, part: int, offset: int, error: Unfollowed) -> None:
-        """Leave a word unexplained, if that is wanted."""
+        """Leave a word unexplained, if that is enabled."""
         if not self._leaves_unexplained:
             raise error
         self.unexplained.append(Unexplained(node, part, offset, error.what, error.advice))
 
     def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
-        """What a word means, whatever the second capture in the first layout has there."""
+        """The meanings of a word, whatever the second capture in the first layout holds there."""
         first, _, second, third = (_number(one[offset : offset + WORD_BYTES]) for one in contents)
         return self._meanings.of(first, second, third)
 
     def _read_other(
         self, node: int, part: int, begin: int, end: int, contents: list[bytes]
     ) -> None:
-        """Name a word that differs and is no address in the pool, or what is left of one."""
+        """Name a word that differs and is no address in the pool, or the remainder of one."""
         words = [content[begin:end] for content in contents]
         first, again = words[:2]
         owner = self._owner_of(words) if len(first) == WORD_BYTES else ""
@@ -325,7 +327,7 @@ class _Search:
         if first == again or (differs_beside(words) and not self._is_stale(words)):
             is_kernel = self._nodes[node].kind is NodeKind.KERNEL and not part
             parameters = self._nodes[node].parameters
-            replaced = (  # of copies and memsets every byte is used
+            replaced = (  # copies and memsets use every byte
                 self._stale.replaced(contents, begin, end, parameters)
                 if is_kernel and self._halves_tell
                 else None
@@ -340,11 +342,11 @@ class _Search:
         self.noise.append(Noise(node, part, begin, first, again))
 
     def _is_stale(self, words: Sequence[bytes]) -> bool:
-        """Whether a word holds some address of the first layout in both captures of it."""
+        """Whether both captures of the first layout hold some address of that layout in a word."""
         return all(self._meanings.layouts[0].candidates(_number(word)) for word in words[:2])
 
     def _nearest(self, node: int, offset: int, meanings: list[tuple[int, int]]) -> tuple[int, int]:
-        """The allocation that an address is nearest to."""
+        """The allocation that is nearest to an address."""
         allocations = self._captures[0].allocations
         order = sorted(
             (max(-distance, distance - allocations[index].size_bytes, 0), index, distance)
@@ -360,17 +362,17 @@ class _Search:
         return order[0][1:]
 
     def _owner_of(self, words: Sequence[bytes]) -> str:
-        """Who owns what a word points to, if in each capture it is the same place of the same."""
+        """The owner of a word's target, if it is the same place of one owner in each capture."""
         common = self._owned[0].candidates(_number(words[0]))
         for owned, word in zip(self._owned[1:], words[1:], strict=True):
-            if not common:  # as of most words
+            if not common:  # the case of most words
                 return ""
             others = owned.candidates(_number(word))
             common = [one for one in common if one in others]
         return common[0][0] if common else ""
 
     def _refuse_pieces(self, node: int, found: Sequence[_Found], noise: Sequence[Noise]) -> None:
-        """Refuse arguments that may hold an address in two pieces: who follows one follows both."""
+        """Refuse arguments that may hold an address in two pieces: following one requires both."""
         lower = [offset for _, _, offset, _, _, size_bytes in found if size_bytes == HALF_BYTES]
         upper = [one.offset_bytes for one in noise if one.kind is NoiseKind.UPPER_HALF]
         if lower and upper:
@@ -383,7 +385,7 @@ class _Search:
             )
 
     def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
-        """Refuse a differing word that is part of an address which is not aligned."""
+        """Refuse a differing word that is part of an unaligned address."""
         first, again, *_ = contents
         for start in range(max(0, offset - WORD_BYTES + 1), offset + WORD_BYTES):
             end = start + WORD_BYTES

@@ -1,9 +1,10 @@
-"""Values whose addresses stay, since a word says where they lie in a way that nobody can follow.
+"""Values at fixed addresses, as a word depends on their addresses in a form that is not followed.
 
-Which Value such a word speaks of is not told: a hash, or the difference of two addresses, may be of
-any that its launch uses. So some of them get memory of the graph's own, at the same addresses in
-other captures of all layouts. A word that is the same in all of these speaks of nothing that moved,
-and may stay as it is. First those of its launch are tried that no word names, and then all.
+It is unknown on which Value such a word depends: a hash, or the difference of two addresses, may
+concern any that its launch uses. So some of them get memory of the graph's own, at the same
+addresses in other captures of all layouts. A word that is the same in all of these depends on
+nothing that moved, and may stay unchanged. First the Values of its launch that no word names are
+tried, and then all.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from offload.errors import CaptureError
 from offload.program import Program, Role
 
 FIXED_OWNER = "memory of the graph's own for "
-"""What the owner of memory that stays is called before the name of what lies there."""
+"""The owner of fixed memory: this text, followed by the name of what is in it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FixedAllocation:
-    """An allocation of a captured program that gets an address which stays.
+    """An allocation of a captured program that gets a fixed address.
 
     Attributes:
         number: of the allocation in each capture.
         value: the Value that it holds; None for an operator's scratch memory.
-        name: for people.
+        name: for messages.
         size_bytes: of the allocation.
-        why: the first word that may speak of it, and in what it cannot be followed.
+        why: the first word that may depend on it, and why that cannot be followed.
     """
 
     number: int
@@ -46,7 +47,7 @@ class FixedAllocation:
 
     @property
     def owner(self) -> str:
-        """Of its memory."""
+        """The owner of its memory."""
         return FIXED_OWNER + self.name
 
 
@@ -54,15 +55,15 @@ Choice = tuple[FixedAllocation, ...]
 
 
 def choices(program: Program, capture: GraphCapture, found: Discovery) -> Iterator[Choice]:
-    """What may get addresses that stay so that all words are explained, the fewest first.
+    """Choices of allocations to fix so that all words are explained, the fewest first.
 
-    No weight does: its memory is the caller's, and an execution does not copy it. Nor does an input
-    of which a copy would not do.
+    Weights are excluded: their memory is the caller's, and executions do not copy them. So are
+    inputs that cannot be copied.
 
     Args:
-        program: what was captured.
+        program: the captured Program.
         capture: of it.
-        found: of its words, some of which are not explained.
+        found: its words, some of which are unexplained.
     """
     unnamed: dict[int, FixedAllocation] = {}
     every: dict[int, FixedAllocation] = {}
@@ -87,7 +88,7 @@ def choices(program: Program, capture: GraphCapture, found: Discovery) -> Iterat
 
 
 def refuse(program: Program, capture: GraphCapture, found: Discovery) -> CaptureError:
-    """Of words that are not explained though all that may stay does."""
+    """The error for words that stay unexplained with everything fixed that may be."""
     first = found.unexplained[0]
     launch = capture.launches[first.node]
     reasons = [
@@ -107,10 +108,10 @@ def refuse(program: Program, capture: GraphCapture, found: Discovery) -> Capture
 def with_fixed(
     capture: GraphCapture, fixed: Sequence[FixedAllocation], addresses: Sequence[int]
 ) -> GraphCapture:
-    """A capture in which these allocations had these addresses, which constants may point into.
+    """A capture in which these allocations had these addresses, as ranges for constants.
 
     Raises:
-        CapturesDiffer: another Value lies there.
+        CapturesDiffer: another Value is there.
     """
     numbers = {one.number for one in fixed}
     for one, address in zip(fixed, addresses, strict=True):
@@ -126,7 +127,7 @@ def with_fixed(
 
 
 class _Names:
-    """Which allocations the words of each launch name."""
+    """The allocations that the words of each launch name."""
 
     def __init__(self, program: Program, capture: GraphCapture, found: Discovery) -> None:
         self._allocations = capture.allocations
@@ -146,7 +147,7 @@ class _Names:
         return self._of_launch.get(launch, set())
 
     def of_nobody(self) -> Set[int]:
-        """Scratch memory that some launch has asked for, and no word names."""
+        """Scratch memory that a launch has requested and no word names."""
         named = set().union(*self._of_launch.values())
         return {
             number
@@ -168,7 +169,7 @@ def _touched(program: Program, launch: int) -> list[int]:
 
 
 def _allocations_of(program: Program, capture: GraphCapture, launch: int) -> Set[int]:
-    """Of the Values that a launch uses; of nodes that no launch made nothing is known."""
+    """The allocations of a launch's Values; empty for nodes without a launch."""
     touched = _touched(program, launch) if launch >= 0 else []
     return {
         number

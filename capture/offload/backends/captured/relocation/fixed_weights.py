@@ -1,4 +1,4 @@
-"""Weights whose addresses are constants, so that what writes them writes them where they are."""
+"""Weights whose addresses are constants, so that they are written in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offload.backends.captured.relocation.contents import ComparedMemory, Stretc
 from offload.program import BoundProgram, Value
 
 WEIGHT_OWNER = "weight "
-"""What the owner of a weight's memory is called before its name."""
+"""The owner of a weight's memory: this text, followed by its name."""
 
 
 def weight_ranges(bound: BoundProgram) -> list[OwnedRange]:
@@ -21,7 +21,7 @@ def weight_ranges(bound: BoundProgram) -> list[OwnedRange]:
 
 
 def ranges_of(bound: BoundProgram, weights: Iterable[Value]) -> list[OwnedRange]:
-    """The memory of some weights, where the model has them."""
+    """The memory of some weights, in the model's tensors."""
     return [
         OwnedRange(storage.data_ptr(), storage.nbytes(), WEIGHT_OWNER + value.name)
         for value in weights
@@ -30,10 +30,11 @@ def ranges_of(bound: BoundProgram, weights: Iterable[Value]) -> list[OwnedRange]
 
 
 class FixedWeights:
-    """Copies of weights that executions may write where they are, to put back.
+    """Copies of weights that executions may write in place, to restore them.
 
     Attributes:
-        left: what the latest execution has left of each: copies, in blocks of this memory.
+        left: the state that the latest execution has left of each: copies, in blocks of this
+            memory.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class FixedWeights:
         values: Sequence[Value],
         streamed: Mapping[int, int],
     ) -> None:
-        """Copy the weights `values` of the Program, those `streamed` from the address there."""
+        """Copy the weights `values` of the Program, those in `streamed` from the address there."""
         self.left: list[Stretch] = []
         self._memory = memory
         self._kept: list[tuple[int, int, int]] = []
@@ -61,13 +62,13 @@ class FixedWeights:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Execute in the block: what it leaves is copied and then undone, also if it fails."""
+        """Execute in the block: the weights' new state is copied, then undone, also on failure."""
         try:
             yield
             for (original, _, size_bytes), left in zip(self._kept, self.left, strict=True):
                 self._memory.copy(left.address, original, size_bytes)
         except BaseException:
-            with contextlib.suppress(Exception):  # of a device that has failed
+            with contextlib.suppress(Exception):  # from a device that has failed
                 self._put_back()
             raise
         self._put_back()
@@ -77,7 +78,7 @@ class FixedWeights:
             self._memory.copy(original, copy, size_bytes)
 
     def free(self) -> None:
-        """Give the copies back."""
+        """Free the copies."""
         for (_, copy, _), left in zip(self._kept, self.left, strict=True):
             self._memory.free(copy)
             self._memory.free(left.address)

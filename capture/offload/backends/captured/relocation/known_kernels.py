@@ -1,10 +1,10 @@
-"""What proved graphs have shown of kernels: at which bytes of their arguments addresses stand.
+"""Kernels of proved graphs: the bytes of their arguments at which addresses stand.
 
-A kernel is the same function whatever it is launched on, so a program of other sizes needs no
-comparison of layouts for kernels that are known: one capture has the addresses, and whose they are,
-since each allocation of it lies apart. That holds for one capture at a time: where anything else in
-the arguments looks like an address of that capture, or of memory that the driver knows, nothing is
-taken from here, and all captures are made and compared.
+A kernel is the same function whatever its operands, so a program of other sizes needs no comparison
+of layouts for known kernels: one capture has the addresses, and their owners, since its allocations
+lie apart. This is decided per capture: if anything else in the arguments looks like an address of
+that capture, or of memory that the driver knows, nothing is taken from here, and all captures are
+made and compared.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from offload.backends.captured.relocation.words import (
 )
 
 _LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
-"""What may be a device's address at all, as in `constants`."""
+"""The range of possible device addresses, as in `constants`."""
 
 _Found = tuple[int, int, int, int, int, int]
 
 
 @dataclasses.dataclass(slots=True)
 class _Arguments:
-    """Of one kernel, by bytes of its arguments.
+    """The bytes of a kernel's arguments, by meaning.
 
     Attributes:
         addresses: where words of eight bytes were addresses of Values, in some launch.
-        owned: where they were addresses that an owner keeps.
-        unread: bytes that nobody initialised in some launch, as its proof has shown.
+        owned: where they were addresses with an owner.
+        unread: uninitialised bytes in some launch, according to its proof.
     """
 
     addresses: set[int] = dataclasses.field(default_factory=set)
@@ -45,36 +45,36 @@ class _Arguments:
 
 
 class _Unknown(Exception):
-    """Something is not as the known launches of a kernel were."""
+    """Something differs from the known launches of a kernel."""
 
 
 class KnownKernels:
-    """The kernels of one device.
+    """The known kernels of one device.
 
-    Owner: a backend's module, for as long as the process. Thread: callers take turns, or lose
-    what another one learns.
+    Owner: a backend's module, for the life of the process. Thread: callers run one at a time, or
+    lose what another one learns.
     """
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin empty."""
         self._kernels: dict[Hashable, _Arguments] = {}
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of known kernels."""
         return len(self._kernels)
 
     def learn(
         self, capture: GraphCapture, discovery: Discovery, sizes_bytes: Sequence[int]
     ) -> None:
-        """Take what a graph shows whose proof has succeeded.
+        """Learn from a graph whose proof has succeeded.
 
-        Not of kernels that are given half an address, or one outside of what it is of: one capture
-        does not tell whose these are.
+        Excludes kernels that receive half an address, or one outside its Value: a single capture
+        does not determine the Value of these.
 
         Args:
             capture: compared with others.
-            discovery: what was found of it.
-            sizes_bytes: of each Value, scratch Values included.
+            discovery: of its words.
+            sizes_bytes: of each Value, including scratch Values.
         """
         unclear = {
             word.node
@@ -124,10 +124,10 @@ class KnownKernels:
         n_values: int,
         is_known_address: Callable[[int], bool],
     ) -> Discovery | None:
-        """What the words of one capture are; None where other captures have to tell.
+        """The words of one capture; None if other captures are needed.
 
         Args:
-            capture: in a layout of its own, whose allocations lie apart.
+            capture: its allocations lie apart.
             n_values: of the Program; scratch Values are numbered from here.
             is_known_address: asks the driver.
         """
@@ -163,7 +163,7 @@ class _Reader:
         self.constants: list[OwnedConstant] = []
 
     def kernel(self, node: int, content: bytes, known: _Arguments) -> None:
-        """All words of a kernel's arguments, those in the middle of others too."""
+        """Read all words of a kernel's arguments, including those in the middle of others."""
         taken = {at for offset in known.addresses for at in range(offset, offset + WORD_BYTES)}
         for offset in sorted(known.addresses):
             value = _word(content, offset)
@@ -171,14 +171,14 @@ class _Reader:
                 continue
             self._constant(node, offset, value, known.owned)
             if value and not self._owned.candidates(value):
-                raise _Unknown  # no address of this capture, and not none
+                raise _Unknown  # neither an address of this capture nor 0
         for offset in range(0, len(content) - WORD_BYTES + 1, HALF_BYTES):
             if not taken.isdisjoint(_span(offset)):
                 continue
             value = _word(content, offset)
             if self._layout.candidates(value):
-                # What nobody read in one launch may be an address in another, or be left over: it
-                # is followed in either case, which harms nobody who does not read it.
+                # Unread bytes of one launch may be an address in another, or a remainder: they are
+                # followed in either case, without effect on kernels that do not read them.
                 if not known.unread.issuperset(_span(offset)):
                     raise _Unknown
                 self._is_allocations(node, offset, value)
@@ -187,14 +187,14 @@ class _Reader:
                 self._constant(node, offset, value, known.owned)
 
     def operands(self, node: int, content: bytes) -> None:
-        """The addresses of a copy or memset, of which every byte is one; 0: memory of the host."""
+        """Read the addresses of a copy or memset, which fill all its bytes; 0: host memory."""
         for offset in range(0, len(content), WORD_BYTES):
             value = _word(content, offset)
             if value and not self._is_allocations(node, offset, value):
                 self._constant(node, offset, value, frozenset((offset,)))
 
     def _is_allocations(self, node: int, offset: int, value: int) -> bool:
-        """Whether it is an address of the capture's, which is noted then."""
+        """Whether it is an address of the capture, which is then noted."""
         near = sorted(
             (max(-distance, distance - self._allocations[index].size_bytes, 0), index, distance)
             for index, distance in self._layout.candidates(value)
@@ -206,7 +206,7 @@ class _Reader:
         return bool(near)
 
     def _constant(self, node: int, offset: int, value: int, owned: Set[int]) -> None:
-        """A number, or what an owner keeps where launches that are known had that as well."""
+        """Read a number, or an owner's address if known launches had one there too."""
         if not _LEAST_ADDRESS <= value < _MOST_ADDRESS:
             return
         owners = self._owned.candidates(value)
@@ -220,12 +220,12 @@ class _Reader:
 
 
 def _key(node: GraphNode) -> Hashable:
-    """What a kernel is: its function, by the driver's handle, and the layout of its arguments."""
+    """The identity of a kernel: its function, by the driver's handle, and its argument layout."""
     return _function(node.signature), node.name, node.parameters
 
 
 def _function(signature: Hashable) -> Hashable:
-    """The first part of a signature, whatever edges with data were added to it (`read_graph`)."""
+    """The first part of a signature, without data that edges added to it (`read_graph`)."""
     while isinstance(signature, tuple) and isinstance(signature[0], tuple):
         signature = signature[0]
     return signature

@@ -1,57 +1,54 @@
-"""The proof at load: a resident graph computes the same bits wherever its slots lie.
+"""The proof at load: a resident graph computes the same bits at any addresses of its slots.
 
-1. A resident of the graph in which no two Values share memory executes an input: what it gives is
-   the expected result. It differs from what is loaded in the address of every activation, so a
-   placement or a lifetime that is wrong shows. It executes the same once more: where that gives
-   other bits, kernels are not deterministic, and how far apart results are is measured (see
-   `steadiness`).
-2. A resident that is placed as the loaded one executes, another input where another is known to
-   be valid, and draws other random numbers. Its memory, which is kept, then holds another
-   execution's data everywhere. Where the memory is still there in which the graph was captured,
-   both take place in it.
-3. Every slot moves, noise is set to other values, and the second resident executes the first
-   input. The results must be equal bit for bit, but for those that were not in step 1, which must
-   be as near as was measured; and the memory of step 2 must be what it was: a word that was
-   missed would have read or written it there. Where results differ it executes again at the same
-   addresses, to tell a graph that does not always compute the same bits, for which all begins
-   anew with more executions in step 1, and one that reads its noise: then the noise is divided
-   until the bytes are found that matter.
+1. A resident of the graph in which no two Values share memory executes an input: this gives the
+   expected result. Every activation has another address than in the loaded one, so a wrong
+   placement or live range shows. It executes the same again: if the bits differ, kernels are not
+   deterministic, and the distance between results is measured (see `steadiness`).
+2. A resident placed like the loaded one executes another input, if another valid one is known, and
+   draws other random numbers. Its memory, which is kept, then holds another execution's data
+   everywhere. If the memory of the capture still exists, both steps use it.
+3. Every slot moves, noise is set to other values, and the second resident executes the first input.
+   The results must be equal bit for bit, except those that were not in step 1, which must be as
+   near as was measured; and the memory of step 2 must be unchanged: a missed word would have read
+   or written it there. If results differ it executes again at the same addresses, to distinguish a
+   graph that does not always compute the same bits, for which everything is repeated with more
+   executions in step 1, from one that reads its noise: the noise is then bisected to find the bytes
+   that matter.
 
-All is compared on the device (see `contents`): results with copies of them there, and the memory of
-step 2 with sums of what it was, so that nothing grows on the host.
+Everything is compared on the device (see `contents`): results with copies there, and the memory of
+step 2 by sums of its former content, so that nothing grows on the host.
 
-Noise gets the values of the other capture in the same layout. Every byte of it changes, that being
-what made it noise; and what is read by mistake is as valid as before. A value that was made up
-could be a size, an index, an address or a counter that another kernel waits for, and the device
-would fault or never end. Only the values of that capture are safe in this way: an address in
-another layout leads nowhere any more. Noise that is known
-otherwise is set to the address of a decoy: memory of the device which holds the same small number
-everywhere. A kernel that reads it, or through it, finds something else, and no fault.
+Noise gets the values of the other capture in the same layout. Every byte of it changes, by its
+definition; and what is read by mistake is as valid as before. A made-up value could be a size, an
+index, an address or a counter that another kernel waits for, and the device would fault or never
+finish. Only the values of that capture are safe in this way: an address in another layout is no
+longer mapped. Noise that is recognised otherwise is set to the address of a decoy: device memory
+that holds the same small number everywhere. A kernel that reads it, or through it, finds other
+content, and causes no fault.
 
-A kernel may find an address elsewhere than in words: in a texture, or a variable of its module.
-Where the memory of the capture is none that executes here, all three would find the same there. So
-it is filled with zeros for the first two and with the decoy's number for the third, and must hold
-that afterwards.
+A kernel may find an address elsewhere than in words: in a texture, or a variable of its module. If
+no step uses the memory of the capture, all three would find the same there. So it is filled with
+zeros for the first two and with the decoy's number for the third, and must hold that afterwards.
 
-What is not shown: that the graph computes what the model does (its results are compared with eager
-where models are tested); and addresses of weights that no launch writes, which stay where they are
-in all three steps, since copies could take as much memory as the model. They have been moved once
-already, from the addresses that they were captured at, which the third step gives other content.
-Weights in files are read where the resident itself brings them, as a model of torch_npu does. Else
-they are not: in all three steps some share one block of made-up content (`WeightStandIns`), since a
-model may be larger than the device, and the copies that bring streamed weights are no part of what
-executes here; `streamed_copies.check_copies` proves their order by the graph's edges.
-A word of an input or an activation stays unseen where what it leads to holds the same bits whatever
-executes, as when a threshold, rounding or a cast to integers makes zeros of all made-up numbers.
+The proof does not show that the graph computes what the model does (tests of models compare results
+with eager). It does not move weights that no launch writes: they stay in place in all three steps,
+since copies could take as much memory as the model. They have already been moved once, from their
+addresses in the capture, which the third step gives other content. Weights in files are read if the
+resident itself brings them, as a model of torch_npu does. Otherwise some share a block of made-up
+content in all three steps (`WeightStandIns`), since a model may be larger than the device, and the
+copies that bring streamed weights do not execute here; `streamed_copies.check_copies` proves their
+order by the graph's edges. A word of an input or an activation stays undetected if its target holds
+the same bits in every execution, as when a threshold, rounding or a cast to integers turns all
+made-up numbers into zeros.
 
 Inputs are those of the recorded call, as far as it left a sample; others are made up: see
-`made_up_inputs`. An operator that fails on the device about its values would fail it for the whole
-process. Where some input is then the same in both executions, what depends on it alone would be
-there anyway: the memory of step 2 is filled with zeros. Outputs begin with numbers that are no
-result, since results may be zeros too. Inputs at old addresses then get another content, which is
-only read if the proof fails. What launches write is a copy, so no state changes. Only weights whose
-addresses are constants, as those of an opaque Program, are written where they are: they are put
-back after each execution, and what it has left there is compared as well.
+`made_up_inputs`. An operator that fails on the device because of its values would disable the
+device for the whole process. If some input is then the same in both executions, results that depend
+on it alone would already be there: the memory of step 2 is filled with zeros. Outputs begin with
+numbers that are no result, since results may be zeros too. Inputs at old addresses then get other
+content, which is only read if the proof fails. Launches write copies, so no state changes. Only
+weights whose addresses are constants, as those of an opaque Program, are written in place: they are
+restored after each execution, and their new state is compared as well.
 """
 
 from __future__ import annotations
@@ -126,27 +123,27 @@ def prove(
     before_moved: Callable[[], None] = lambda: None,
     before_plain: Callable[[], None] = lambda: None,
 ) -> Steadiness:
-    """Execute as the module says.
+    """Execute the three steps of the module's description.
 
     Args:
-        bound: what is resident.
+        bound: the resident Program.
         loaded: a resident by the Plan that is loaded.
-        unshared: the same graph by the Plan that `apart` gives.
+        unshared: the same graph by the Plan from `apart`.
         memory: of the device.
         noise: of the graph.
         describe: the kernel and parameter of noise, for messages.
-        fixed: weights that executions may write where they are.
-        streamed: by Value the address of weights that the resident itself brings.
-        before_moved: is called before every slot moves, to change the memory in which the graph
-            was captured, if that is still there and no execution should read it.
-        before_plain: is called before the first execution, to undo that.
+        fixed: weights that executions may write in place.
+        streamed: by Value, the address of weights that the resident itself brings.
+        before_moved: called before every slot moves, to change the memory of the capture, if it
+            still exists and no execution should read it.
+        before_plain: called before the first execution, to undo that.
 
     Returns:
-        What was the same bits in plain executions, and how far the rest was apart.
+        What had the same bits in plain executions, and the distances of the rest.
 
     Raises:
-        CaptureError: results or written state differ, or old memory was written; noise that is
-            read is named by kernel and parameter.
+        CaptureError: results or written state differ, or old memory was written; noise that is read
+            is named by kernel and parameter.
         ExecutionError: the device failed, or has no memory for the proof.
     """
     proof = _Proof(bound, loaded, unshared, memory, noise, describe, before_moved)
@@ -174,7 +171,7 @@ def prove(
 
 @dataclasses.dataclass(frozen=True)
 class _Proof:
-    """The executions that are compared; attributes as the arguments of `prove`."""
+    """The compared executions; attributes as the arguments of `prove`."""
 
     bound: BoundProgram
     loaded: Placed[ProvableResident]
@@ -185,11 +182,11 @@ class _Proof:
     before_moved: Callable[[], None]
 
     def attempt(self, weights: BoundWeights, n_plain: int) -> tuple[Steadiness, str]:
-        """All three steps, with so many executions in the first one at least.
+        """All three steps, with at least `n_plain` executions in the first.
 
         Returns:
-            How steady results are; what was other bits only in the last step, both times. Then
-            nothing is proved.
+            The steadiness of results; and the name of a result whose bits differed in the last step
+            only, in both executions of it. Then nothing is proved.
         """
         first, second = (made_up_inputs(self.bound, variant) for variant in range(2))
         _set_noise(self.loaded, self.noise, changed=())
@@ -223,7 +220,7 @@ class _Proof:
     def _expected(
         self, weights: BoundWeights, inputs: Sequence[bytes], n_plain: int
     ) -> tuple[Kept, Steadiness]:
-        """What plain executions give, and how far apart that is."""
+        """The result of plain executions, and their distances."""
         bases = ProofBases(self.bound.program, self.unshared, self.memory, inputs, weights)
 
         def execute_again() -> Sequence[Stretch]:
@@ -232,7 +229,7 @@ class _Proof:
             bases.execute(self.unshared)
             return bases.outcome()
 
-        if self.unshared.home:  # where something is left of the capture
+        if self.unshared.home:  # remains of the capture exist
             execute_again()
         else:
             bases.execute(self.unshared)
@@ -249,10 +246,10 @@ class _Proof:
         expected: Kept,
         steadiness: Steadiness,
     ) -> str:
-        """Why results differ though old memory is what it was; "" if no reason is found.
+        """Why results differ although old memory is unchanged; "" if no reason is found.
 
         Returns:
-            The result that is other bits each time, though it was not in plain executions.
+            The result whose bits differ each time, although it was steady in plain executions.
 
         Raises:
             CaptureError: noise is read.
@@ -282,17 +279,17 @@ def timed_rounds(
     take: Callable[[], T],
     n_rounds: int,
 ) -> list[T]:
-    """What executions take, on inputs and weights that are made up as for the proof.
+    """The durations of executions, on made-up inputs and weights as in the proof.
 
     Args:
-        bound: what is resident.
+        bound: the resident Program.
         placed: a resident of it.
         memory: of the device.
-        take: executes the resident once and gives its times.
-        n_rounds: how often; each begins with the same content.
+        take: executes the resident once and returns its times.
+        n_rounds: the number of executions; each begins with the same content.
 
     Returns:
-        By round what `take` gave.
+        The result of `take` in each round.
 
     Raises:
         OutOfMemory: the device has no memory for it.
@@ -335,7 +332,7 @@ def _refuse(difference: Difference | None, message: str) -> None:
 def _set_noise(
     placed: Placed[ProvableResident], noise: Sequence[Noise], changed: Sequence[Noise]
 ) -> None:
-    """Give some of the noise the values of the other capture, and the rest its own."""
+    """Set some of the noise to the values of the other capture, and the rest to its own."""
     contents = {(one.node, one.part, one.offset_bytes): one.first for one in noise}
     contents |= {(one.node, one.part, one.offset_bytes): one.again for one in changed}
     for place, content in contents.items():
@@ -347,13 +344,13 @@ def _refuse_noise(
     describe: Callable[[Noise], str],
     is_read: Callable[[Sequence[Noise]], bool],
 ) -> NoReturn:
-    """Refuse noise that results depend on, by the fewest words that halving finds."""
+    """Refuse noise that results depend on, naming the fewest words that bisection finds."""
     while len(noise) > 1:
         middle = len(noise) // 2
         halves = (noise[:middle], noise[middle:])
         found = next((half for half in halves if is_read(half)), None)
         if found is None:
-            break  # they matter together
+            break  # they matter only together
         noise = found
     more = f" (or one of {len(noise) - 1} other words)" if len(noise) > 1 else ""
     raise CaptureError(

@@ -1,4 +1,4 @@
-"""What proofs execute on: a resident, where it is placed, and memory for all of its slots."""
+"""What proofs execute: a resident, its placement, and memory for all its slots."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TILE_BYTES = 2**20  # content is made once, and repeated
 
 
 class Memory(ComparedMemory, Protocol):
-    """What the proof needs of a device's memory, which holds zeros when it is allocated."""
+    """The operations on device memory that the proof needs; new memory holds zeros."""
 
     def fill(self, address: int, size_bytes: int) -> None:
         """Write zeros."""
@@ -34,19 +34,19 @@ class PatchedResident(Protocol):
 
 
 class ProvableResident(PatchedResident, Protocol):
-    """What the proof needs of a resident."""
+    """The operations on a resident that the proof needs."""
 
     def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
-        """Write bytes of a node (its index, part and offset in bytes) where no address lies."""
+        """Write bytes of a node (its index, part and offset in bytes) that hold no address."""
 
     def execute(self) -> None:
-        """Run everything."""
+        """Execute everything."""
 
     def finish(self) -> None:
         """Wait for it."""
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release its resources."""
 
 
 R_co = TypeVar("R_co", bound=PatchedResident, covariant=True)
@@ -54,18 +54,18 @@ R_co = TypeVar("R_co", bound=PatchedResident, covariant=True)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Placed(Generic[R_co]):
-    """A resident, and where it is placed.
+    """A resident and its placement.
 
     Attributes:
-        plan: that it was made for.
-        resident: what executes.
+        plan: of the resident.
+        resident: executes.
         relocations: its (word, slot, offset in bytes).
-        home: by slot the memory that it was captured in, where that is still there: the first two
-            executions take place in it. Other slots get memory of the proof's own.
+        home: by slot, the memory of the capture if it still exists: the first two executions use
+            it. Other slots get separate memory.
         shared: slots whose memory in `home` is also that of Values that do not move, so that every
             execution writes there.
-        draw: tells the resident, before each execution, which state of generators it draws from:
-            0 or 1, with the first or the second input.
+        draw: called before each execution with the generator state that it draws from: 0 or 1, with
+            the first or the second input.
     """
 
     plan: Plan
@@ -78,7 +78,7 @@ class Placed(Generic[R_co]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundWeights:
-    """Where weights are read, and what puts back those that cannot be moved."""
+    """The places of weights, and what restores those that cannot be moved."""
 
     fixed: FixedWeights
     stand_ins: WeightStandIns
@@ -89,7 +89,7 @@ class BoundWeights:
 class _Block:
     """Memory of a placement.
 
-    `dtype`: of all that lies there; `lent`: not the proof's own; `shared`: written by every
+    `dtype`: of everything in it; `lent`: not allocated by the proof; `shared`: written by every
     execution.
     """
 
@@ -103,7 +103,7 @@ class _Block:
 
 
 class ProofBases:
-    """Memory for one placement: what each slot's base is."""
+    """Memory for one placement: the base of each slot."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class ProofBases:
             self._memory.copy(address, original, size_bytes)
 
     def _take(self, slot: int, size_bytes: int, name: str, dtype: str = "") -> int:
-        """The memory in which a slot was captured where that is there, else memory of its own."""
+        """The memory of the capture for a slot if it exists, else separate memory."""
         home = self._placed.home.get(slot)
         block = _Block(
             self._memory.allocate(size_bytes) if home is None else home,
@@ -183,7 +183,7 @@ class ProofBases:
         return block.address
 
     def _place_inputs(self, inputs: Sequence[bytes]) -> None:
-        """Each input in a block of its own, but those that must overlap as they were recorded.
+        """Place each input in a separate block, except those that must overlap as recorded.
 
         Host constants have no place: the graph holds their values.
         """
@@ -204,30 +204,30 @@ class ProofBases:
                 block = self._allocate(max(ends), names)
             for leaf, offset in leaves:
                 place = self._plan.places[self._value(leaf)]
-                assert place is not None  # check_plan has seen to it
+                assert place is not None  # ensured by check_plan
                 self._bases[place.slot] = block + offset - lowest
         self.write_inputs(inputs)
 
     def write_inputs(self, inputs: Sequence[bytes]) -> None:
-        """Write the inputs where this placement has them."""
+        """Write the inputs to their places in this placement."""
         for view, content in zip(self._program.inputs, inputs, strict=True):
             if self._program.values[view.value].on_host:
                 continue
             place = self._plan.places[view.value]
-            assert place is not None  # check_plan has seen to it
+            assert place is not None  # ensured by check_plan
             self._memory.write(self._bases[place.slot], content)
 
     def _value(self, leaf: int) -> int:
         return self._program.inputs[leaf].value
 
     def patch(self, placed: Placed[PatchedResident]) -> None:
-        """Give the resident these addresses, all of them."""
+        """Give the resident all these addresses."""
         placed.resident.patch(
             [(word, self._bases[slot] + offset) for word, slot, offset in placed.relocations]
         )
 
     def execute(self, placed: Placed[ProvableResident]) -> None:
-        """Patch and execute; fixed weights are put back."""
+        """Patch and execute; fixed weights are restored."""
         self.patch(placed)
         placed.draw(self._state)
         with self._weights.restored():
@@ -235,18 +235,18 @@ class ProofBases:
             placed.resident.finish()
 
     def take_feature_map(self, other: ProofBases) -> None:
-        """Begin with what another execution has left, which is valid to read by mistake."""
+        """Begin with the content that another execution left, which is valid to read by mistake."""
         slot = self._plan.feature_map
         self._memory.copy(self._bases[slot.index], other._bases[slot.index], slot.size_bytes)
 
     def begin_again(self, other: ProofBases, inputs: Sequence[bytes]) -> None:
-        """Be what it was before it executed, at the same addresses."""
+        """Restore the state before the execution, at the same addresses."""
         self.clear()
         self.begin(inputs)
         self.take_feature_map(other)
 
     def begin(self, inputs: Sequence[bytes]) -> None:
-        """Write what an execution begins with."""
+        """Write the initial content of an execution."""
         self._copy_weights()
         self.write_inputs(inputs)
         self._spoil_outputs()
@@ -257,16 +257,16 @@ class ProofBases:
             self._memory.fill(block.address, block.size_bytes)
 
     def outcome(self) -> list[Stretch]:
-        """All that a caller can see: outputs, and inputs and weights as they are afterwards."""
+        """Everything that a caller can see: outputs, and the final inputs and weights."""
         blocks = [block for block in self._blocks if not block.is_feature_map]
         return [*_stretches(blocks), *self._weights.left]
 
     def content(self) -> list[Stretch]:
-        """What stays as it is while another placement executes, unless a word was missed."""
+        """Content that another placement's execution does not change, unless a word was missed."""
         return _stretches([block for block in self._blocks if not block.is_shared])
 
     def free(self) -> None:
-        """Give back what is the proof's own."""
+        """Free the proof's own memory."""
         for block in self._blocks:
             if not block.is_lent:
                 self._memory.free(block.address)

@@ -1,8 +1,8 @@
-"""What is left of addresses in bytes that nobody initialised.
+"""Remains of addresses in uninitialised bytes.
 
-An argument's tail holds what lay on the host's stack before: often the address of an object of the
-host, of which one capture has another than the next, or the same, as the heap has it; or that of
-an allocation, which is the same in one layout. What is written over it may leave half of it.
+An argument's tail holds former content of the host's stack: often the address of a host object,
+which differs between captures or is the same, depending on the heap; or the address of an
+allocation, which is the same in one layout. Half of it may be overwritten.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HALF_BITS = 8 * HALF_BYTES
 
 
 class StaleWords:
-    """Tells what kernels do not read, though it follows the layout."""
+    """Recognises words that kernels do not read, though they follow the layout."""
 
     def __init__(
         self,
@@ -26,20 +26,21 @@ class StaleWords:
         owned: Sequence[Owned],
         decoy_address: int,
     ) -> None:
-        """Tell it by what each capture says of the host's memory.
+        """Use each capture's record of host memory.
 
         Args:
-            captures: that are compared.
+            captures: to compare.
             meanings: of their allocations, to none of which an address of the host may belong.
-            owned: what somebody keeps in each, likewise.
-            decoy_address: what the proof puts in their place.
+            owned: the owners' ranges in each, likewise.
+            decoy_address: replaces such words in the proof.
         """
         self._captures = captures
         self._meanings = meanings
         self._owned = owned
         self.decoy = decoy_address.to_bytes(WORD_BYTES, "little")
-        # Where a generator's state lies, which one capture's stack may hold as well. What all
-        # captures have so is no noise, but of an owner: it is told before.
+        # Addresses of a generator's state, which one capture's stack may hold as well. If all
+        # captures have them at a place, they are no noise but an owner's, which is determined
+        # before.
         self._cells = [
             {one.address for one in capture.owned if one.owner == RANDOM_OWNER}
             for capture in captures
@@ -51,8 +52,8 @@ class StaleWords:
 
         Args:
             contents: the part that holds it, by capture.
-            start: where it begins, in bytes: at any multiple of four, since structures of numbers
-                of four bytes are aligned to that.
+            start: its first byte: any multiple of four, since structures of four-byte numbers are
+                aligned to that.
         """
         if start < 0 or start + WORD_BYTES > len(contents[0]):
             return False
@@ -69,12 +70,12 @@ class StaleWords:
     def replaced(
         self, contents: Sequence[bytes], begin: int, end: int, parameters: Sequence[tuple[int, int]]
     ) -> tuple[bytes, NoiseKind] | None:
-        """What the proof gives a word, or half of one, that follows the layout and is noise.
+        """The proof's replacement for a word, or half of one, that follows the layout and is noise.
 
         Args:
             contents: the part that holds it, by capture.
-            begin: where it stands in them, in bytes.
-            end: one past it. The last word of a part may be shorter.
+            begin: its first byte there.
+            end: one past its last byte. The last word of a part may be shorter.
             parameters: (offset, size) in bytes of each argument in the part.
 
         Returns:
@@ -120,13 +121,13 @@ def bytes_follow_layout(words: Sequence[bytes]) -> bool:
 
 
 def follows_layout(halves: Sequence[bytes]) -> bool:
-    """Whether half a word differs, but not in one layout: four bytes are a number of their own.
+    """Whether half a word differs, but not in one layout: four bytes may be a separate number.
 
-    It may be what is left of a stale address too, but not each such half shows it. Nor can the
-    proof try any. It would have to set the bytes to what another layout has there, and a kernel
-    that reads a distance between two addresses would follow it to where nothing lies. Bytes that
-    are alike by chance beside noise in one half are let pass, as no distance between allocations
-    fits into less than four bytes.
+    It may also be the remainder of a stale address, but not every such half shows that. Nor can the
+    proof try any: it would have to set the bytes to those of another layout, and a kernel that
+    reads a distance between two addresses would follow it to unmapped memory. Bytes that are equal
+    by chance beside noise in one half are accepted, as no distance between allocations fits into
+    less than four bytes.
     """
     return halves[0] == halves[1] and len(set(halves)) > 1
 
@@ -140,9 +141,9 @@ def differs_beside(words: Sequence[bytes]) -> bool:
 
 
 def _is_small(at: int, halves: Sequence[bytes], parameters: Sequence[tuple[int, int]]) -> bool:
-    """Whether what differs are parameters of a single byte.
+    """Whether the differing bytes are parameters of a single byte.
 
-    As function objects without members, which are passed so, and which nobody writes.
+    As for function objects without members, which are passed uninitialised.
     """
     small = {begin for begin, size_bytes in parameters if size_bytes == 1}
     mask = bytes(len(halves[0]))

@@ -1,8 +1,8 @@
-"""How far results of one graph lie apart that executes the same input twice, where it was captured.
+"""The distances between results of one graph that executes the same input twice, unmoved.
 
-Kernels that add in any order give other bits each time. What they give at other addresses cannot be
-the same bits then, only as near as two plain executions are: the proof allows that much, and only
-where the two have differed.
+Kernels that add in any order give other bits each time. Their results at other addresses cannot
+have the same bits then, but must be as near as those of two plain executions: the proof allows this
+distance, and only where the two have differed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from offload.backends.captured.relocation.contents import (
 from offload.errors import CaptureError
 
 N_PLAIN = 2
-"""Plain executions: the second shows whether there is anything to measure."""
+"""Plain executions: the second shows whether there are distances to measure."""
 
 N_UNSTEADY = 6
-"""Plain executions where two have differed, or where a result has that was the same in both."""
+"""Plain executions if the first two differ, or if a result that was the same in both differs later.
+"""
 
 _MARGIN = 8.0
-"""Times the largest distance that was measured, which of few executions is not the largest."""
+"""Times the largest measured distance, which a few executions underestimate."""
 
 _MARGIN_SQUARE = 16.0
-"""Times the mean square, which varies less: it tells a result whose small numbers are wrong."""
+"""Times the mean square, which varies less: it detects a result whose small numbers are wrong."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Steadiness:
     """What executions of the same input have in common.
 
     Attributes:
-        measured: by name of what is no steady result, how far plain executions lay apart at most.
-        n_executions: that were compared.
+        measured: by name of a result that is not steady, the largest distances of plain executions.
+        n_executions: the number of compared executions.
     """
 
     measured: Mapping[str, Spread] = dataclasses.field(default_factory=dict)
@@ -47,14 +48,14 @@ class Steadiness:
 
     @property
     def allowed(self) -> dict[str, Spread]:
-        """By name how far apart results may be at other addresses."""
+        """By name the distances that results may have at other addresses."""
         return {
             name: Spread(_MARGIN * one.largest, _MARGIN_SQUARE * one.mean_square)
             for name, one in self.measured.items()
         }
 
     def notes(self) -> tuple[str, ...]:
-        """What the proof allowed, in sentences for people; none where all are the same bits."""
+        """What the proof allowed, in sentences for users; empty if all results had equal bits."""
         return tuple(
             f"{name} is other bits at each execution ({one.n_apart} numbers, by up to "
             f"{one.largest:.3g}, in {self.n_executions} executions where it was captured); the "
@@ -69,17 +70,17 @@ def measure(
     execute_again: Callable[[], Sequence[Stretch]],
     n_plain: int,
 ) -> Steadiness:
-    """Execute the same input where it was executed before, and compare what that gives.
+    """Execute the same input in the same place, and compare the results.
 
     Args:
         memory: of the device.
-        expected: what the first execution gave.
-        execute_again: gives what another one has left.
-        n_plain: executions, the first included, if they all give the same bits; else N_UNSTEADY.
+        expected: the result of the first execution.
+        execute_again: executes again and returns the result.
+        n_plain: executions, including the first, if they all give the same bits; else N_UNSTEADY.
 
     Raises:
-        CaptureError: what differs are no numbers, or it differs by as much as its numbers are
-            large, so that a wrong result could not be told.
+        CaptureError: what differs is not numbers, or it differs by as much as its numbers, so that
+            a wrong result could not be detected.
     """
     measured: dict[str, Spread] = {}
     n_executions = 1
@@ -99,7 +100,7 @@ def _check_small(memory: ComparedMemory, stretch: Stretch, allowed: Spread) -> N
     zeros = memory.allocate(stretch.size_bytes)
     size = spread(memory, stretch, dataclasses.replace(stretch, address=zeros))
     memory.free(zeros)
-    if allowed.mean_square < size.mean_square:  # false where some are no numbers
+    if allowed.mean_square < size.mean_square:  # false if some are no numbers
         return
     raise CaptureError(
         f"the captured graph computes other bits each time that it is executed, in {stretch.name}, "

@@ -1,4 +1,4 @@
-"""Who touches what in a captured graph, which the planner needs, and what a Plan makes of it."""
+"""The nodes of a captured graph that touch each Value, for planning; the relocations of a Plan."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def with_scratch(program: Program, scratch_bytes: Sequence[int]) -> Program:
 
 
 def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -> NodeGraph:
-    """Which nodes may read or write each Value.
+    """The nodes that may read or write each Value.
 
-    A launch's nodes are taken together: whatever the launch reads or writes, and whatever a word of
-    one of its nodes names, may be touched by each of them, since an address can reach a kernel
-    through memory that an earlier one of the same launch has filled.
+    A launch's nodes count together: each of them may touch whatever the launch reads or writes, and
+    whatever a word of one of its nodes names, since an address can reach a kernel through memory
+    that an earlier node of the same launch has filled.
     """
-    # Nodes that no launch made stand alone, under numbers that no launch has.
+    # Nodes without a launch stand alone, under numbers that no launch has.
     makers = [
         made_by if made_by >= 0 else -1 - node for node, made_by in enumerate(capture.launches)
     ]
@@ -47,7 +47,7 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
 
     def nodes_of_all(makers: set[int]) -> tuple[int, ...]:
         if len(makers) == 1:
-            # Shared by all Values of this launch: an opaque one has all nodes that there are.
+            # Shared by all Values of this launch: an opaque launch has all nodes.
             return nodes_of[next(iter(makers))]
         return tuple(sorted(itertools.chain.from_iterable(nodes_of[one] for one in makers)))
 
@@ -63,11 +63,11 @@ def node_graph(program: Program, capture: GraphCapture, words: Sequence[Word]) -
 
 
 def relocations_of(discovery: Discovery, plan: Plan) -> list[tuple[int, int, int]]:
-    """For each word the slot and the offset that its Value has in the Plan."""
+    """For each word the slot and the offset of its Value in the Plan."""
     relocations = []
     for index, word in enumerate(discovery.words):
         place = plan.places[word.value]
-        assert place is not None  # who is named by a word is touched by its node
+        assert place is not None  # a Value that a word names is touched by its node
         offset_bytes = place.offset_bytes + word.value_offset_bytes
         relocations.append((index, place.slot, offset_bytes))
     return relocations

@@ -1,4 +1,4 @@
-"""What the proof takes for weights whose content is in files."""
+"""The proof's stand-ins for weights whose content is in files."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _TILE_BYTES = 2**20  # content is made once, and repeated
 
 
 class Memory(Protocol):
-    """What is needed of a device's memory; addresses and sizes in bytes."""
+    """The operations on device memory that are needed; addresses and sizes in bytes."""
 
     def allocate(self, size_bytes: int) -> int:
-        """Memory that holds zeros."""
+        """Allocate memory that holds zeros."""
 
     def free(self, address: int) -> None:
-        """Give one block back."""
+        """Free one block."""
 
     def write(self, address: int, content: bytes) -> None:
         """Copy from the host."""
 
 
 class WeightStandIns:
-    """For each weight an address that holds its bytes, or others that any model can read.
+    """For each weight an address of its bytes, or of others that are valid for any model.
 
-    Weights in memory stand for themselves, and so do those that the resident brings. Others in
-    files may be too large for the device all at once: those of one dtype that are summed over as
-    many numbers share one block, as large as the largest of them, of made-up content. The numbers
-    are such that a layer neither overflows nor makes zeros: see `_largest_number`. Only small
-    ones of integers, which may be an index, have their own content.
+    Weights in memory are used in place, and so are those that the resident brings. Others in files
+    may be too large for the device together: those of one dtype with equally long sums share one
+    block, as large as the largest of them, of made-up content. Its numbers are such that a layer
+    neither overflows nor gives zeros: see `_largest_number`. Only small integer weights, which may
+    be an index, have their own content.
 
     Attributes:
         addresses: by Value of role weight.
@@ -86,17 +86,17 @@ class WeightStandIns:
         return address
 
     def free(self) -> None:
-        """Give the blocks back."""
+        """Free the blocks."""
         for address in self._blocks:
             self._memory.free(address)
         self._blocks.clear()
 
 
 def _largest_number(stored: StoredTensor) -> float:
-    """What the numbers of a weight are less than: twice 1/K, where K of them are summed.
+    """The bound of a weight's made-up numbers: twice 1/K, where K of them are summed.
 
-    So each layer gives numbers as large as it is given. Of a matrix K is the last dimension, of
-    several matrices, or a convolution in one dimension, the larger of the last two, and of other
+    So the results of each layer are as large as its inputs. For a matrix K is the last dimension;
+    for several matrices, or a convolution in one dimension, the larger of the last two; for other
     convolutions all but the first. Vectors scale, or are added.
     """
     shape = stored.shape

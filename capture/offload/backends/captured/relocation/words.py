@@ -1,4 +1,4 @@
-"""What discovery finds in a captured graph: words, noise, constants with an owner."""
+"""The results of discovery in a captured graph: words, noise, constants with an owner."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ HALF_BYTES = WORD_BYTES // 2
 
 
 class Unfollowed(CaptureError):
-    """A word that cannot be followed, and what the caller can do.
+    """A word that cannot be followed, and the remedy.
 
     Attributes:
-        what, advice: the two apart, for who goes on without following it.
+        what, advice: the two parts, for callers that continue without following it.
     """
 
     def __init__(self, what: str, advice: str) -> None:
@@ -29,7 +29,7 @@ class CapturesDiffer(Exception):
     """Captures of one Program are not the same graph; capturing again may help.
 
     Attributes:
-        where: the node at which they part.
+        where: the first node that differs.
     """
 
     def __init__(self, where: str, what: str) -> None:
@@ -39,13 +39,13 @@ class CapturesDiffer(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Word:
-    """A word that holds an address: that of a Value, plus an offset; or the lower half of it.
+    """A word that holds the address of a Value plus an offset, or the lower half of it.
 
     Attributes:
-        node, part, offset_bytes: where it stands in the graph.
-        value: index of the Value; those beyond the Program's own are scratch.
-        value_offset_bytes: may lie outside the Value: some kernels are given such addresses.
-        size_bytes: HALF_BYTES of the lower half.
+        node, part, offset_bytes: its place in the graph.
+        value: index of the Value; those beyond the Program's are scratch.
+        value_offset_bytes: may lie outside the Value: some kernels receive such addresses.
+        size_bytes: HALF_BYTES for a lower half.
     """
 
     node: int
@@ -68,7 +68,7 @@ def words_of(content: bytes) -> tuple[int, ...]:
 
 
 class NoiseKind(enum.StrEnum):
-    """By what noise is known; the values say it in messages."""
+    """How noise is recognised; the values say it in messages."""
 
     DIFFERS = "differs between two captures in one layout"
     HOST = "holds an address of the host's memory in every capture, which kernels cannot read"
@@ -79,14 +79,14 @@ class NoiseKind(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Noise:
-    """Bytes that nobody initialised.
+    """Uninitialised bytes.
 
     Attributes:
-        node, part, offset_bytes: where the word (or half of one) stands.
-        first: what the capture holds there that is executed.
-        again: what the proof sets instead: what the other capture in its layout holds, and for
-            noise of another kind the address of a decoy.
-        kind: by what it is known.
+        node, part, offset_bytes: the place of the word (or half of one).
+        first: its content in the capture that is executed.
+        again: its replacement in the proof: the content in the other capture of its layout, and for
+            other kinds of noise the address of a decoy.
+        kind: how it is recognised.
     """
 
     node: int
@@ -104,7 +104,7 @@ class Noise:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OwnedConstant:
-    """A word with an address outside the pool, that stays as it is, and who keeps that memory."""
+    """A word with a constant address outside the pool, and the owner of that memory."""
 
     node: int
     part: int
@@ -117,13 +117,13 @@ class OwnedConstant:
 class Unexplained:
     """A word that differs between captures, and is no address that can be followed.
 
-    It may be noise, which only another capture in the same layout could show, or say where
-    something lies in a way of its own.
+    It may be noise, which only another capture in the same layout could show, or an address in a
+    form that is not followed.
 
     Attributes:
-        node, part, offset_bytes: where it stands.
+        node, part, offset_bytes: its place.
         why: names kernel, byte and values.
-        advice: what a user can do about it.
+        advice: the remedy for the user.
     """
 
     node: int
@@ -135,14 +135,14 @@ class Unexplained:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Discovery:
-    """What the words of the first capture's graph are; those not listed are plain constants.
+    """The words of the first capture's graph; those not listed are plain constants.
 
     Attributes:
         words: that hold addresses, by node, part and offset.
-        noise: that mean nothing.
+        noise: bytes without meaning.
         constants: that hold addresses which never change.
         scratch_bytes: sizes of the scratch Values that words name, which follow the Program's own.
-        unexplained: words of nodes that have to stay as they were captured.
+        unexplained: words of nodes that must stay as captured.
     """
 
     words: tuple[Word, ...]
