@@ -25,7 +25,7 @@ CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
   }
 }
 
-// Whoever had a tensor on the memory may have let go of it while kernels that read it run.
+// The owner of a tensor on the memory may have released it while kernels that read it run.
 CudaWeightStream::~CudaWeightStream() {
   close();
   const ContextScope scope(driver_, context_);
