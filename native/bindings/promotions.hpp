@@ -1,5 +1,5 @@
-// Promotions: what executions of each choice of sizes have taken, and which have an executable of
-// their own.
+// Promotions: durations of executions for each choice of sizes, and which sizes have a separate
+// executable.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,8 +14,8 @@
 
 namespace offload {
 
-// Executions of one kind. An execution counts as at most twice the least, since what it waited for
-// beyond that (other processes, the GIL) is no matter of who executes it.
+// Executions of one kind. Each counts as at most twice the shortest, since waits beyond that (for
+// other processes, the GIL) do not depend on the executable.
 struct CountedTime {
   std::uint64_t n_executions = 0;
   std::uint64_t ns = 0;
@@ -25,18 +25,18 @@ struct CountedTime {
 };
 
 struct SizesAccount {
-  CountedTime resident;  // by the executable of all sizes, since it was opened or cleared
-  CountedTime promoted;  // by that of these alone
+  CountedTime resident;  // by the executable of all sizes, since the account was opened or cleared
+  CountedTime promoted;  // by the executable of these sizes alone
   std::uint64_t due_ns = 0;
-  std::uint64_t used = 0;  // the larger, the later
+  std::uint64_t used = 0;  // increases with each use
   bool is_reviewed = false;
-  pybind11::object executable;  // of these sizes alone; none: there is none
+  pybind11::object executable;  // of these sizes alone; null: none exists
 };
 
-// Accounts of choices of sizes, at most so many: the least recently used goes first, of those
-// without an executable. When one is due, `on_due` is called with (sizes, args, kwargs): ahead of
-// an execution, where the resident has taken as much as `due_ns` says and `armed` is set; and once
-// when an executable of its own has executed `review_after` times. What to do is its decision.
+// Accounts of choices of sizes, at most `most`; the least recently used without an executable is
+// evicted first. When an account is due, `on_due` is called with (sizes, args, kwargs): before an
+// execution, if the resident has taken at least `due_ns` and `armed` is set; and once after the
+// separate executable has executed `review_after` times. on_due decides what to do.
 //
 // Owner: Python, and the calls of one executable. Thread: under the GIL. Errors: those of on_due.
 class Promotions {
@@ -46,41 +46,41 @@ class Promotions {
   Promotions(std::size_t most, std::uint64_t review_after, pybind11::object on_due)
       : most_(most), review_after_(review_after), on_due_(std::move(on_due)) {}
 
-  // Before an execution: the executable of these sizes alone, or none. May call on_due with what
-  // `arguments` gives: a pair of a tuple and a dict.
+  // Called before an execution. Returns the executable of these sizes alone, or null. May call
+  // on_due with the result of `arguments`, a pair of a tuple and a dict.
   template <typename Arguments>
   pybind11::object find(const Sizes& sizes, const Arguments& arguments) {
     SizesAccount& account = opened(sizes);
     if (is_due(account)) {
       const pybind11::tuple found = arguments();
-      // It may change the accounts, and nothing found of these stays valid.
+      // It may change the accounts, which invalidates what was found.
       on_due_(pybind11::tuple(pybind11::cast(sizes)), found[0], found[1]);
       return opened(sizes).executable;
     }
     return account.executable;
   }
 
-  // As find, without a call of on_due.
+  // Like find, without calling on_due.
   pybind11::object found(const Sizes& sizes) { return opened(sizes).executable; }
 
-  // After an execution by the resident, or by an executable of these sizes alone.
+  // Records an execution by the resident, or by the executable of these sizes alone.
   void charge(const Sizes& sizes, std::uint64_t execution_ns, bool by_promoted);
 
-  // Gives sizes an executable of their own; none: takes it away, and begins their account anew.
+  // Sets the executable of these sizes alone; None removes it and resets their account.
   void set(const Sizes& sizes, pybind11::object executable);
 
   void set_due(const Sizes& sizes, std::uint64_t due_ns);
 
-  // Of accounts from now on, and of those that there are.
+  // Applies to existing and later accounts.
   void set_least_due(std::uint64_t due_ns);
   std::uint64_t least_due_ns() const { return least_due_ns_; }
 
-  // As it is now; none where nothing is counted.
+  // The present account; no value if nothing is counted.
   std::optional<SizesAccount> account(const Sizes& sizes) const;
 
   bool armed = true;
 
-  // Lets go of all, and counts from the beginning.
+  // Releases all executables and restarts counting.
   void clear() { accounts_.clear(); }
 
  private:
