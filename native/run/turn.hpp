@@ -1,4 +1,4 @@
-// Turns: what executables have in common that execute one at a time.
+// Turns: what executables share that execute one at a time.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -9,15 +9,15 @@
 
 namespace offload {
 
-// The order of executions, and the memory that activations of one after the other lie in.
+// The order of executions, and the memory that their activations use in turn.
 //
-// Owner: shared by its replays, each of which has one of its own until it joins another's. Thread:
-// what stands beside the lane changes under the lane's execution mutex alone.
+// Owner: shared by its replays; each has its own until it joins another's. Thread: members besides
+// the lane change only under the lane's execution mutex.
 struct Turn {
   bool running = false;  // one of its replays is executing
-  c10::DataPtr arena;    // where the device has no other
+  c10::DataPtr arena;    // if the device has no arena
   std::size_t arena_bytes = 0;
-  Lane lane;  // after what it uses, so that its thread ends first
+  Lane lane;  // last, so that its thread ends before what it uses
 };
 
 }  // namespace offload
