@@ -16,7 +16,6 @@ namespace offload {
 // A ticket with the source of its result: a submitted execution, or an object that is set.
 //
 // Owner: Python. Errors: those of the work, at each request for its result.
-// Owner: Python. Errors: those of the work, at each question for its result.
 class PythonTicket {
  public:
   PythonTicket() : ticket_(std::make_shared<Ticket>()) {}

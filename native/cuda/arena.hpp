@@ -56,6 +56,7 @@ class CudaArena : public std::enable_shared_from_this<CudaArena> {
 };
 
 // An arena's memory at one range of addresses.
+//
 // Owner: one executable, which must wait for its work before it releases the mapping. Thread: any.
 // Keeps the chunks alive, and releases those that no other mapping shows.
 class ArenaMapping {

@@ -13,7 +13,6 @@ namespace offload::cuda {
 // Returns nanoseconds by launch, including an event in a graph; 0 for a launch without nodes.
 // Throws ExecutionError where the driver or the device fails, and leaves nothing behind. With a
 // current context.
-// current context.
 std::vector<double> time_launches(const Driver& driver, Graph graph,
                                   const std::vector<std::vector<GraphNode>>& launches);
 

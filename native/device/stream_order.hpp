@@ -62,11 +62,11 @@ class StreamFence final : public Fence {
 // Event (constructed from Streams), Scope and RelaxedScope (while a scope lives the device's
 // context is current; RelaxedScope also permits calls that a capture would refuse), and
 //   record(event, stream), wait(stream, event), synchronize(event), synchronize(stream): Code;
-//   ask_capturing(stream, captures&): Code; whether the stream is being captured into another
-//   model; refuse_capturing(stream, which): throws ExecutionError where it is; check(code, what):
-//   throws ExecutionError with the device's message unless code is kSuccess; is_fault(code): the
-//   device failed and does not continue its work, as opposed to refusing a call at this time;
-//   is_lost(): this process was forked, so nothing works in it any more and no call is made.
+//   ask_capturing(stream, captures&): Code; whether the stream is captured into another model;
+//   refuse_capturing(stream, which): throws ExecutionError if it is;
+//   check(code, what): throws ExecutionError with the device's message unless code is kSuccess;
+//   is_fault(code): the device failed and does not continue, rather than refusing a call now;
+//   is_lost(): this process was forked: nothing works in it any more, and no call is made.
 //
 // Owner: one resident. Thread: callers serialise; fences wait on any. Errors: the constructor,
 // enter and fence throw ExecutionError. A stream must live until a fence after its work was waited

@@ -86,7 +86,8 @@ bool RingLayout::find_steps(const std::vector<RingPiece>& pieces, std::int64_t n
   return true;
 }
 
-// From where the round has come to up to `end`: a gap before a piece counts as part of the piece.
+// Overwrites from the last piece's end up to `end` (a gap before a piece counts as the piece's);
+// returns the last step that reads what is overwritten.
 std::int64_t RingLayout::overwrite(std::int64_t end, std::int64_t step) {
   std::int64_t latest = kNever;
   std::int64_t begin = new_.empty() ? 0 : new_.back().end;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kPlaced = 0.8;  // share of the tasks that move to another processor
 constexpr double kPlacedWell = 0.8;
-// One move that the critical path and tails may be out of date, for so many tasks of the graph.
+// Tasks of the graph for each move by which the critical path and tails may be out of date.
 constexpr std::size_t kTasksPerStaleMove = 64;
 constexpr std::size_t kLeastGroup = 2;
 constexpr std::size_t kGroupSizes = 15;

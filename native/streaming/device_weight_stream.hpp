@@ -231,7 +231,7 @@ class DeviceWeightStream {
   std::vector<std::size_t> prologue_;
   std::uint64_t pass_transfer_bytes_ = 0;  // of each pass
   bool holds_prologue_ = false;            // whether the ring does
-  bool lane_may_run_ = false;              // since the latest rest, outside of launches one by one
+  bool lane_may_run_ = false;              // work was enqueued since the latest rest
   std::uint64_t pass_bytes_ = 0;
 
   std::atomic<std::uint64_t> bytes_moved_ = 0;

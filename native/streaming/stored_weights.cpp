@@ -99,7 +99,7 @@ bool StoredWeights::bring_listed(HostRun& run, const FilePlace& place, const Rea
   return true;
 }
 
-// The run's memory if nobody else uses it. The rest of a larger slab is released with it.
+// The run's memory unless it has other users. The rest of a larger slab is released with it.
 HostRun StoredWeights::own_memory(const HostRun& run, std::size_t weight) {
   const bool is_own = store_.claim({&run}) < 0;
   if (is_own && (run.size_bytes == run.slab->size_bytes() || !use_.copies_move)) return run;

@@ -30,7 +30,6 @@ struct StoreUse {
 // executable runs); the rest from any. With the device's context, except claim and the counts.
 // Errors: the constructor throws what making memory throws, and leaves nothing behind; each method
 // states its errors.
-// say theirs.
 class StoredWeights {
  public:
   // Allocates memory for all streamed pieces; reads nothing. `plan` and `content` must outlive it.

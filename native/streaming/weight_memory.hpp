@@ -16,7 +16,6 @@ namespace offload {
 // Owner: one stream. Thread: any may read addresses; callers serialise separate. Errors: the
 // constructor and separate throw OutOfMemory if the system gives no memory or addresses, and leave
 // nothing behind.
-// leave nothing behind.
 class WeightMemory {
  public:
   // `plan` has passed check_plan.

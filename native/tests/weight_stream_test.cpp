@@ -121,7 +121,7 @@ void replaced_weights_are_read_again() {
   }
   auto other = std::make_shared<TestSource>(9, fixture.sources[0]->size_bytes());
   fixture.stream->begin_pass(4, false);
-  fixture.stream->replace({{0, other}});  // for the next pass; this one goes on with the old source
+  fixture.stream->replace({{0, other}});  // for the next pass; this one keeps the old source
   for (std::size_t launch = 0; launch < 4; ++launch) fixture.run_launch(launch);
   fixture.stream->end_pass();
   fixture.sources[0] = other;

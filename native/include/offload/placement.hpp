@@ -44,7 +44,6 @@ struct Placement {
 // searches. An arena equal to the lower bound is optimal. So is any result for a few intervals, as
 // the search then ends with a proof. If the capacity cannot be met, the result is the best
 // placement found. The result has passed check_placement.
-// found. The result has passed check_placement.
 //
 // Thread: any; nothing is shared. Errors: PlanError if an interval has last < first or a negative
 // size, if the aligned sizes add up to more than 2^63 - 1 bytes, or if an option is out of range.

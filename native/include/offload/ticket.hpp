@@ -20,7 +20,6 @@ namespace offload {
 // method needs the GIL, and those that wait must be called without it. Errors: wait rethrows the
 // work's error at each call. In the child of a fork a ticket of the parent whose work had not ended
 // has ended with an ExecutionError, since its worker does not exist there.
-// not ended has ended with an ExecutionError, since the thread that would do it is not there.
 class Ticket {
  public:
   Ticket();
