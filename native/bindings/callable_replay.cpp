@@ -22,9 +22,9 @@ namespace {
 
 struct CallableReplay {
   PyObject_HEAD vectorcallfunc vectorcall;
-  PyObject* keep;              // keeps `replay`
+  PyObject* keep;              // keeps `replay` alive
   const PythonReplay* replay;  // null: not bound
-  CallGuard* guard;            // owned; null: there is nothing to compare
+  CallGuard* guard;            // owned; null: nothing to compare
 };
 
 CallableReplay* of(PyObject* object) { return reinterpret_cast<CallableReplay*>(object); }
@@ -32,8 +32,7 @@ CallableReplay* of(PyObject* object) { return reinterpret_cast<CallableReplay*>(
 thread_local std::exception_ptr pending;
 PyObject* rethrow = nullptr;  // made with the type
 
-// Raises the exception that is being handled as pybind11 would, which it does where its own
-// functions end.
+// Raises the current exception as pybind11 does at the end of its own functions.
 PyObject* raise_current() {
   pending = std::current_exception();
   return PyObject_CallNoArgs(rethrow);
@@ -71,18 +70,18 @@ PyObject* call_with_tuple(PyObject* self, PyObject* args, PyObject* kwargs) {
   });
 }
 
-// What stands before the arguments of a submission.
+// Values before the arguments of a submission.
 constexpr std::size_t kBeforeArguments = 3;
 
-// The arguments of a submission, with results in the place of tickets.
+// The arguments of a submission, with results in place of tickets.
 struct Known {
   std::vector<PyObject*> values;
-  std::vector<py::object> results;     // which it keeps
-  std::vector<PythonTicket*> tickets;  // that it depends on
-  bool are_written = true;             // all results are of executions that have ended
+  std::vector<py::object> results;     // kept alive
+  std::vector<PythonTicket*> tickets;  // dependencies
+  bool are_written = true;             // all results are those of ended executions
 };
 
-// Null where it is no ticket.
+// Null if it is no ticket.
 PythonTicket* as_ticket(PyObject* object) {
   static auto* const type =
       reinterpret_cast<PyTypeObject*>(py::type::of<PythonTicket>().release().ptr());
@@ -90,13 +89,13 @@ PythonTicket* as_ticket(PyObject* object) {
                                                : &py::handle(object).cast<PythonTicket&>();
 }
 
-// Of a task that has not ended nobody may wait on the executable's thread, since it may be waiting
-// for that.
+// A task that has not ended must not be waited for on the executable's thread, since the task may
+// be waiting for that thread.
 bool may_be_waited_for(const PythonTicket& ticket) {
   return ticket.is_placed() || ticket.ticket()->done();
 }
 
-// Whether all is known.
+// Finds the results of all tickets. Returns whether all are known.
 bool find_results(PyObject* const* values, std::size_t n_values, PyObject* after, Known& known) {
   for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(after); ++index) {
     known.tickets.push_back(&py::handle(PyTuple_GET_ITEM(after, index)).cast<PythonTicket&>());
@@ -116,8 +115,8 @@ bool find_results(PyObject* const* values, std::size_t n_values, PyObject* after
   return true;
 }
 
-// (ticket, surroundings or None, tickets that it waits for, arguments...): whether it is submitted;
-// not where the result of a ticket among them is not known.
+// Takes (ticket, surroundings or None, tickets that it waits for, arguments...). Returns whether it
+// is submitted; it is not if the result of a ticket among the arguments is unknown.
 PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positional,
                  PyObject* names) {
   const auto n_given = static_cast<std::size_t>(n_positional);
@@ -149,7 +148,7 @@ PyObject* submit(PyObject* self, PyObject* const* values, Py_ssize_t n_positiona
   });
 }
 
-// What a submission that is bound later takes from here and now.
+// The state of this thread and time that a submission bound later uses.
 PyObject* surroundings(PyObject* self, PyObject*) {
   return guarded(self, [&](const PythonReplay& replay) {
     return py::cast(replay.surroundings(of(self)->guard));

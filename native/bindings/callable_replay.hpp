@@ -8,10 +8,10 @@ namespace offload {
 // Makes `CallableReplay`, a base for Python classes (PEP 590), from the class that registers
 // PythonReplay.
 //
-// Its `_bind(replay, before_execution)` says what its calls execute, and what a CallGuard calls (or
-// None); `_submit(*args, **kwargs)` queues an execution.
-// Calls take what Arguments tells. From Python 3.12 on a class that derives from it is called
-// without a tuple of its arguments; before, the interpreter makes one.
+// `_bind(replay, before_execution)` sets what its calls execute, and what a CallGuard calls (or
+// None); `_submit(*args, **kwargs)` queues an execution. Calls take the arguments that Arguments
+// describes. From Python 3.12 on a derived class is called without a tuple of its arguments;
+// before, the interpreter makes one.
 pybind11::object make_callable_replay();
 
 }  // namespace offload

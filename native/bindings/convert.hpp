@@ -1,4 +1,4 @@
-// Between Python objects and torch's C++ types. All functions need the GIL.
+// Conversions between Python objects and torch's C++ types. All functions need the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@
 
 namespace offload {
 
-// The tensor in a Python object. Throws pybind11::type_error if it is none.
+// The tensor in a Python object. Throws pybind11::type_error if it is no tensor.
 at::Tensor to_tensor(pybind11::handle object);
 
-// The Python tensor of a C++ one; the same object if it has one.
+// The Python tensor of a C++ tensor; the same object if it has one.
 pybind11::object from_tensor(at::Tensor tensor);
 
 // The tensors of a list; None becomes an undefined tensor.
@@ -26,17 +26,17 @@ std::vector<at::Tensor> to_tensors(pybind11::handle list);
 // A torch.dtype. Throws pybind11::type_error for anything else.
 c10::ScalarType to_dtype(pybind11::handle object);
 
-// Gives the tensor that an object stands for.
+// Returns the tensor for which an object stands.
 using FindTensor = std::function<at::Tensor(pybind11::handle)>;
 
 // An operator argument of a schema's type. A Python number for a tensor becomes a wrapped number,
-// as torch itself does it; any other object for a tensor is asked of `find_tensor`. Throws
+// as in torch; any other object for a tensor is passed to `find_tensor`. Throws
 // pybind11::type_error if the object does not fit the type.
 c10::IValue to_ivalue(pybind11::handle object, const c10::TypePtr& type, std::optional<int> length,
                       const FindTensor& find_tensor);
 
-// Deletes what owns a thread: the thread may need the GIL to let go of tensors, and a fork in
-// another thread the GIL's release, so nobody may wait for either while holding it.
+// Deletes an owner of a thread without the GIL: the thread may need the GIL to release tensors, and
+// a fork in another thread needs it released, so neither may be waited for while holding it.
 template <typename Owner>
 void delete_without_gil(Owner* owner) {
   if (PyGILState_Check() != 0) {
@@ -47,7 +47,7 @@ void delete_without_gil(Owner* owner) {
   }
 }
 
-// A Python number as an operator returns it.
+// A Python number in the form in which an operator returns it.
 c10::IValue to_number(pybind11::handle object);
 
 }  // namespace offload

@@ -1,4 +1,4 @@
-// Postfix code as Python gives it: pairs of an operation's name and its number.
+// Postfix code in Python's form: pairs of an operation's name and its number.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace offload {
 
-// Integers come first, so that no Python integer becomes a fraction.
+// int64 comes first, so that no Python integer becomes a double.
 using Operand = std::variant<std::int64_t, double>;
 using Code = std::vector<std::pair<std::string, Operand>>;
 
@@ -33,7 +33,7 @@ inline Instruction to_instruction(const std::string& name, const Operand& operan
   throw ExpressionError("an expression has an unknown operation: " + name);
 }
 
-// Throws ExpressionError for what is no code.
+// Throws ExpressionError for an invalid code.
 inline Expressions to_expressions(std::size_t n_dims, const std::vector<Code>& codes) {
   std::vector<std::vector<Instruction>> instructions;
   for (const Code& code : codes) {

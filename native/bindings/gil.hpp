@@ -1,4 +1,4 @@
-// Python's GIL, given up and taken by threads that the interpreter may leave behind.
+// Release and acquisition of Python's GIL by threads that may outlive the interpreter.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -10,9 +10,9 @@
 
 namespace offload {
 
-// Takes the GIL by a function of Python's. Once the interpreter exits, Python before 3.14 ends a
-// thread that asks for the GIL by unwinding it, and where a destructor asks that ends the process.
-// Such a thread stays here until the process has gone instead, as Python does from 3.14 on.
+// Acquires the GIL by a function of Python's. While the interpreter exits, Python before 3.14
+// unwinds a thread that requests the GIL; a request from a destructor then ends the process. Such a
+// thread instead blocks here until the process ends, as Python does from 3.14 on.
 template <typename Take>
 void take_gil(Take take) noexcept {
 #ifdef __GLIBCXX__
@@ -26,7 +26,7 @@ void take_gil(Take take) noexcept {
 #endif
 }
 
-// Gives the GIL up while it lives.
+// Releases the GIL while it lives.
 class GilReleased {
  public:
   GilReleased() : state_(PyEval_SaveThread()) {}
@@ -40,7 +40,7 @@ class GilReleased {
   PyThreadState* state_;
 };
 
-// Has the GIL while it lives, whether the thread had it before or not.
+// Holds the GIL while it lives, whether or not the thread held it before.
 class GilHeld {
  public:
   GilHeld() {

@@ -1,4 +1,4 @@
-// Integers that Python has in a buffer, such as an array of typecode "q".
+// Integers in a Python buffer, such as an array of typecode "q".
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,7 +9,7 @@
 
 namespace offload {
 
-// Copies them. Needs the GIL. Errors: TypeError if they are not contiguous and of int64.
+// Copies the integers. Needs the GIL. Errors: TypeError unless they are contiguous int64.
 inline std::vector<std::int64_t> to_integers(const pybind11::buffer& buffer, const char* name) {
   const pybind11::buffer_info info = buffer.request();
   if (info.ndim != 1 || !info.item_type_is_equivalent_to<std::int64_t>() ||

@@ -1,4 +1,4 @@
-// What Python raised while an execution asked it something, and what is no error of the execution.
+// An exception that Python raised during an execution and that is no error of the execution.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -8,8 +8,8 @@
 
 namespace offload {
 
-// An interrupt, or what a signal's handler raised: it comes through to the caller as it is,
-// whatever error is made of it on the way.
+// An interrupt, or what a signal handler raised: it reaches the caller unchanged, whatever error it
+// is nested in on the way.
 //
 // Owner: whoever handles it. Thread: any; it takes the GIL itself.
 class Interrupted : public std::exception {

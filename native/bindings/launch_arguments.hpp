@@ -1,4 +1,4 @@
-// Launches as Python describes them.
+// Launches in Python's description.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,14 +13,14 @@
 
 namespace offload {
 
-// Stands in a launch's arguments for a tensor of the resident.
+// Stands for a tensor of the resident in a launch's arguments.
 struct TensorIndex {
   std::size_t index;
 };
 
-// A launch, as recorded, of a resident whose tensors `tensor` gives. Other tensors among the
-// arguments are given as they are. Throws std::invalid_argument for an operator that does not
-// exist, or takes other arguments, and pybind11::type_error for an argument that does not fit.
+// A launch, as recorded, of a resident whose tensors `tensor` returns. Other tensors among the
+// arguments are used directly. Throws std::invalid_argument for an operator that does not exist, or
+// takes other arguments, and pybind11::type_error for an argument that does not fit.
 CpuLaunch to_launch(const std::function<at::Tensor(std::size_t)>& tensor,
                     const std::string& operator_name, const std::string& overload,
                     const pybind11::tuple& arguments, std::vector<CpuMade> made,

@@ -4,7 +4,7 @@
 
 PYBIND11_MODULE(_native, module) {
   module.doc() = "The compiled part of offload: headers, residents and replay.";
-  module.attr("torch_version") = TORCH_VERSION;  // what it was compiled against
+  module.attr("torch_version") = TORCH_VERSION;  // the version it was compiled against
   offload::register_errors(module);
   offload::register_call(module);
   offload::register_weight_stream(module);

@@ -9,7 +9,7 @@ namespace py = pybind11;
 
 PYBIND11_MODULE(_planner, module) {
   module.doc() = "What is planned and computed of sizes: neither torch nor a device is needed.";
-  // Of this module alone: the errors of the other one are more, and have causes.
+  // For this module alone: the other module has more errors, which have causes.
   py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);

@@ -45,20 +45,20 @@ void Promotions::make_room() {
 
 void Promotions::charge(const Sizes& sizes, std::uint64_t execution_ns, bool by_promoted) {
   const auto found = accounts_.find(sizes);
-  if (found == accounts_.end()) return;  // it went meanwhile
+  if (found == accounts_.end()) return;  // evicted meanwhile
   SizesAccount& account = found->second;
   (by_promoted ? account.promoted : account.resident).add(execution_ns);
 }
 
 void Promotions::set(const Sizes& sizes, py::object executable) {
   SizesAccount& account = opened(sizes);
-  py::object before;  // goes last: it may be the last that keeps it
+  py::object before;  // destroyed last: it may hold the last reference
   before = std::exchange(account.executable, executable.is_none() ? py::object() : executable);
   account.promoted = {};
   account.is_reviewed = false;
   if (executable.is_none()) {
     account.resident.n_executions = 0;
-    account.resident.ns = 0;  // what it takes at least is known
+    account.resident.ns = 0;  // the least duration remains known
     account.due_ns = least_due_ns_;
   }
 }

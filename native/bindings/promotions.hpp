@@ -1,5 +1,5 @@
-// Promotions: what executions of each choice of sizes have taken, and which have an executable of
-// their own.
+// Promotions: durations of executions for each choice of sizes, and which sizes have a separate
+// executable.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -14,8 +14,8 @@
 
 namespace offload {
 
-// Executions of one kind. An execution counts as at most twice the least, since what it waited for
-// beyond that (other processes, the GIL) is no matter of who executes it.
+// Executions of one kind. Each counts as at most twice the shortest, since waits beyond that (for
+// other processes, the GIL) do not depend on the executable.
 struct CountedTime {
   std::uint64_t n_executions = 0;
   std::uint64_t ns = 0;
@@ -25,12 +25,12 @@ struct CountedTime {
 };
 
 struct SizesAccount {
-  CountedTime resident;  // by the executable of all sizes, since it was opened or cleared
-  CountedTime promoted;  // by that of these alone
+  CountedTime resident;  // by the executable of all sizes, since the account was opened or cleared
+  CountedTime promoted;  // by the executable of these sizes alone
   std::uint64_t due_ns = 0;
-  std::uint64_t used = 0;  // the larger, the later
+  std::uint64_t used = 0;  // increases with each use
   bool is_reviewed = false;
-  pybind11::object executable;  // of these sizes alone; none: there is none
+  pybind11::object executable;  // of these sizes alone; null: none exists
 };
 
 // Accounts of choices of sizes, at most so many: the least recently used goes first, of those
@@ -69,21 +69,21 @@ class Promotions {
   // After an execution by the resident, or by an executable of these sizes alone.
   void charge(const Sizes& sizes, std::uint64_t execution_ns, bool by_promoted);
 
-  // Gives sizes an executable of their own; none: takes it away, and begins their account anew.
+  // Sets the executable of these sizes alone; None removes it and resets their account.
   void set(const Sizes& sizes, pybind11::object executable);
 
   void set_due(const Sizes& sizes, std::uint64_t due_ns);
 
-  // Of accounts from now on, and of those that there are.
+  // Applies to existing and later accounts.
   void set_least_due(std::uint64_t due_ns);
   std::uint64_t least_due_ns() const { return least_due_ns_; }
 
-  // As it is now; none where nothing is counted.
+  // The present account; no value if nothing is counted.
   std::optional<SizesAccount> account(const Sizes& sizes) const;
 
   bool armed = true;
 
-  // Lets go of all, and counts from the beginning.
+  // Releases all executables and restarts counting.
   void clear() { accounts_.clear(); }
 
  private:

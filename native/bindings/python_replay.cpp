@@ -28,7 +28,7 @@ bool is_name(PyObject* one, PyObject* other) {
   return one == other || PyUnicode_Compare(one, other) == 0;
 }
 
-// What a weak reference refers to; none where it has gone.
+// The referent of a weak reference; null if it is gone.
 py::object referent(const py::object& reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
@@ -40,8 +40,8 @@ py::object referent(const py::object& reference) {
 #endif
 }
 
-// Whether the module that a reference refers to is in another mode than `training`; false where it
-// has gone. Its own attribute is read, as nn.Module sets it, without a look at its class.
+// Whether the referenced module is in another mode than `training`; false if it is gone. Reads the
+// instance's attribute, as nn.Module sets it, without consulting its class.
 bool is_in_other_mode(const py::object& root, bool training) {
   static PyObject* const name = PyUnicode_InternFromString("training");
   const py::object module = referent(root);
@@ -123,13 +123,13 @@ bool PythonReplay::Place::take(PyObject* given, Tensors& tensors, Sizes& sizes) 
     return true;
   }
   if (is_tensor) {
-    if (!THPVariable_CheckExact(given)) return false;  // of a subclass Python says more
+    if (!THPVariable_CheckExact(given)) return false;  // subclasses are left to the Python side
     tensors.push_back(THPVariable_Unpack(given));
     return true;
   }
   if (given == constant.ptr()) return true;
   if (Py_TYPE(given) != Py_TYPE(constant.ptr())) return false;
-  if (PyFloat_Check(given)) {  // by bits: -0.0 is not 0.0, and a NaN is itself
+  if (PyFloat_Check(given)) {  // by bits: -0.0 is not 0.0, and a NaN equals itself
     const double one = PyFloat_AS_DOUBLE(given);
     const double other = PyFloat_AS_DOUBLE(constant.ptr());
     return std::memcmp(&one, &other, sizeof one) == 0;
@@ -202,7 +202,7 @@ BoundCall PythonReplay::bound(const Arguments& arguments, CallGuard* guard,
   return bound_here(arguments, guard, asked);
 }
 
-// From where it is known that nobody has closed the replay no Python code runs.
+// After the check that the replay is open, no Python code runs.
 BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
                                    const Surroundings* asked) const {
   const std::uint64_t begin_ns = now_ns();
@@ -269,7 +269,7 @@ void PythonReplay::prepare(CallGuard* guard) const {
   if (guard != nullptr && guard->look() != Found::kSame) keep_order(*guard);
 }
 
-// Refuses a call around which torch is in another state than when the program was recorded.
+// Refuses a call if torch's state differs from that of the recording.
 void PythonReplay::check_caller() const {
   if (is_recording) {
     throw CaptureError(
@@ -300,7 +300,7 @@ void PythonReplay::check_caller() const {
                            "training mode now: call model.eval(), or capture it again");
 }
 
-// What is written here may be written by executions that were submitted before.
+// The memory written here may also be written by executions submitted before.
 void PythonReplay::keep_order(CallGuard& guard) const {
   const auto wait = [this] {
     if (replay_->closed()) return;
@@ -316,7 +316,7 @@ void PythonReplay::keep_order(CallGuard& guard) const {
   if (guard.lacks_gradients()) guard.give_gradients();
 }
 
-// At the first call in grad mode.
+// Called at the first call in grad mode.
 void PythonReplay::warn_of_gradients() const {
   warns_of_gradients_ = false;
   for (const WeightSpec& weight : replay_->spec().weights) {
@@ -345,7 +345,7 @@ py::object PythonReplay::result(Call& call) const {
   return python_.build_result(std::move(items));
 }
 
-// The tensors of a call; its sizes, where these vary.
+// Finds the tensors of a call; returns its sizes, where they vary.
 std::vector<std::int64_t> PythonReplay::take_tensors(const Arguments& arguments, Call& call) const {
   Sizes sizes(sizes_ ? sizes_->n_dims : 0);
   if (!plain_ || !take_plain(arguments, call.inputs, sizes)) {
@@ -374,7 +374,7 @@ bool PythonReplay::take_plain(const Arguments& arguments, Tensors& tensors, Size
   return true;
 }
 
-// Whether the inputs tell all sizes that no integer has told, and nothing else of these.
+// Reads the sizes that no integer gave from the inputs. Returns whether all are known and agree.
 bool PythonReplay::read_axes(const Tensors& tensors, Sizes& sizes) const {
   for (const auto& [dim, input, axis] : sizes_->axes) {
     const at::Tensor& tensor = tensors[input];
@@ -411,7 +411,7 @@ void PythonReplay::take_buffers(PyObject* out, Tensors& buffers) const {
   buffers.assign(found.begin(), found.end());
 }
 
-// Buffers nested like a result that is a tensor, or a list or tuple of tensors.
+// Takes buffers nested like a result that is a tensor, or a list or tuple of tensors.
 bool PythonReplay::take_plain(PyObject* out, Tensors& buffers) const {
   if (form_ == ResultForm::kTensor) {
     if (!THPVariable_Check(out)) return false;
@@ -433,7 +433,7 @@ bool PythonReplay::take_plain(PyObject* out, Tensors& buffers) const {
   return true;
 }
 
-// Notes the caller's current stream, by the driver's handle, and as torch names it for a lane's
+// Records the caller's current stream, as the driver's handle, and in torch's form for a lane's
 // thread. (Tests have devices that torch takes for the CPU.)
 void PythonReplay::note_stream(Call& call) const {
   const c10::Device device = replay_->spec().device;
@@ -469,7 +469,7 @@ void PythonReplay::bind_on_stream(Call& call, const Surroundings* asked) const {
     call.torch_stream = asked->torch_stream;
   }
   if (!python_.draw.is_none()) {
-    replay_->check_ready(call);  // a draw cannot be taken back
+    replay_->check_ready(call);  // a draw cannot be undone
     call.random = python_.draw().cast<std::vector<std::uint64_t>>();
   }
 }

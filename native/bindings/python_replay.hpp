@@ -1,4 +1,4 @@
-// A replay as Python calls it: how arguments are found, and results handed out. All needs the GIL.
+// A replay as Python calls it: finding arguments and building results. Everything needs the GIL.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -19,7 +19,7 @@
 
 namespace offload {
 
-// Refuses executions on this thread while it records a call, where they cannot be seen.
+// Refuses executions on this thread while it records a call, since a recording would not see them.
 void set_recording(bool is_recording) noexcept;
 
 // The arguments of a call: `out` and `feature_map` are the executable's, all others the model's.
@@ -28,23 +28,23 @@ void set_recording(bool is_recording) noexcept;
 // Owner: the interpreter; valid during the call.
 class Arguments {
  public:
-  // As PEP 590 gives them: the keywords' values behind the positional ones, their names a tuple or
+  // In the form of PEP 590: the keywords' values after the positional ones, their names a tuple or
   // null. `are_written`: no tensor among them is the result of an execution that has not ended.
   Arguments(PyObject* const* values, std::size_t n_positional, PyObject* names,
             bool are_written = true);
 
-  // As a tuple, and a dict or null.
+  // From a tuple, and a dict or null.
   Arguments(PyObject* args, PyObject* kwargs);
 
-  PyObject* out() const { return out_; }                  // null: none is given
+  PyObject* out() const { return out_; }                  // null: not given
   PyObject* feature_map() const { return feature_map_; }  // likewise
-  bool are_written() const { return are_written_; }       // whether what tensors hold may be read
+  bool are_written() const { return are_written_; }       // whether contents of tensors may be read
 
-  // Of the model.
+  // Those of the model.
   std::size_t n_positional() const { return n_positional_; }
   std::size_t n_keyword() const { return keyword_.size(); }
   PyObject* positional(std::size_t index) const { return positional_[index]; }
-  PyObject* keyword(PyObject* name) const;  // null where there is none
+  PyObject* keyword(PyObject* name) const;  // null if there is none
 
   pybind11::tuple positional() const;
   pybind11::dict keyword() const;
@@ -60,53 +60,53 @@ class Arguments {
   bool are_written_ = true;
 };
 
-// Who called when the program was recorded, which later callers must be like.
+// The caller's state at the recording, which later calls must match.
 struct RecordedCaller {
   std::uint64_t state = 0;  // of the program's device, as caller_state packs it
-  pybind11::object root;    // a weak reference to the module that was called; None for a function
+  pybind11::object root;    // a weak reference to the called module; None for a function
   bool training = false;    // the module's
 };
 
-// What Python code does for calls, where they are not of the frequent kind.
+// Python functions for calls that are not of the frequent kind.
 struct PythonSide {
   pybind11::object match;          // (args, kwargs): the tensors
-  pybind11::object build_result;   // (tensors), or (tensors, sizes): what the model returns
+  pybind11::object build_result;   // (tensors), or (tensors, sizes): the model's result
   pybind11::object match_buffers;  // (out): the buffers, by result
   pybind11::object check_feature_map;
-  pybind11::object current_stream;  // (device): the handle; or None, where torch's is the driver's
+  pybind11::object current_stream;  // (device): the handle; or None, if torch's is the driver's
   pybind11::object draw;            // None: no kernel reads the state of a generator
-  bool drains_queue = false;        // current_stream waits until torch has delivered what it queues
-  std::optional<RecordedCaller> caller;  // none: calls are not compared with the recorded one
+  bool drains_queue = false;        // current_stream waits until torch has delivered its queue
+  std::optional<RecordedCaller> caller;  // no value: calls are not compared with the recorded one
   pybind11::object warn_of_gradients;    // called once, at a call that would record them; or None
 };
 
-// Where a call tells a size: an axis of an input.
+// The source of a size in a call: an axis of an input.
 struct SizedAxis {
   std::size_t dim = 0;
   std::size_t input = 0;
   std::size_t axis = 0;
 };
 
-// What is known of calls whose sizes vary. An integer that is a size stands as such among the
-// recorded arguments.
+// Calls whose sizes vary. An integer argument that is a size is marked as such among the recorded
+// arguments.
 struct VaryingSizes {
   std::shared_ptr<Instances> instances;
   std::size_t n_dims = 0;
   std::vector<SizedAxis> axes;
-  pybind11::object find;  // (args, kwargs): the sizes; raises where they are told otherwise
-  std::shared_ptr<Promotions> promotions;  // null: no sizes have an executable of their own
+  pybind11::object find;                   // (args, kwargs): the sizes; raises if they disagree
+  std::shared_ptr<Promotions> promotions;  // null: no sizes have a separate executable
 };
 
 class PythonReplay;
 
-// A call whose arguments were checked, and who executes it.
+// A call with checked arguments, and the replay that executes it.
 struct BoundCall {
-  pybind11::object keep;  // keeps `replay`; none: the replay that was called
+  pybind11::object keep;  // keeps `replay` alive; null: it is the replay that was called
   const PythonReplay* replay = nullptr;
   std::shared_ptr<Call> call;
 };
 
-// What a call takes from the thread that asks for it, kept where another thread binds it later.
+// The state of the calling thread, kept for a call that another thread binds later.
 struct Surroundings {
   bool in_grad_mode = true;
   int n_threads = 1;
@@ -117,59 +117,59 @@ struct Surroundings {
 
 // A replay with the Python side of its calls.
 //
-// Owner: Python. Errors: as Replay, and what the Python side raises.
+// Owner: Python. Errors: as Replay, and those of the Python side.
 class PythonReplay {
  public:
   // `positional`, `keyword`: the recorded arguments as (is_tensor, constant), or None where only
-  // `match` can compare; `result_form`: tensor, list or tuple, or other for `build_result`.
-  // A size stands there as (false, None, its dim).
+  // `match` can compare; a size is (false, None, its dim). `result_form`: tensor, list or tuple, or
+  // other for `build_result`.
   PythonReplay(std::shared_ptr<Replay> replay, const pybind11::object& positional,
                const pybind11::object& keyword, const std::string& result_form, PythonSide python,
                std::optional<VaryingSizes> sizes);
 
   Replay& replay() const { return *replay_; }
 
-  // Executes; what the model returns.
+  // Executes, and returns the model's result.
   pybind11::object execute(const Arguments& arguments, CallGuard* guard) const;
 
-  // A call whose arguments were checked, by this replay or by that of its sizes alone: of this
-  // thread, behind what `guard` compares (null: nothing); or of the one that was `asked` before,
-  // where that was compared.
+  // Checks and binds a call, for this replay or for that of its sizes alone. Uses the state of this
+  // thread after comparing by `guard` (null: no comparison), or the state `asked`, which was
+  // compared when it was taken.
   BoundCall bound(const Arguments& arguments, CallGuard* guard,
                   const Surroundings* asked = nullptr) const;
 
-  // Of this thread, for a call that is bound later, behind what `guard` compares. Throws as a call
-  // would that is made here and now.
+  // The state of this thread, after comparing by `guard`, for a call that is bound later. Throws as
+  // a call made here and now would.
   Surroundings surroundings(CallGuard* guard) const;
 
-  // Counts an execution of a call, where what sizes take is counted.
+  // Counts an execution of a call, if durations by sizes are counted.
   void note_executed(const BoundCall& bound) const;
 
-  // Whether what the model returns can be made before a call has ended.
+  // Whether the model's result can be built before a call has ended.
   bool promises_results() const { return promises_results_; }
 
-  // How many submissions wait to be bound which later calls must not overtake, and what to call
-  // before these: it waits.
+  // Sets how many submissions that later calls must not overtake are still to be bound, and the
+  // function that waits for them, which is called before such calls.
   void set_deferred(int n_deferred, pybind11::object await);
 
-  // Of a call that has ended.
+  // The result of a call that has ended.
   pybind11::object result(Call& call) const;
 
  private:
-  // The sizes of a call, by dim; none: nothing has told it yet.
+  // The sizes of a call, by dim; no value: not known yet.
   using Sizes = c10::SmallVector<std::optional<std::int64_t>, 4>;
 
-  // One place in a call's arguments: a tensor, or a constant that must be the same again.
+  // A place in a call's arguments: a tensor, or a constant that must be equal.
   struct Place {
     bool is_tensor = false;
     pybind11::object constant;
-    std::optional<std::size_t> dim;  // an integer stands here, which is its size
+    std::optional<std::size_t> dim;  // the place holds an integer, the size of this dim
 
-    // Appends the tensor at this place, or sets a size; false if something else stands there.
+    // Appends the tensor at this place, or sets a size; returns false for anything else.
     bool take(PyObject* given, Tensors& tensors, Sizes& sizes) const;
   };
 
-  // How the results go back to the caller, and buffers for them come.
+  // The form in which results are returned and buffers for them are given.
   enum class ResultForm : std::uint8_t { kTensor, kList, kTuple, kOther };
 
   static Place to_place(pybind11::handle place);
@@ -201,7 +201,7 @@ class PythonReplay {
 
   std::shared_ptr<Replay> replay_;
   bool promises_results_ = true;
-  int n_deferred_ = 0;  // under the GIL
+  int n_deferred_ = 0;  // guarded by the GIL
   pybind11::object await_deferred_;
   bool plain_ = false;
   std::vector<Place> positional_;

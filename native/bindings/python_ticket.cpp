@@ -18,13 +18,13 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-// How often a wait asks for signals.
+// The interval at which a wait checks for signals.
 constexpr nanoseconds kSignalsLookedAt = std::chrono::milliseconds(50);
 
-// A timeout is no longer, so that it can be counted in ns.
+// Longer timeouts are cut to this, so that they can be counted in ns.
 constexpr double kLongestSeconds = 1e9;
 
-// To sleep so long costs no more than to have an event loop woken by another thread.
+// Sleeping this long costs no more than the wake-up of an event loop by another thread.
 constexpr nanoseconds kSoon = std::chrono::microseconds(50);
 
 std::shared_ptr<py::object> shared(py::object function) {
@@ -34,7 +34,7 @@ std::shared_ptr<py::object> shared(py::object function) {
           }};
 }
 
-// What a thread of ours has to do cannot be waited for on it.
+// Refuses to wait on a thread for work that the same thread must do.
 void refuse_own_wait(const Ticket& ticket) {
   if (Lane::is_own_work(ticket)) {
     throw ExecutionError(
@@ -110,7 +110,7 @@ void PythonTicket::wait_in_slices(std::optional<double> timeout_s,
       const GilReleased release;
       if (wait_for(slice)) return;
     }
-    // Python's handlers, of Ctrl-C among them, run on the main thread, which may be this one.
+    // Python's signal handlers, as for Ctrl-C, run on the main thread, which may be this one.
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
     if (timeout_s && std::chrono::steady_clock::now() - begin >= longest) {
       PyErr_SetString(PyExc_TimeoutError, "the execution has not ended within the timeout");
@@ -155,7 +155,7 @@ py::object PythonTicket::result(std::optional<double> timeout_s) {
   wait(timeout_s);
   if (!result_) {
     py::object built = bound_.replay->result(*bound_.call);
-    if (!result_) result_ = std::move(built);  // another thread may have come first
+    if (!result_) result_ = std::move(built);  // another thread may have been first
   }
   return result_;
 }

@@ -1,4 +1,4 @@
-// Errors of ours as classes of offload.errors.
+// offload's C++ errors as classes of offload.errors.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -13,7 +13,7 @@ inline void raise_as(const char* class_name, const char* message) {
   PyErr_SetString(type.ptr(), message);
 }
 
-// The exception that an error is in Python. Needs the GIL.
+// The Python exception of an error. Needs the GIL.
 pybind11::object in_python(const std::exception_ptr& error);
 
 }  // namespace offload

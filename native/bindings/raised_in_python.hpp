@@ -1,4 +1,4 @@
-// What Python raised in work that a ticket stands for, which whoever asks for its result is told.
+// What Python raised in a ticket's work, for those that request its result.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,9 +11,9 @@
 
 namespace offload {
 
-// An exception of Python's. Unlike pybind11's error it may be raised any number of times.
+// A Python exception. Unlike pybind11's error it can be raised any number of times.
 //
-// Owner: the ticket. Thread: any; `value` needs the GIL, and letting go takes it.
+// Owner: the ticket. Thread: any; `value` needs the GIL, and destruction takes it.
 class RaisedInPython : public std::exception {
  public:
   explicit RaisedInPython(pybind11::object value)

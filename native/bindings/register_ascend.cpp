@@ -32,7 +32,7 @@ int device_count() {
   return static_cast<int>(count);
 }
 
-// The name of the chip, and of the device's own memory the bytes that there are and that are free.
+// The name of the chip, and the total and free bytes of the device's own memory.
 std::tuple<std::string, std::size_t, std::size_t> device(int index) {
   const Runtime& runtime = Runtime::get();
   const acl::Device found(runtime, index);

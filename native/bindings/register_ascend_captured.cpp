@@ -34,7 +34,7 @@ std::optional<CopyForm> to_form(const std::optional<std::string>& name) {
   throw std::invalid_argument("copies are 'captured' or 'enqueued', got '" + *name + "'");
 }
 
-// Destroyed in the device's context, which is current already.
+// Destroyed with the device's context, which is current now.
 template <typename Object>
 std::shared_ptr<Object> held_on_device(const Runtime& runtime, const acl::Device& device,
                                        std::unique_ptr<Object> object) {
@@ -59,7 +59,7 @@ std::shared_ptr<MovingCopies> make_copies(
   return held_on_device(runtime, device, acl::make_moving_copies(runtime, moving, to_form(form)));
 }
 
-// Calls Python, whichever thread it is on; nothing once the interpreter has gone.
+// Calls Python from any thread; no-op once the interpreter is gone.
 std::function<void()> release_by(py::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;
@@ -77,7 +77,7 @@ std::function<void()> release_by(py::object function) {
   };
 }
 
-// A copy on, to or from the device, which is waited for.
+// A copy on, to or from the device; waits for it.
 void copy_memory(int index, void* to, const void* from, std::size_t n_bytes, acl::MemcpyKind kind) {
   if (n_bytes == 0) return;
   const GilReleased release;
@@ -141,8 +141,8 @@ acl::CapturedWords to_words(const BlockTuples& blocks, const WordTuples& words,
 }
 
 // (number of the task, address, content) of each kernel's block; (block, offset in bytes, whether
-// it is an input's or output's) of each word that is patched; (block, offset in bytes, byte of the
-// block that it points to) of each that points into its own block.
+// it is an input's or output's) of each patched word; (block, offset in bytes, byte of the block
+// that it points to) of each word that points into its own block.
 using KernelTuples = std::vector<std::tuple<std::size_t, std::uint64_t, py::bytes>>;
 using TableWords = std::vector<std::tuple<std::uint32_t, std::size_t, bool>>;
 using OwnTuples = std::vector<std::tuple<std::uint32_t, std::size_t, std::uint64_t>>;

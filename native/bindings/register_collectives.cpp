@@ -11,7 +11,7 @@ namespace py = pybind11;
 namespace offload {
 namespace {
 
-// A collective among the launches of a resident, for the launches that wait for it.
+// Adds a collective to a resident's launches and returns it, for the launches that wait for it.
 std::shared_ptr<Collective> add_start(CpuResident& resident, const std::string& operator_name,
                                       const py::tuple& arguments,
                                       const std::vector<std::size_t>& outputs,
@@ -29,7 +29,7 @@ std::shared_ptr<Collective> add_start(CpuResident& resident, const std::string& 
   std::vector<c10::IValue> values;
   for (std::size_t index = 0; index < arguments.size(); ++index) {
     const py::handle object = arguments[index];
-    if (py::isinstance<py::str>(object)) {  // the group's, which torch 2.13 declares as anything
+    if (py::isinstance<py::str>(object)) {  // the group, which torch 2.13 declares as any type
       values.emplace_back(object.cast<std::string>());
     } else {
       values.push_back(to_ivalue(object, found->schema().arguments()[index].real_type(),

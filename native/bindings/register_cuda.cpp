@@ -38,7 +38,7 @@ int device_count() {
   return count;
 }
 
-// Each device's name and memory in bytes.
+// The name of each device and its memory in bytes.
 std::vector<std::pair<std::string, std::size_t>> devices() {
   const Driver& driver = Driver::get();
   std::vector<std::pair<std::string, std::size_t>> found;
@@ -56,10 +56,9 @@ std::vector<std::pair<std::string, std::size_t>> devices() {
   return found;
 }
 
-// Fills so much of the stack below the caller with a byte, by stores that nobody may leave out.
+// Fills `n_bytes` of the stack below the caller with a byte, by stores that are not optimised away.
 [[gnu::noinline]] void paint_stack(std::size_t n_bytes, unsigned char byte) {
-  constexpr std::size_t kMostBytes = std::size_t{1}
-                                     << 20;  // stacks of threads have 8 MiB as a rule
+  constexpr std::size_t kMostBytes = std::size_t{1} << 20;  // threads usually have stacks of 8 MiB
   if (n_bytes > kMostBytes) throw std::invalid_argument("at most 1 MiB of a stack is painted");
   auto* const bytes = static_cast<volatile unsigned char*>(__builtin_alloca(n_bytes));
   for (std::size_t index = 0; index < n_bytes; ++index) bytes[index] = byte;
@@ -93,7 +92,7 @@ void register_pool(py::module_& module) {
 // (node, part, offset in bytes)
 using WordTuple = std::tuple<std::uint32_t, std::uint32_t, std::size_t>;
 
-// (transfer, nodes before it, nodes behind it, whether it is for the next pass)
+// (transfer, nodes before it, nodes after it, whether it is for the next pass)
 using CopyTuple =
     std::tuple<std::size_t, std::vector<std::uint32_t>, std::vector<std::uint32_t>, bool>;
 
@@ -157,7 +156,7 @@ py::tuple copy_samples(const CudaResident& resident) {
   return py::make_tuple(samples.set_node_ns, samples.submit_ns, samples.device_ns);
 }
 
-// The methods of the seam are bound for tests and for proofs; executions go through a Replay.
+// The methods of the seam are bound for tests and proofs; executions go through a Replay.
 void register_resident(py::module_& module) {
   using Unlocked = py::call_guard<GilReleased>;
   py::class_<CudaResident, Resident, std::shared_ptr<CudaResident>>(module, "CudaResident",

@@ -26,7 +26,7 @@ std::shared_ptr<CudaWeightStream> make_stream(int device, std::size_t memory_byt
           delete_without_gil<CudaWeightStream>};
 }
 
-// Bytes that lie somewhere on a device; `keep` has the memory. `device`: what torch calls that.
+// Bytes at an address of a device, whose memory `keep` keeps alive. `device`: its name in torch.
 template <typename Keep>
 py::object bytes_at(std::uint64_t address, std::size_t size_bytes, const std::string& device,
                     Keep keep) {

@@ -28,8 +28,8 @@ void raise_object(const py::object& error) {
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
 }
 
-// Raises an error with the exception that it was made of as its cause, or that exception itself
-// where it is an interrupt of Python's.
+// Raises an error with its nested exception as the cause, or the nested exception itself if it is a
+// Python interrupt.
 void raise_of_cause(const char* class_name, const std::exception& error) {
   const auto* const nested = dynamic_cast<const std::nested_exception*>(&error);
   if (nested == nullptr || !nested->nested_ptr()) return raise_as(class_name, error.what());
@@ -43,7 +43,7 @@ void raise_of_cause(const char* class_name, const std::exception& error) {
   raised.restore();
 }
 
-// Sets Python's error where it is one of ours; whether it is.
+// Sets Python's error if it is one of offload's; returns whether it is.
 bool raise_ours(const std::exception_ptr& pointer) {
   try {
     std::rethrow_exception(pointer);
@@ -87,7 +87,7 @@ py::object in_python(const std::exception_ptr& pointer) {
   } catch (const Interrupted& error) {
     return error.raised().value();
   } catch (const python_error& error) {
-    python_error(error).restore();  // a copy, as it may be asked for again
+    python_error(error).restore();  // a copy, as it may be requested again
   } catch (...) {
     torch::translate_exception_to_python(pointer);
   }

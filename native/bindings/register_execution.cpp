@@ -24,7 +24,7 @@ const char* policy_name(Policy policy) {
   return "";
 }
 
-// (launch, ns), in the order in which they waited; nothing where nobody asked.
+// (launch, ns) in the order of waiting; no value without tracing.
 std::optional<std::vector<std::pair<std::size_t, std::uint64_t>>> waits_by_launch(
     const LastExecution& last) {
   if (!last.stream_waits) return std::nullopt;

@@ -45,7 +45,7 @@ std::vector<VaryingBytes> to_bytes(const std::vector<Bytes>& values) {
   return found;
 }
 
-// A function of Python's, called and dropped under the GIL.
+// A Python function, called and released under the GIL.
 std::shared_ptr<PyObject> held(py::object function) {
   return {function.release().ptr(), [](PyObject* object) {
             if (Py_IsInitialized() == 0) return;

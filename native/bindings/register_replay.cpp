@@ -62,7 +62,7 @@ std::unique_ptr<PythonReplay> make_replay(
       to_sizes(sizes));
 }
 
-// (stream id, device index, device type), as torch.Stream takes them; or none.
+// (stream id, device index, device type), as torch.Stream takes them; or None.
 py::object to_python(const std::optional<c10::Stream>& stream) {
   if (!stream) return py::none();
   return py::make_tuple(stream->id(), static_cast<int>(stream->device_index()),

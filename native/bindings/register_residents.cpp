@@ -32,16 +32,16 @@ void add_launch(CpuResident& resident, const std::string& operator_name,
   resident.add(std::move(launch));
 }
 
-// Whether torch raises such an error of an operator. Others come of an interrupt, or of a signal's
-// handler.
+// Whether torch raises errors of this class for an operator. Others come from an interrupt, or a
+// signal handler.
 bool is_of_operators(const py::error_already_set& error) {
   return error.matches(PyExc_RuntimeError) || error.matches(PyExc_ValueError) ||
          error.matches(PyExc_TypeError) || error.matches(PyExc_LookupError) ||
          error.matches(PyExc_ArithmeticError) || error.matches(PyExc_MemoryError);
 }
 
-// A function of Python's, called and dropped under the GIL. What an operator raises in it becomes
-// an exception that may be handled and dropped without.
+// A Python function, called and released under the GIL. What an operator raises in it becomes an
+// exception that can be handled and dropped without the GIL.
 template <typename Result, typename... Arguments>
 std::function<Result(Arguments...)> calling(py::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {

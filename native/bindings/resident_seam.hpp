@@ -1,5 +1,5 @@
-// What the bindings of residents on a device's streams have in common: handles, lifetimes, and the
-// methods of the seam, which are bound for tests and for proofs. Executions go through a Replay.
+// The common bindings of residents on devices with streams: handles, lifetimes, and the methods of
+// the seam, which are bound for tests and proofs. Executions go through a Replay.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -16,15 +16,14 @@
 
 namespace offload {
 
-// Handles come from Python as numbers.
+// Python passes handles as numbers.
 template <typename Handle>
 Handle to_handle(std::uint64_t number) {
   return reinterpret_cast<Handle>(number);
 }
 
-// Lets go of a resident, on whichever thread, and then of what it points into, which stays for the
-// rest of the process where the device may still use it. It waits for the device, and must not hold
-// up other threads meanwhile.
+// Destroys a resident, on any thread, and then what it points into, which stays until the process
+// ends if the device may still use it. It waits for the device without blocking other threads.
 template <typename Kind>
 class DeleteResident {
  public:
@@ -51,10 +50,10 @@ class DeleteResident {
     return is_unused;
   }
 
-  PyObject* keep_;  // given up by the call, since copies of a deleter go without the GIL
+  PyObject* keep_;  // released by the call, since copies of a deleter are destroyed without the GIL
 };
 
-// Calls Python, whichever thread it is on; nothing once the interpreter has gone.
+// Calls Python from any thread; no-op once the interpreter is gone.
 inline std::function<void()> release_by(pybind11::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;
@@ -91,7 +90,7 @@ void execute_resident(Kind& resident) {
   resident.execute(submission, nullptr);
 }
 
-// 0: it has no arena of its own, or was closed.
+// 0: it has no arena, or was closed.
 template <typename Kind>
 std::uint64_t arena_address(const Kind& resident) {
   return resident.arena().value_or(OwnArena{}).address;

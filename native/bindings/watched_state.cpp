@@ -26,12 +26,12 @@ bool is_same(PyObject* now, PyObject* then) noexcept {
          PyObject_RichCompareBool(now, then, Py_EQ) == 1;
 }
 
-// Hooks as a tensor keeps them: a dictionary, or none.
+// Whether a tensor's hooks, a dictionary or None, have entries.
 bool has_hooks(PyObject* hooks) noexcept {
   return hooks != nullptr && hooks != Py_None && !(PyDict_Check(hooks) && PyDict_Size(hooks) == 0);
 }
 
-// Also of what is no leaf any more, of which torch would warn.
+// Also for a tensor that is no longer a leaf, for which torch would warn.
 const at::Tensor& gradient_of(const at::Tensor& tensor) noexcept {
   return tensor.unsafeGetTensorImpl()->grad();
 }
@@ -198,7 +198,7 @@ int WatchedState::traverse(visitproc visit, void* arg) const {
 
 void CallGuard::call() {
   std::optional<WatchedState> fresh(std::in_place, before_execution_());
-  std::swap(watched_, fresh);  // what is dropped with the old one may run code that calls
+  std::swap(watched_, fresh);  // destroying the former state may run code that calls
 }
 
 int CallGuard::traverse(visitproc visit, void* arg) const {

@@ -1,4 +1,4 @@
-// What a call must find around it as it was, compared without a frame of Python's.
+// State that must be unchanged at a call, compared without a Python frame.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,40 +11,41 @@
 
 namespace offload {
 
-// How many hooks the accumulation of a leaf's gradient has, which Python cannot see.
-// Throws pybind11::type_error if it is no tensor.
+// The number of hooks on the accumulation of a leaf's gradient, which Python cannot see. Throws
+// pybind11::type_error if it is no tensor.
 std::size_t n_accumulation_hooks(pybind11::handle tensor);
 
-// What a look at a WatchedState finds.
+// The result of comparing a WatchedState.
 enum class Found : std::uint8_t {
   kSame,
-  kGradients,  // all is the same but for gradients, which `give_gradients` puts in their places
+  kGradients,  // unchanged except for gradients, which `give_gradients` restores
   kOther,
 };
 
 // Containers and attributes as they are when it is made, and leaves with their gradients.
 //
-// Owner: who compares. All that it looks at is kept alive, so that no address can stand for another
-// object, and is shown to Python's garbage collector by `traverse`. Thread: all needs the GIL.
+// Owner: whoever compares. Keeps all watched objects alive, so that no address can stand for
+// another object, and shows them to Python's garbage collector by `traverse`. Thread: everything
+// needs the GIL.
 class WatchedState {
  public:
-  // Takes (containers, attributes, leaves, sees_all): dictionaries and lists whose items are to
-  // stay; pairs of a dictionary and a key in it, which is a string; of each leaf the tensor, the
-  // gradient that it is to have (or None), and whether that is added to; and whether there is
-  // nothing else to look at. Throws pybind11::cast_error or type_error for anything else.
+  // Takes (containers, attributes, leaves, sees_all): dictionaries and lists whose items must stay;
+  // pairs of a dictionary and a string key in it; for each leaf the tensor, the gradient that it
+  // must have (or None), and whether that is accumulated into; and whether there is nothing else to
+  // compare. Throws pybind11::cast_error or type_error for anything else.
   explicit WatchedState(pybind11::handle watched);
 
   bool sees_all() const noexcept { return sees_all_; }
 
-  // Whether gradients are recorded on this thread, containers hold the same objects or equal
-  // numbers in the same order, and each leaf has its gradient, the same `requires_grad` and no
-  // other hooks than before. Runs no code of Python's.
+  // Compares: gradients must be recorded on this thread, containers must hold the same objects or
+  // equal numbers in the same order, and each leaf must have its gradient, the same `requires_grad`
+  // and no other hooks than before. Runs no Python code.
   Found look() const noexcept;
 
-  // Whether gradients that are not in their places are added to, so that they become zeros.
+  // Whether missing gradients include accumulated ones, which giving them sets to zero.
   bool has_sums_to_clear() const noexcept;
 
-  // Puts gradients in their places; what is added to becomes zero where there was none.
+  // Restores gradients; accumulated ones become zero where the leaf had none.
   void give_gradients() const;
 
   int traverse(visitproc visit, void* arg) const;
@@ -70,7 +71,7 @@ class WatchedState {
     bool requires_gradient = false;
     std::size_t n_hooks = 0;
 
-    bool has_gradient() const noexcept;  // the one that it is to have
+    bool has_gradient() const noexcept;  // that it must have
     Found look() const noexcept;
   };
 
@@ -85,29 +86,29 @@ class WatchedState {
   bool sees_all_ = true;
 };
 
-// What is compared before each call, and put in order or refused where it is not as it was.
+// State that is compared before each call, and restored or refused where it has changed.
 //
-// Owner: the object of Python's that is called, whose garbage collector it is shown to.
+// Owner: the called Python object, whose garbage collector sees it.
 class CallGuard {
  public:
-  // `before_execution`: compares all, puts in order what it can and raises for the rest; gives what
-  // a WatchedState takes. It is called only where that has changed since.
+  // `before_execution` compares everything, restores what it can and raises for the rest; it
+  // returns the arguments of a WatchedState. It is called only if that state has changed since.
   explicit CallGuard(pybind11::object before_execution)
       : before_execution_(std::move(before_execution)) {}
 
-  // What has changed since it was called; kOther where that is not known.
+  // What has changed since that call; kOther if unknown.
   Found look() const noexcept {
     return watched_ && watched_->sees_all() ? watched_->look() : Found::kOther;
   }
   bool lacks_gradients() const noexcept { return watched_->look() == Found::kGradients; }
   bool has_sums_to_clear() const noexcept { return watched_ && watched_->has_sums_to_clear(); }
   void call();
-  void give_gradients() const { watched_->give_gradients(); }  // where it lacks some
+  void give_gradients() const { watched_->give_gradients(); }  // if some are missing
   int traverse(visitproc visit, void* arg) const;
 
  private:
   pybind11::object before_execution_;
-  std::optional<WatchedState> watched_;  // none before the first call
+  std::optional<WatchedState> watched_;  // no value before the first call
 };
 
 }  // namespace offload

@@ -1,4 +1,4 @@
-// Weights that are streamed, as Python describes them.
+// Streamed weights in Python's description.
 #pragma once
 
 #include <pybind11/functional.h>
@@ -21,13 +21,13 @@
 
 namespace offload {
 
-// Where a weight's bytes begin in a file; they are as many as the weight has.
+// The place of a weight's bytes in a file; they are as many as the weight has.
 struct FileRange {
   std::string path;
   std::size_t offset_bytes = 0;
 };
 
-// A weight, and the FileRange or tensor that its bytes come from.
+// A weight, and the FileRange or tensor with its bytes.
 struct StreamedWeight {
   WeightPlacement placement;
   pybind11::object source;
@@ -49,11 +49,11 @@ std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_argumen
 // (path, offset, bytes)
 using StoredRange = std::tuple<std::string, std::size_t, std::size_t>;
 
-// How many bytes of these ranges the host store has for a device, of the files that are at the
-// paths now. Nothing is raised for a file that is gone. Without the GIL.
+// Bytes of these ranges that the host store has for a device, of the files now at the paths. A
+// missing file is no error. Without the GIL.
 std::size_t held_bytes(const StoreDevice& device, const std::vector<StoredRange>& ranges);
 
-// Adds the function that asks the part of the host store from which `Stream`s of a device copy.
+// Defines the function that queries the host store from which a device's `Stream`s copy.
 template <class Stream>
 void define_held_bytes(pybind11::module_& module, const char* name) {
   module.def(
@@ -68,7 +68,7 @@ void define_held_bytes(pybind11::module_& module, const char* name) {
 // "memory", "direct" or "buffered".
 const char* mode_name(ReadMode mode);
 
-// What streams of weights have in common, whatever memory they bring them to.
+// The common methods of weight streams, for any memory.
 template <typename Stream, typename Class>
 void define_weight_stream(Class& definition) {
   namespace py = pybind11;

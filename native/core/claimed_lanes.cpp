@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kNone = static_cast<std::size_t>(-1);
 
-// Behind the number of the execution in a claim.
+// The state of a lane, in the low bits of a claim below the number of the execution.
 constexpr std::uint64_t kFree = 0;
 constexpr std::uint64_t kTaken = 1;
 constexpr std::uint64_t kEnded = 2;
@@ -21,15 +21,15 @@ std::uint64_t claim_of(std::uint64_t execution, std::uint64_t state) {
   return execution * 4 + state;
 }
 
-// Beyond this sleeping and being woken costs less than what others could do meanwhile.
+// Longer spinning would cost other threads more than a sleep and a wake-up.
 constexpr auto kSpinFor = std::chrono::microseconds(50);
 constexpr int kRestsBetweenYields = 64;
 
 thread_local const void* helped = nullptr;
 
-// Events numbered from 0 without gaps; how many there are.
+// Renumbers events from 0 without gaps and returns their number.
 std::size_t number_events(std::vector<std::vector<LaneStep>>& lanes) {
-  std::map<std::size_t, std::pair<std::size_t, std::size_t>> found;  // its number, and its lane
+  std::map<std::size_t, std::pair<std::size_t, std::size_t>> found;  // its number and lane
   for (std::size_t lane = 0; lane < lanes.size(); ++lane) {
     for (LaneStep& step : lanes[lane]) {
       if (step.kind != LaneStep::Kind::kRecord) continue;
@@ -78,7 +78,7 @@ void ClaimedLanes::execute(std::size_t n_helpers) {
   if (stopped_) rethrow_first();
 }
 
-// Nobody else is here: a helper that comes late claims no lane of an execution that has ended.
+// No other thread takes part yet: a late helper claims no lane of an execution that has ended.
 void ClaimedLanes::begin() {
   const std::uint64_t execution = execution_ + 1;
   n_ended_ = 0;
@@ -103,7 +103,7 @@ void ClaimedLanes::help() noexcept {
     if (is_over(execution)) return;
     wait_until([&] { return is_one_ready(execution) || is_over(execution); });
   }
-  // From here on the execution does not end before this lane has.
+  // From here on the execution cannot end before this lane does.
   helped = of_;
   bool has_begun = false;
   try {
@@ -112,12 +112,12 @@ void ClaimedLanes::help() noexcept {
       drive(execution, mine, /*helps=*/true);
     });
   } catch (...) {
-    if (!has_begun) give_back(mine, execution);  // the thread has no memory for what it needs
+    if (!has_begun) give_back(mine, execution);  // the thread lacks memory for what it needs
   }
   helped = nullptr;
 }
 
-// Until all lanes have ended.
+// Returns once all lanes have ended.
 void ClaimedLanes::drive(std::uint64_t execution, std::size_t mine, bool helps) {
   while (true) {
     if (mine != kNone && go_on(mine, execution, helps)) {
@@ -138,7 +138,7 @@ void ClaimedLanes::drive(std::uint64_t execution, std::size_t mine, bool helps) 
   }
 }
 
-// Carries out the steps of a lane that this thread has claimed. False: it waits.
+// Executes the steps of a claimed lane. Returns false where it must wait for an event.
 bool ClaimedLanes::go_on(std::size_t index, std::uint64_t execution, bool helps) {
   Lane& lane = lanes_[index];
   const std::vector<LaneStep>& steps = steps_[index];
@@ -168,7 +168,7 @@ bool ClaimedLanes::go_on(std::size_t index, std::uint64_t execution, bool helps)
 
 void ClaimedLanes::end(std::size_t lane, std::uint64_t execution) {
   lanes_[lane].claim = claim_of(execution, kEnded);
-  ++n_ended_;  // the caller may be gone from here on
+  ++n_ended_;  // the caller may return from here on
   signal();
 }
 
@@ -222,8 +222,8 @@ void ClaimedLanes::wait_until(Ready ready) {
   --n_sleeping_;
 }
 
-// After each change that somebody may wait for. Either this thread sees that one sleeps, or that
-// one has seen the change: all of this is sequentially consistent.
+// Called after each change that a thread may wait for. Either this thread sees the sleeping thread,
+// or the sleeping thread has seen the change: all accesses are sequentially consistent.
 void ClaimedLanes::signal() {
   if (n_sleeping_ == 0) return;
   const std::lock_guard lock(mutex_);
@@ -241,7 +241,7 @@ void ClaimedLanes::rethrow_first() {
   std::rethrow_exception(error);
 }
 
-// The forking thread is the only one, and goes on with the lane that it has.
+// The forking thread is the only thread, and continues with the lane that it has claimed.
 void ClaimedLanes::abandon() noexcept {
   new (&mutex_) std::mutex();
   new (&changed_) std::condition_variable();

@@ -10,11 +10,11 @@
 namespace offload {
 namespace {
 
-// A helper that looks is there in a tenth of a microsecond, one that sleeps in fifty.
+// Handing an offer to a spinning helper takes 0.1 us, to a sleeping one 50 us.
 constexpr auto kLookFor = std::chrono::microseconds(100);
 constexpr int kRestsBetweenYields = 32;
 
-// Who waits for the lock wakes up too late, and waking it takes a system call: it is held for less.
+// The lock is held for less time than the system call and wake-up of a blocked waiter take.
 std::unique_lock<std::mutex> locked(std::mutex& mutex) {
   constexpr int kMostRests = 1000;
   std::unique_lock lock(mutex, std::defer_lock);
@@ -53,10 +53,10 @@ void Helpers::offer(const std::shared_ptr<Helped>& work, std::size_t n) noexcept
       changed_.notify_all();
     }
   }
-  n_offered_ += n;  // who looks finds the lock free
+  n_offered_ += n;  // after unlocking, so that a spinning helper finds the lock free
 }
 
-// Under the lock.
+// Caller holds the lock.
 void Helpers::start(std::size_t n) {
   while (threads_.size() < n) {
     threads_.reserve(threads_.size() + 1);
@@ -76,7 +76,7 @@ void Helpers::withdraw(const Helped& work) noexcept {
       continue;
     }
     n_offered_ -= one->n_left;
-    one = offers_.erase(one);  // not the last reference: whoever withdraws has one
+    one = offers_.erase(one);  // not the last reference: the withdrawing caller holds another
   }
 }
 
@@ -122,7 +122,7 @@ void Helpers::run() {
   }
 }
 
-// Under the lock, where there is an offer.
+// Caller holds the lock, and there is an offer.
 std::shared_ptr<Helped> Helpers::take() {
   --n_offered_;
   Offer& first = offers_.front();
@@ -132,14 +132,14 @@ std::shared_ptr<Helped> Helpers::take() {
   return work;
 }
 
-// Threads that do not exist here may be neither joined nor notified.
+// The parent's threads do not exist here and may be neither joined nor notified.
 void Helpers::restart() noexcept {
   new (&threads_) std::vector<std::thread>();
   new (&changed_) std::condition_variable();
   new (&mutex_) std::mutex();
   n_offered_ = n_looking_ = 0;
   for (Helped* work : works_) work->abandon();
-  std::vector<Offer> dropped;  // which may have the last references
+  std::vector<Offer> dropped;  // may hold the last references
   offers_.swap(dropped);
 }
 

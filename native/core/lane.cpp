@@ -38,18 +38,18 @@ struct LaneState {
 
 namespace {
 
-// Whose worker this thread is.
+// The lane whose worker this thread is.
 thread_local const LaneState* own_lane = nullptr;
 
-// Whether it is telling of a ticket's end.
+// Whether this thread is running a ticket's callbacks.
 thread_local bool is_calling_back = false;
 
-// Every live lane and owner of other threads, so that fork and interpreter exit find them quiet.
+// All live lanes and thread owners, so that fork and interpreter exit find them at rest.
 struct Registry {
   std::mutex mutex;
   std::vector<LaneState*> states;
   std::vector<ThreadOwner*> owners;
-  bool ended = false;  // the interpreter is exiting: no thread starts any more
+  bool ended = false;  // the interpreter is exiting: no thread may start
 };
 
 Registry& registry() {
@@ -57,8 +57,8 @@ Registry& registry() {
   return *instance;
 }
 
-// fork copies only the calling thread: every lane is held still across it, and the child's lanes
-// start workers of their own.
+// fork copies only the calling thread: every lane is held across it, and the child's lanes start
+// their own workers.
 void* (*release_before_wait)() = nullptr;
 void (*acquire_after_wait)(void*) = nullptr;
 
@@ -84,8 +84,9 @@ void release_all() {
 
 void restart_all() {
   Ticket::note_fork();
-  // Threads that do not exist here may be neither joined nor notified, and a mutex knows its owner
-  // by a thread's number, which is another in the child: all of them start anew.
+  // The parent's threads do not exist here and may be neither joined nor notified. A mutex
+  // identifies its owner by thread number, which differs in the child. All are therefore
+  // constructed anew.
   for (LaneState* state : registry().states) {
     state->queue.clear();
     state->n_queued = 0;
@@ -96,7 +97,7 @@ void restart_all() {
     new (&state->mutex) std::mutex();
     new (&state->execution) std::recursive_mutex();
   }
-  own_lane = nullptr;  // a worker that forked is none here
+  own_lane = nullptr;  // a worker that forked is no worker in the child
   for (ThreadOwner* owner : registry().owners) owner->restart();
   new (&registry().mutex) std::mutex();
 }
@@ -129,20 +130,20 @@ void run(const std::shared_ptr<LaneState>& state) {
     } catch (...) {
       error = std::current_exception();
     }
-    task.work = nullptr;  // what the task kept alive goes before anyone is told that it is done
+    task.work = nullptr;  // releases what the task kept alive before its end is reported
     const bool ends = is_wanted && task.ticket && (error || !task.hands_on);
     lock.lock();
     state->running = false;
     state->changed.notify_all();
-    if (ends) task.ticket->end(std::move(error));  // under the lock, so that a fork finds it whole
+    if (ends) task.ticket->end(std::move(error));  // locked, so that a fork sees it complete
     lock.unlock();
     if (ends) {
       is_calling_back = true;
       task.ticket->call_back();
       is_calling_back = false;
     }
-    // The ticket and the error go here: letting go of Python's takes the GIL, with which somebody
-    // may wait for the lock.
+    // The ticket and the error are released here, without the lock: releasing Python objects takes
+    // the GIL, and a thread that holds the GIL may wait for the lock.
   }
 }
 

@@ -1,4 +1,4 @@
-// Threads of our own, started with an error that says what to do.
+// Starting threads, with an error that says what to do.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace offload {
 
-// Starts a thread. Errors: ExecutionError if the system has none, as beyond a limit of threads or
-// of memory.
+// Starts a thread. Errors: ExecutionError if the system refuses, as beyond its limit of threads or
+// memory.
 template <typename Work>
 std::thread start_thread(const char* purpose, Work&& work) {
   try {

@@ -10,10 +10,10 @@
 namespace offload {
 namespace {
 
-// Of this process and its parents; changed where there is one thread.
+// Forks of this process and its ancestors. Changed only while the process has one thread.
 std::atomic<std::uint64_t> n_forks_so_far = 0;
 
-// Held while a ticket is made usable in the child of a fork; never destroyed.
+// Held while a ticket is made usable in the child of a fork. Never destroyed.
 std::mutex& fork_mutex() {
   static auto* const instance = new std::mutex;
   return *instance;
@@ -28,8 +28,9 @@ void Ticket::note_fork() noexcept {
   ++n_forks_so_far;
 }
 
-// A mutex and a condition that other threads of the parent had in hand are made anew. What they
-// were about to say has been said, or is not: the state is one word, and behind the error.
+// Constructs the mutex and the condition anew, which threads of the parent may have held. A change
+// of state that those threads were making is either complete or absent: the state is one word,
+// written after the error.
 void Ticket::notice_fork() const noexcept {
   const std::uint64_t now = n_forks_so_far.load();
   if (n_forks_.load(std::memory_order_acquire) == now) return;
@@ -133,7 +134,7 @@ void Ticket::finish(std::exception_ptr error) noexcept {
 void Ticket::end(std::exception_ptr error) noexcept {
   notice_fork();
   const std::lock_guard lock(mutex_);
-  if (state_ == State::kDone) return;  // in the child of a fork
+  if (state_ == State::kDone) return;  // already ended, in the child of a fork
   error_ = std::move(error);
   state_.store(State::kDone, std::memory_order_release);
   changed_.notify_all();
@@ -147,7 +148,7 @@ void Ticket::call_back() noexcept {
   }
   for (std::function<void()>& one : callbacks) {
     one();
-    one = nullptr;  // what it keeps goes before the next is called
+    one = nullptr;  // releases what it captures before the next call
   }
 }
 

@@ -42,7 +42,7 @@ std::shared_ptr<ArenaMapping> CudaArena::map(std::size_t size_bytes) {
   return mapping;
 }
 
-// Those at the end that no mapping holds.
+// Releases the chunks at the end that no mapping holds.
 void CudaArena::release_unused() noexcept {
   const std::lock_guard lock(mutex_);
   while (!chunks_.empty() && chunks_.back().use_count() == 1) chunks_.pop_back();
@@ -51,7 +51,7 @@ void CudaArena::release_unused() noexcept {
 ArenaMapping::~ArenaMapping() {
   const ContextScope scope(arena_->driver(), arena_->context());
   const RelaxedCapture relaxed(arena_->driver());
-  range_.reset();  // a chunk is given back when nothing shows it
+  range_.reset();  // a chunk is released once no mapping shows it
   chunks_.clear();
   arena_->release_unused();
 }

@@ -1,4 +1,4 @@
-// The arena: physical memory for feature maps that executables share, each at its own addresses.
+// The arena: physical memory of feature maps that executables share, each at separate addresses.
 #pragma once
 
 #include <memory>
@@ -12,29 +12,30 @@ namespace offload::cuda {
 
 class ArenaMapping;
 
-// A list of physical chunks. Every mapping shows the first of them, so that all physical memory
-// together is that of the largest mapping, and no address has to be patched for sharing. Chunks at
-// the end go with the last mapping that shows them.
+// A list of physical chunks. Every mapping shows a prefix of it, so that the physical memory is
+// that of the largest mapping, and sharing requires no address to be patched. Chunks at the end are
+// released with the last mapping that shows them.
 //
-// Owner: shared by its mappings and executables. Thread: any; who executes on it holds a Lease on
-// lease_id() from before enter until all work is enqueued. Errors: the constructor throws
-// BackendUnavailable; it, map and enter throw ExecutionError. A failed map leaves nothing behind.
+// Owner: shared by its mappings and executables. Thread: any; an execution holds a Lease on
+// lease_id() from before enter until all its work is enqueued. Errors: the constructor throws
+// BackendUnavailable; the constructor, map and enter throw ExecutionError. A failed map leaves
+// nothing behind.
 class CudaArena : public std::enable_shared_from_this<CudaArena> {
  public:
   explicit CudaArena(int device);
   ~CudaArena();
 
-  // Shows at least `size_bytes` at addresses of their own; 0: no memory, address 0.
+  // Maps at least `size_bytes` at new addresses; 0: no memory, address 0.
   std::shared_ptr<ArenaMapping> map(std::size_t size_bytes);
 
-  // Physical memory now, in bytes.
+  // Current physical memory in bytes.
   std::size_t size_bytes() const;
 
-  // Orders what is enqueued on `stream` from here on after all earlier users of the arena. A
-  // stream must not be destroyed before the arena is entered on another one, or idle.
+  // Orders what is enqueued on `stream` from here on after all earlier users of the arena. A stream
+  // must not be destroyed before the arena is entered on another stream, or idle.
   void enter(Stream stream);
 
-  // What stands for this arena among leased addresses: no memory lies there.
+  // Identifies this arena among leased addresses; no memory lies there.
   std::uint64_t lease_id() const { return reinterpret_cast<std::uint64_t>(this); }
 
   const Driver& driver() const { return driver_; }
@@ -56,8 +57,8 @@ class CudaArena : public std::enable_shared_from_this<CudaArena> {
 
 // An arena's memory at one range of addresses.
 //
-// Owner: one executable, which has to wait for its work before it lets go. Thread: any. Keeps the
-// chunks alive, and gives back those that nobody else shows.
+// Owner: one executable, which must wait for its work before it releases the mapping. Thread: any.
+// Keeps the chunks alive, and releases those that no other mapping shows.
 class ArenaMapping {
  public:
   ArenaMapping(std::shared_ptr<CudaArena> arena, std::size_t size_bytes)
@@ -66,7 +67,7 @@ class ArenaMapping {
   ArenaMapping(const ArenaMapping&) = delete;
   ArenaMapping& operator=(const ArenaMapping&) = delete;
 
-  // 0 where there is no memory.
+  // 0 if there is no memory.
   DevicePointer address() const { return range_ ? range_->address() : 0; }
   std::size_t size_bytes() const { return size_bytes_; }
   bool contains(DevicePointer at) const {

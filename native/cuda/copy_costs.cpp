@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kNodes = 16;
 constexpr std::size_t kCopies = 16;
-constexpr std::size_t kRounds = 9;  // and one before them that is not counted
+constexpr std::size_t kRounds = 9;  // after a first round that is not counted
 constexpr std::array<std::size_t, 4> kSizesBytes = {4 << 10, 64 << 10, 1 << 20, 4 << 20};
 constexpr double kNsInMs = 1e6;
 

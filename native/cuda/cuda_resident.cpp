@@ -58,7 +58,7 @@ CudaResident::CudaResident(CudaProgram program)
 
 CudaResident::~CudaResident() { close_for_good(); }
 
-// Gives the nodes of the clone.
+// Returns the nodes of the clone.
 std::vector<GraphNode> CudaResident::make_nodes(const CudaProgram& program) {
   std::vector<GraphNode> found;
   std::vector<bool> source_is_word(program.nodes.size());
@@ -231,7 +231,7 @@ void CudaResident::patch(const std::vector<Patch>& patches) noexcept {
     if (word.is_half) [[unlikely]] {
       std::memcpy(word.bytes, &patch.address, kHalfWordBytes);
     } else {
-      std::memcpy(word.bytes, &patch.address, kWordBytes);  // one store: of a known size
+      std::memcpy(word.bytes, &patch.address, kWordBytes);  // one store, as the size is constant
     }
     if (!word.was_patched) --n_never_patched_;
     word.was_patched = true;
@@ -262,7 +262,8 @@ void CudaResident::overwrite(const NodeWord& word, const std::vector<unsigned ch
   }
 }
 
-// Puts the tables where the device will read them, and their addresses into the nodes that do.
+// Writes the tables where the device will read them, and their addresses into the nodes that read
+// them.
 void CudaResident::write_tables() {
   if (!tables_changed_) return;
   if (tables_) {
@@ -279,7 +280,7 @@ void CudaResident::write_tables() {
   tables_changed_ = false;
 }
 
-// What every execution checks and writes before anything is enqueued.
+// Checks and writes what every execution needs before it is enqueued.
 void CudaResident::prepare() {
   refuse_closed();
   if (n_never_patched_ > 0) {
@@ -344,8 +345,8 @@ void CudaResident::load_in_context() {
   marked_.clear();
 }
 
-// Another executable graph in the place of one whose node cannot be given what it is to have. The
-// driver frees the old one when it has ended (cuGraphExecDestroy).
+// Replaces an executable graph whose node cannot be re-set. The driver frees the old graph once it
+// has ended (cuGraphExecDestroy).
 void CudaResident::instantiate_again() {
   const RelaxedCapture relaxed(driver_);
   for (std::uint32_t node = 0; node < nodes_.size(); ++node) {
@@ -369,7 +370,7 @@ void CudaResident::set_node(std::uint32_t node) {
   parameters.note_applied();
 }
 
-// Marks stay until all is done: after an error the nodes that were set are found unchanged.
+// Marks stay until all nodes are set: after an error, nodes already set are found unchanged.
 void CudaResident::set_changed() {
   for (const std::uint32_t node : keep_allocations_) {
     if (nodes_[node].n_outside > 0) set_node(node);
@@ -402,7 +403,7 @@ void CudaResident::execute(Submission& submission, LaunchTimes* times) {
   std::fill(times->end_ns.begin(), times->end_ns.end(), submission.end_ns);
 }
 
-// The graph, too, copies from where weights are now.
+// Makes the graph copy from the current places of weights, too.
 void CudaResident::begin_pass() {
   weights_->begin_pass(stream());
   if (!weights_->has_moved()) return;
@@ -441,7 +442,7 @@ void CudaResident::issue(std::size_t launch) {
   }
 }
 
-// Called before what may read the host tables is enqueued.
+// Called before anything that may read the host tables is enqueued.
 void CudaResident::note_reading() {
   note_enqueued();
   tables_read_ = true;
@@ -458,7 +459,7 @@ void CudaResident::distrust() {
 }
 
 void CudaResident::release() noexcept {
-  if (weights_) weights_->rest();  // its last copies go on behind the execution
+  if (weights_) weights_->rest();  // its last copies continue after the execution
   timed_.reset();
   if (exec_ != nullptr) driver_.graph_exec_destroy(std::exchange(exec_, nullptr));
   if (clone_ != nullptr) driver_.graph_destroy(std::exchange(clone_, nullptr));
@@ -468,7 +469,7 @@ void CudaResident::release() noexcept {
   if (weights_) weights_->close();
 }
 
-// Graph, cells, tables, feature map and weights stay for the rest of the process.
+// Graph, cells, tables, feature map and weights stay until the process ends.
 void CudaResident::abandon() noexcept {
   exec_ = nullptr;
   clone_ = nullptr;

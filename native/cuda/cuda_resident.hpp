@@ -1,5 +1,5 @@
-// A program resident on a CUDA device: one executable graph, its words patched and its nodes
-// re-set where they changed.
+// A program resident on a CUDA device: an executable graph whose words are patched and whose
+// changed nodes are re-set.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 
 namespace offload::cuda {
 
-// Where a word lies: see ResidentNode for the parts. Half a word holds the lower half of an address
-// alone.
+// The place of a word; ResidentNode describes the parts. A half word holds only the lower half of
+// an address.
 struct NodeWord {
   std::uint32_t node = 0;
   std::uint32_t part = 0;
@@ -31,60 +31,61 @@ struct NodeWord {
   std::size_t n_bytes() const { return is_half ? kHalfWordBytes : kWordBytes; }
 };
 
-// The words through which random kernels find the state of one generator.
+// The words from which random kernels read the state of one generator.
 struct RandomCell {
   std::vector<NodeWord> seed_words;
   std::vector<NodeWord> offset_words;
 };
 
-// What a resident is made of.
+// The parts of a resident.
 struct CudaProgram {
   int device = 0;
-  Graph graph = nullptr;             // captured; only read, and only by the constructor
+  Graph graph = nullptr;             // captured; read only by the constructor
   std::shared_ptr<CudaArena> arena;  // on the same device
   std::size_t arena_bytes = 0;       // of the feature map
   std::vector<GraphNode> nodes;      // of the graph; words name them by position
   std::vector<NodeWord> words;
   std::vector<Relocation> relocations;  // one for each word
-  std::vector<std::int64_t> launches;   // of the Program, by node; -1: none
+  std::vector<std::int64_t> launches;   // of the Program, by node; -1: no launch
   std::size_t n_launches = 0;
   std::vector<std::string> launch_names;                          // for messages; may be fewer
   std::map<std::size_t, std::vector<unsigned char>> host_tables;  // by node
   std::vector<RandomCell> random_cells;
-  std::shared_ptr<CudaWeightStream> weights;  // null: all lie where the caller keeps them
-  StreamedGraph streamed;                     // of them
+  std::shared_ptr<CudaWeightStream> weights;  // null: all weights lie where the caller keeps them
+  StreamedGraph streamed;                     // of the weights
 };
 
-// A clone of a captured graph. Loading waits until every word was patched once: no address of the
-// capture is ever instantiated. An execution re-sets kernel nodes whose image differs from what the
-// executable graph was last given; of copies and memsets also those with a word that points
-// outside the resident's own arena, since the driver keeps the allocation of their addresses,
-// which may have been freed and made again at the same one. A node whose re-setting failed is
+// A clone of a captured graph. Loading waits until every word has been patched once: no address of
+// the capture is ever instantiated. An execution re-sets kernel nodes whose image differs from what
+// the executable graph was last given. It also re-sets copies and memsets with a word that points
+// outside the resident's own arena, since the driver keeps the allocation of their addresses, which
+// may have been freed and allocated again at the same address. A node whose re-setting failed is
 // re-set by the next execution, whatever its image.
 //
 // A copy or memset may be tied to the kind of memory that it was instantiated for: mapped memory,
 // as the arena is, or allocated memory. Where the driver refuses to re-set one
 // (CUDA_ERROR_INVALID_VALUE) the graph is instantiated anew.
 //
-// Where weights are streamed the graph has their copies as nodes, and is launched on a stream of
-// its own: the caller's waits for the outputs alone, and the copies for the next execution go on.
-// They are no words, and are re-set only where new content of a weight has another place.
+// Where weights are streamed, the graph has their copies as nodes and is launched on a separate
+// stream: the caller's stream waits for the outputs alone, and the copies for the next execution
+// continue. These copies have no words, and are re-set only if new content of a weight has another
+// place.
 //
-// While executions are traced another instantiation of the same graph runs, with events around its
-// copies (TimedGraph): made by the first of them, patched as the other one, and given back when
-// nobody asks any more. Both use one memory and one lane, so the last copies of either bring what
-// the next execution of either begins with.
+// While executions are traced, another instantiation of the same graph runs, with events around its
+// copies (TimedGraph). The first traced execution makes it; it is patched like the other one, and
+// released when tracing ends. Both use the same memory and lane, so that the last copies of either
+// bring what the next execution of either begins with.
 //
-// Changed host tables are written to the half that no execution reads (HostTables), so that a
-// patch never waits for the latest execution, only for those before the last change.
+// Changed host tables are written to the half that no execution reads (HostTables), so that a patch
+// waits only for executions before the last change, never for the latest.
 //
-// After a wait that failed the next execution re-sets all nodes that have words, writes the tables
-// again and brings the prologue again.
+// After a failed wait the next execution re-sets all nodes with words, writes the tables again and
+// makes the prologue's copies again.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable, CaptureError
 // for nodes that cannot be resident, ExecutionError where the driver fails (nothing is left
-// behind), and std::invalid_argument for words that lie nowhere. Seeds and offsets of generators
-// lie in cells of its own, which hold zeros until set_random.
+// behind), and std::invalid_argument for words that do not exist. Seeds and offsets of generators
+// lie in the resident's own cells, which hold zeros until set_random.
 class CudaResident final : public StreamResident<CudaStreams>,
                            public WeightPasses,
                            public GeneratorStates {
@@ -92,17 +93,17 @@ class CudaResident final : public StreamResident<CudaStreams>,
   explicit CudaResident(CudaProgram program);
   ~CudaResident() override;
 
-  // Instantiates the graph and uploads it; done by the first execution where it was not called.
-  // Throws ExecutionError while there are words that were never patched.
+  // Instantiates and uploads the graph; otherwise the first execution does so. Throws
+  // ExecutionError if words were never patched.
   void load();
 
   std::vector<Relocation> relocations() const override { return relocations_; }
   void patch(const std::vector<Patch>& patches) noexcept override;
   std::size_t n_launches() const override { return launch_nodes_.size(); }
 
-  // The times of single launches inside a graph are not known: each gets the moment at which the
-  // graph had been given to the device. Where weights are traced take_pass then knows when they
-  // came.
+  // The times of single launches inside a graph are unknown: each is the time at which the graph
+  // had been delivered to the device. If weights are traced, take_pass then knows when they
+  // arrived.
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   std::optional<OwnArena> arena() const override;
@@ -115,20 +116,21 @@ class CudaResident final : public StreamResident<CudaStreams>,
   GeneratorStates* generator_states() override { return n_random_cells_ > 0 ? this : nullptr; }
   void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) override;
 
-  // Writes other bytes where no word lies, for the executions from here on; word.part and
-  // word.offset_bytes say where. Throws std::invalid_argument if the node has no such bytes.
+  // Writes other bytes, where no word lies, for all later executions, at word.part and
+  // word.offset_bytes. Throws std::invalid_argument if the node has no such bytes.
   void overwrite(const NodeWord& word, const std::vector<unsigned char>& content);
 
-  // Executes the program once and gives what each launch took, as cuda::time_launches. Throws
-  // ExecutionError, also for one that streams weights.
+  // Executes the program once and returns the duration of each launch, as cuda::time_launches.
+  // Throws ExecutionError, also for a program that streams weights.
   std::vector<double> time_launches();
 
-  // Measures what re-setting a kernel node and a copy cost on this device, by a node like the first
-  // kernel that has a word; this program stays as it is. Errors: as sample_copy_costs, and
-  // ExecutionError where no kernel has a word.
+  // Measures the costs of re-setting a kernel node and of a copy on this device, with a node like
+  // the first kernel that has a word; this program is unchanged. Errors: as sample_copy_costs, and
+  // ExecutionError if no kernel has a word.
   CopySamples sample_copy_costs() const;
 
-  // Nodes re-set in the executable graph so far, failed attempts included, and its launches.
+  // Counts so far: nodes re-set in the executable graph, including failed attempts, and its
+  // launches.
   std::uint64_t n_set_params() const { return n_set_params_; }
   std::uint64_t n_graph_launches() const { return n_graph_launches_; }
   std::uint64_t n_instantiations() const { return n_instantiations_; }
@@ -142,7 +144,7 @@ class CudaResident final : public StreamResident<CudaStreams>,
   struct Word {
     unsigned char* bytes;  // in the node's image or table
     std::uint32_t node;
-    bool is_half;  // the lower one of an address
+    bool is_half;  // the lower half of an address
     bool in_table;
     bool was_patched;
     bool is_outside;  // points outside the own arena
@@ -206,13 +208,13 @@ class CudaResident final : public StreamResident<CudaStreams>,
   DevicePointer random_cells_ = 0;  // 16 bytes for each generator: seed, offset
   std::size_t n_random_cells_ = 0;
   bool tables_changed_ = true;
-  bool tables_read_ = false;  // something that reads the current half was enqueued
+  bool tables_read_ = false;  // work that reads the current half was enqueued
   std::shared_ptr<CudaWeightStream> weights_;
   StreamedGraph streamed_;
   CopyNodes copy_nodes_;               // of the weights
-  std::unique_ptr<TimedGraph> timed_;  // null: nobody traces
+  std::unique_ptr<TimedGraph> timed_;  // null: no tracing
   bool traces_ = false;
-  bool is_timed_pass_ = false;  // the latest one, of which nobody has asked yet
+  bool is_timed_pass_ = false;  // the latest pass, not yet taken
   bool timing_failed_ = false;  // since the latest execution
   std::uint64_t n_set_params_ = 0;
   std::uint64_t n_graph_launches_ = 0;

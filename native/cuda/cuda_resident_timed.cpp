@@ -1,4 +1,4 @@
-// What of a CudaResident is timed: executions as timelines ask, launches, and copies of nodes.
+// Timing of a CudaResident: executions for timelines, launches, and copies of nodes.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -11,8 +11,7 @@
 
 namespace offload::cuda {
 
-// A clone of the template with what it is to be given now: no address that has gone is
-// instantiated.
+// A clone of the template with the current images: no stale address is instantiated.
 void CudaResident::make_timed() {
   const RelaxedCapture relaxed(driver_);
   std::vector<GraphNode> handles;
@@ -51,7 +50,7 @@ void CudaResident::set_timed() {
   }
 }
 
-// Its last copies may run.
+// Its last copies may still run.
 void CudaResident::forget_timed() noexcept {
   if (timed_ == nullptr) return;
   weights_->rest();
@@ -75,7 +74,7 @@ PassReport CudaResident::take_pass() {
   try {
     timed_->report(report);
   } catch (...) {
-    timing_failed_ = true;  // whatever it was that failed
+    timing_failed_ = true;  // whatever has failed
     throw;
   }
   return report;

@@ -1,4 +1,4 @@
-// What an order of work needs of the CUDA driver; see StreamOrder.
+// The Streams type of the CUDA driver; see StreamOrder.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace offload::cuda {
 
-// The streams of one device, in the context of an arena, which it keeps.
+// The streams of one device, in the context of an arena, which this keeps alive.
 //
 // Owner: copied. Thread: any. Errors: check and refuse_capturing throw ExecutionError.
 class CudaStreams {
@@ -66,7 +66,7 @@ class CudaStreams {
 
   static bool is_fault(Code code) { return cuda::is_fault(code); }
 
-  // In the child of a fork the driver refuses what it is asked by itself.
+  // In the child of a fork the driver itself refuses calls.
   bool is_lost() const { return false; }
 
  private:

@@ -12,7 +12,7 @@ namespace {
 
 bool is_cut(const WeightPlacement& weight) { return weight.pieces.size() > 1; }
 
-// Cut pieces begin at multiples of the plan's granule, and mappings where the device allows.
+// Cut pieces begin at multiples of the plan's granule; mappings, at those of the device's unit.
 void check_granule(const StreamPlan& plan, std::size_t unit_bytes) {
   if (plan.granule_bytes % unit_bytes == 0) return;
   if (std::none_of(plan.weights.begin(), plan.weights.end(), is_cut)) return;
@@ -20,7 +20,7 @@ void check_granule(const StreamPlan& plan, std::size_t unit_bytes) {
                   std::to_string(unit_bytes) + " bytes, got " + std::to_string(plan.granule_bytes));
 }
 
-// Where stretches of the memory begin, and where the last one ends.
+// Where stretches of the memory begin, and the end of the last one.
 std::set<std::size_t> borders_of(const StreamPlan& plan, std::size_t unit_bytes) {
   std::set<std::size_t> borders = {0, round_up(plan.memory_bytes, unit_bytes)};
   for (const WeightPlacement& weight : plan.weights) {
@@ -54,7 +54,7 @@ void CudaWeightMemory::make_stretches(const StreamPlan& plan, std::size_t unit_b
   }
 }
 
-// The one that holds this byte.
+// The stretch that holds this byte.
 std::size_t CudaWeightMemory::stretch_of(std::size_t memory_offset_bytes) const {
   const auto after =
       std::upper_bound(stretches_.begin(), stretches_.end(), memory_offset_bytes,
@@ -62,7 +62,8 @@ std::size_t CudaWeightMemory::stretch_of(std::size_t memory_offset_bytes) const 
   return static_cast<std::size_t>(after - stretches_.begin()) - 1;
 }
 
-// Only where some lie: what belongs to weights in several pieces alone has no address here.
+// Maps only stretches that hold some: those of weights in several pieces alone have no address
+// here.
 void CudaWeightMemory::map_whole_weights(const StreamPlan& plan) {
   std::vector<bool> is_shown(stretches_.size());
   for (const WeightPlacement& weight : plan.weights) {

@@ -1,4 +1,4 @@
-// The memory that weights have on a CUDA device under a budget.
+// The memory of weights on a CUDA device under a budget.
 #pragma once
 
 #include <cstddef>
@@ -11,21 +11,21 @@
 
 namespace offload::cuda {
 
-// Physical memory of the plan's bytes, rounded up once to the device's granularity. A weight in one
-// piece lies in a range of addresses with others; a weight in several has a range of its own in
-// which its pieces are mapped side by side, so that two weights may show the same bytes.
+// Physical memory of the plan's bytes, rounded up once to the device's granularity. Weights in one
+// piece share an address range. A weight in several pieces has a separate range in which they are
+// mapped side by side, so that two weights may show the same bytes.
 //
-// A mapping begins where its handle does (cuMemMap: the offset "currently must be zero"), so there
-// is a handle for each stretch of the memory between two places where a piece of a weight in
-// several begins or ends, and a piece shows whole stretches.
+// A mapping begins where its handle does (cuMemMap: the offset "currently must be zero"). There is
+// therefore a handle for each stretch of the memory between two places where a piece of a weight in
+// several pieces begins or ends, and a piece shows whole stretches.
 //
-// Several addresses of one byte are coherent between device operations of which one begins when the
-// other has ended, and never inside of one (CUDA C++ Programming Guide, "Virtual Aliasing
-// Support"). Whoever uses the memory orders them.
+// Several addresses of one byte are coherent between device operations if one begins after the
+// other has ended, and never within an operation (CUDA C++ Programming Guide, "Virtual Aliasing
+// Support"). The user of the memory orders the operations.
 //
 // Owner: one stream of weights. Thread: any may read addresses. Errors: the constructor throws
-// PlanError where the plan's granule is none of the device, OutOfMemory and ExecutionError; nothing
-// is left behind then. Nothing on the device may use the memory any more when it is destroyed.
+// PlanError if the plan's granule does not fit the device, OutOfMemory and ExecutionError, and
+// leaves nothing behind. The device must no longer use the memory when this is destroyed.
 class CudaWeightMemory {
  public:
   // `plan` has passed check_plan.
@@ -33,7 +33,7 @@ class CudaWeightMemory {
   CudaWeightMemory(const CudaWeightMemory&) = delete;
   CudaWeightMemory& operator=(const CudaWeightMemory&) = delete;
 
-  // By weight, where it begins; 0: it has no bytes.
+  // By weight, its address; 0: it has no bytes.
   const std::vector<std::uint64_t>& addresses() const { return addresses_; }
 
  private:
@@ -52,7 +52,7 @@ class CudaWeightMemory {
   std::vector<std::uint64_t> addresses_;
   std::vector<Stretch> stretches_;    // by begin
   std::optional<AddressRange> base_;  // of weights in one piece
-  std::vector<AddressRange> ranges_;  // one for each weight in several
+  std::vector<AddressRange> ranges_;  // one for each weight in several pieces
 };
 
 }  // namespace offload::cuda

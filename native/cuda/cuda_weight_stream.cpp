@@ -25,7 +25,7 @@ CudaWeightStream::CudaWeightStream(int device, StreamPlan plan,
   }
 }
 
-// Whoever had a tensor on the memory may have let go of it while kernels that read it run.
+// The owner of a tensor on the memory may have released it while kernels that read it run.
 CudaWeightStream::~CudaWeightStream() {
   close();
   const ContextScope scope(driver_, context_);
@@ -98,7 +98,7 @@ void CudaWeightStream::release_memory() noexcept {
   const Result result = driver_.context_synchronize();
   if (result != kSuccess && !CudaStreams::is_fault(result)) {
     static_cast<void>(
-        memory_.release());  // nobody could wait: it stays for the rest of the process
+        memory_.release());  // no wait was possible, so the memory stays until the process ends
   }
   memory_.reset();
 }

@@ -1,4 +1,4 @@
-// Weights of a program on a CUDA device of which a part is copied there in each execution.
+// Weights of a program on a CUDA device, part of which each execution copies there.
 #pragma once
 
 #include <memory>
@@ -13,26 +13,27 @@ namespace offload::cuda {
 // The weight memory is mapped, the store is registered with the driver, and the executable is a
 // graph that records `ready` when its outputs are ready.
 //
-// Where the driver refuses to wait for the context, the weight memory is left to the process.
+// If the driver refuses to wait for the context, the weight memory stays allocated until the
+// process ends.
 //
-// Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable without
-// the device, PlanError for pieces that it cannot map, OutOfMemory without its memory,
-// ExecutionError without the host's; nothing is left behind then.
+// Owner, thread, errors: as DeviceWeightStream. The constructor throws BackendUnavailable if there
+// is no such device, PlanError for pieces that the device cannot map, OutOfMemory if the device
+// lacks memory, and ExecutionError if the host does; it leaves nothing behind.
 class CudaWeightStream final : public DeviceWeightStream {
  public:
-  // `shares_store`: what is streamed may be where other executables have it already.
+  // `shares_store`: streamed bytes may be shared with other executables.
   CudaWeightStream(int device, StreamPlan plan, std::vector<std::shared_ptr<WeightSource>> sources,
                    bool shares_store);
   ~CudaWeightStream() override;
 
-  // The part of the host store that belongs to a device: copies of a graph keep to the context that
-  // their memory was registered in.
+  // Identifies a device's part of the host store: copies of a graph keep to the context in which
+  // their memory was registered.
   static StoreDevice store_device(int device) { return {&Driver::get(), device}; }
 
-  // Recorded by each graph when its outputs are ready.
+  // The event that each graph records when its outputs are ready.
   Event ready() const { return ready_->handle(); }
 
-  // Where graphs run.
+  // The stream on which graphs run.
   Stream lane() const { return lane_->handle(); }
 
   void rest() noexcept override;

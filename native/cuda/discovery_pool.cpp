@@ -10,8 +10,8 @@ namespace {
 constexpr std::size_t kAreaBytes = std::size_t{64} << 30;  // of addresses, which cost nothing
 constexpr std::size_t kSkewUnitBytes = 512;                // torch's kMinBlockSize
 constexpr std::size_t kGuardBytes = std::size_t{1} << 20;
-constexpr std::uint64_t kFirstChunks = 1024;  // the first allocation lies up to so many chunks in
-constexpr std::uint64_t kGapChunks = 16;      // and the next ones so many apart
+constexpr std::uint64_t kFirstChunks = 1024;  // limit of chunks before the first allocation
+constexpr std::uint64_t kGapChunks = 16;      // limit of chunks between later allocations
 
 struct Current {
   std::mutex mutex;
@@ -50,7 +50,7 @@ DevicePointer DiscoveryPool::allocate(std::size_t size_bytes) {
   const ContextScope scope(driver_, context_);
   const RelaxedCapture relaxed(driver_);
   const auto fixed = fixed_.find(n_allocated_);
-  // Placed in any case, so that what follows lies where it would.
+  // Placed in any case, so that later allocations keep their places.
   const DevicePointer placed = place(size_bytes);
   const DevicePointer address = fixed == fixed_.end() ? placed : fixed->second;
   ++n_allocated_;
@@ -58,8 +58,8 @@ DevicePointer DiscoveryPool::allocate(std::size_t size_bytes) {
   return address;
 }
 
-// Where the next allocation lies, with the chunk shown there. Its guard is the gap before it; the
-// one behind is the next one's, or the last chunks of the area.
+// The place of the next allocation, with the chunk shown there. Its guard is the gap before it; the
+// guard after it is that of the next allocation, or the last chunks of the area.
 DevicePointer DiscoveryPool::place(std::size_t n_bytes) {
   const std::size_t guard_chunks = round_up(kGuardBytes, chunk_bytes_) / chunk_bytes_;
   const bool is_first = area_ == 0 && n_chunks_used_ == 0;
@@ -85,20 +85,20 @@ DevicePointer DiscoveryPool::place(std::size_t n_bytes) {
   return begin + skew_bytes;
 }
 
-// Of the chunks that an allocation shows.
+// The size of the chunks that an allocation shows.
 std::size_t DiscoveryPool::unit_bytes(std::size_t n_bytes) const {
   constexpr std::size_t kLeastPart = 4;
   if (!large_chunk_ || n_bytes < large_chunk_->size_bytes() / kLeastPart) return chunk_bytes_;
   return large_chunk_->size_bytes();
 }
 
-// Where the layout began again something is mapped already: then what is left shows small ones.
+// After a rewind some chunks are already mapped; the rest then shows small chunks.
 void DiscoveryPool::show_chunks(Area& area, DevicePointer begin, std::size_t n_bytes,
                                 std::size_t unit_bytes) {
   const auto first = area.mapped.begin() +
                      static_cast<std::ptrdiff_t>((begin - area.range.address()) / chunk_bytes_);
   const auto n_in_unit = static_cast<std::ptrdiff_t>(unit_bytes / chunk_bytes_);
-  DevicePointer new_begin = begin;  // what is new since then is not accessible yet
+  DevicePointer new_begin = begin;  // mapped since then and not accessible yet
   DevicePointer new_end = begin;
   const auto allow = [&] {
     if (new_end == new_begin) return;
@@ -194,7 +194,7 @@ void DiscoveryPool::set_current(std::shared_ptr<DiscoveryPool> pool) {
     const std::lock_guard lock(current.mutex);
     current.pool.swap(pool);
   }
-  // The one that was current is let go here, without the lock.
+  // The former pool is released here, without the lock.
 }
 
 std::shared_ptr<DiscoveryPool> DiscoveryPool::current() {

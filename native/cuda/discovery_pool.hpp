@@ -1,4 +1,4 @@
-// Addresses for discovery: where each allocation of a captured program lies while it is captured.
+// Addresses for discovery: the place of each allocation of a program while it is captured.
 #pragma once
 
 #include <cstdint>
@@ -15,56 +15,56 @@
 namespace offload::cuda {
 
 struct PoolEvent {
-  bool is_allocation = true;  // else a free
+  bool is_allocation = true;  // otherwise a free
   DevicePointer address = 0;
   std::size_t size_bytes = 0;
 };
 
-// One layout without reuse: every allocation lies at an address of its own between guard gaps of
-// at least 1 MiB, where nothing is mapped. All addresses show the same physical chunk, since a
-// capture executes nothing; those of large allocations show another one, if that is wanted, as
-// mapping many small ones takes time (some 0.3 ms for each that is mapped). The seed moves the
-// first address, the gaps, and the place within a chunk (by multiples of 512 B, the alignment that
-// torch's allocator gives), so that no integer looks like the same (allocation, offset) in layouts
-// of different seeds.
+// One layout without reuse: every allocation has a unique address between guard gaps of at least 1
+// MiB, where nothing is mapped. All addresses show the same physical chunk, since a capture
+// executes nothing; large allocations may show another, larger chunk, as mapping many small ones
+// takes time (some 0.3 ms for each that is mapped). The seed moves the first address, the gaps, and
+// the place within a chunk (by multiples of 512 B, the alignment of torch's allocator), so that no
+// integer looks like the same (allocation, offset) in layouts of different seeds.
 //
-// Owner: shared by the discovery and by whoever made it current. Addresses hold until it is
-// destroyed, which waits for nothing: nothing may have been executed on them. Thread: any. Errors:
-// the constructor throws BackendUnavailable, it and allocate throw ExecutionError.
+// Owner: shared by the discovery and whoever made it current. Addresses are valid until it is
+// destroyed, which waits for nothing: no work may have been executed on them. Thread: any. Errors:
+// the constructor throws BackendUnavailable; the constructor and allocate throw ExecutionError.
 class DiscoveryPool {
  public:
-  // `large_chunk_bytes`: of the chunk that allocations of a quarter of it or more show, rounded up
-  // to whole ones; 0: all show the small one.
+  // `large_chunk_bytes`: size of the chunk that allocations of at least a quarter of it show,
+  // rounded up to whole chunks; 0: all allocations show the small chunk.
   DiscoveryPool(int device, std::uint64_t seed, std::size_t large_chunk_bytes = 0);
 
-  // A new address for `size_bytes` (0 too). A stream capture on this thread is not disturbed.
+  // A new address for `size_bytes`, which may be 0. Does not disturb a stream capture on this
+  // thread.
   DevicePointer allocate(std::size_t size_bytes);
 
-  // From the next layout on, the allocation of this number (counted from 0 in each layout) lies at
-  // this address, which is the caller's memory: it stays there in all layouts, and others lie where
-  // they lie without it. Nothing is shown there, and it outlives every use of the address.
+  // From the next layout on, places allocation `number` (counted from 0 in each layout) at this
+  // address of the caller's memory in all layouts; others keep their places. Nothing is mapped
+  // there. The memory must outlive every use of the address.
   void fix(std::size_t number, DevicePointer address);
 
-  // Notes a free; the address is not used again. Addresses of other pools are ignored.
+  // Records a free; the address is not reused. Addresses of other pools are ignored.
   void free(DevicePointer address);
 
-  // Allocations and frees in order since the pool was made or rewound, from the one of this number
-  // on; none from a number beyond the last.
+  // Allocations and frees in order since the pool was made or rewound, from number `begin` on;
+  // empty if it is beyond the last.
   std::vector<PoolEvent> events(std::size_t begin = 0) const;
   std::size_t n_events() const;
 
-  // Where each chunk of which something is shown is shown as a whole, and its bytes.
+  // Addresses at which a chunk is shown as a whole, for each shown chunk, with its bytes.
   std::vector<std::pair<DevicePointer, std::size_t>> shown() const;
 
-  // Starts the layout again: the same sizes in the same order get the same addresses. What was
-  // given out before stays mapped.
+  // Restarts the layout: the same sizes in the same order get the same addresses. Earlier
+  // allocations stay mapped.
   void rewind();
 
   // The error of the last allocation through the C function, which cannot throw.
   std::optional<std::string> error() const;
   void note_error(const std::string& message);
 
-  // The pool that the C functions use, or none.
+  // The pool that the C functions use, or null.
   static void set_current(std::shared_ptr<DiscoveryPool> pool);
   static std::shared_ptr<DiscoveryPool> current();
 
@@ -89,8 +89,8 @@ class DiscoveryPool {
   mutable std::mutex mutex_;
   std::uint64_t random_state_;
   std::vector<Area> areas_;
-  std::size_t area_ = 0;           // where the next allocation goes
-  std::size_t n_chunks_used_ = 0;  // of that area
+  std::size_t area_ = 0;           // of the next allocation
+  std::size_t n_chunks_used_ = 0;  // in that area
   std::vector<PoolEvent> events_;
   std::map<std::size_t, DevicePointer> fixed_;
   std::size_t n_allocated_ = 0;  // in this layout
@@ -100,8 +100,8 @@ class DiscoveryPool {
 
 }  // namespace offload::cuda
 
-// For torch.cuda.memory.CUDAPluggableAllocator, on the current pool. Malloc returns null without a
-// pool and where the pool fails (see its error()).
+// For torch.cuda.memory.CUDAPluggableAllocator, on the current pool. Malloc returns null if there
+// is no pool or the pool fails (see its error()).
 extern "C" {
 __attribute__((visibility("default"))) void* offload_cuda_pool_malloc(std::ptrdiff_t size_bytes,
                                                                       int device, void* stream);

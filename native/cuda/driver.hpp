@@ -1,4 +1,4 @@
-// The CUDA driver, opened at run time: its functions, its errors, and the contexts it works in.
+// The CUDA driver, opened at run time: its functions, errors and contexts.
 #pragma once
 
 #include <string>
@@ -7,29 +7,29 @@
 
 namespace offload::cuda {
 
-// Whether it is one of the codes after which a context does nothing any more: those whose texts in
-// cuda.h of CUDA 13.0 ask to end the process or the context, one that is gone, a driver that shuts
-// down, and uncorrectable errors of memory and links.
+// Whether it is a code after which the context is unusable: those whose texts in cuda.h of CUDA
+// 13.0 ask to end the process or the context, a destroyed context, a driver that shuts down, and
+// uncorrectable memory and link errors.
 bool is_fault(Result code);
 
 // The function table of libcuda.so.1.
 //
-// Owner: the process; never closed, since objects of static life may still use it. Thread: any.
-// Errors: get throws BackendUnavailable; check, fail and their like throw OutOfMemory where the
-// device's memory ran out, else ExecutionError.
+// Owner: the process; never closed, since static objects may still use it. Thread: any. Errors: get
+// throws BackendUnavailable; check, fail and their variants throw OutOfMemory if the device's
+// memory is exhausted, otherwise ExecutionError.
 class Driver {
  public:
-  // Opens the library, resolves every function and initialises the driver; done once, tried again
-  // after a failure. Throws BackendUnavailable naming the library, symbol or version that is
-  // missing, or why the driver does not start.
+  // Opens the library, resolves every function and initialises the driver; done once, and retried
+  // after a failure. Throws BackendUnavailable naming the missing library, symbol or version, or
+  // why the driver does not start.
   static const Driver& get();
 
-  // Throws with the code's name and text, what was attempted, and after a fault what can be done.
+  // Throws with the code's name and text, what was attempted, and the remedy after a fault.
   void check(Result result, const char* what) const {
     if (result != kSuccess) fail(result, what);
   }
 
-  // The same, saying how many bytes were wanted if memory ran out.
+  // Like check, with the number of requested bytes if memory is exhausted.
   void check_memory(Result result, std::size_t n_bytes, const char* what) const {
     if (result != kSuccess) fail_memory(result, n_bytes, what);
   }
@@ -48,7 +48,7 @@ class Driver {
   void open();
 };
 
-// A device's primary context, which torch uses too, kept while this lives.
+// A device's primary context, shared with torch, retained while this lives.
 //
 // Thread: any. Errors: the constructor throws BackendUnavailable for a device that does not exist
 // or lacks virtual memory management, ExecutionError if the context cannot be made.
@@ -68,9 +68,9 @@ class PrimaryContext {
   Context context_ = nullptr;
 };
 
-// While it lives, a context is this thread's current one.
+// Makes a context current on this thread while it lives.
 //
-// Owner: a stack frame. Errors: none; a context that cannot be set shows in the next call.
+// Owner: a stack frame. Errors: none; a failure to set the context surfaces in the next call.
 class ContextScope {
  public:
   ContextScope(const Driver& driver, const PrimaryContext& context) : driver_(driver) {
@@ -90,8 +90,8 @@ class ContextScope {
   bool changed_ = false;
 };
 
-// While it lives, calls on this thread that a stream capture would refuse are let through, since
-// they do not concern the captured work.
+// While it lives, permits calls on this thread that a stream capture would refuse, since they do
+// not concern the captured work.
 //
 // Owner: a stack frame. Errors: none.
 class RelaxedCapture {
@@ -107,15 +107,15 @@ class RelaxedCapture {
 
  private:
   const Driver& driver_;
-  CaptureMode mode_ = kCaptureRelaxed;  // then the one before
+  CaptureMode mode_ = kCaptureRelaxed;  // afterwards the mode before
   bool changed_ = false;
 };
 
-// Throws ExecutionError where a stream is being captured into another graph; `which` stream that
-// is, in words. Needs a current context.
+// Throws ExecutionError if a stream is being captured into another graph; `which` describes the
+// stream. Needs a current context.
 void refuse_capturing(const Driver& driver, Stream stream, const char* which);
 
-// A stream that is ordered with no other.
+// A stream without implicit ordering with others.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
 // constructor throws ExecutionError.
@@ -133,7 +133,7 @@ class OwnStream {
   Stream stream_ = nullptr;
 };
 
-// An event without times.
+// An event without timing.
 //
 // Owner: one object; needs a current context while it is made. Errors: the constructor throws
 // ExecutionError.

@@ -1,8 +1,8 @@
-// The part of the CUDA driver's C ABI that offload uses: our own declarations, after the public
-// documentation of the driver API (CUDA 12.4 and later). No CUDA header is needed to build.
+// The part of the CUDA driver's C ABI that offload uses: own declarations, after the public
+// documentation of the driver API (CUDA 12.4 and later). Building needs no CUDA header.
 //
-// tests/simulators checks them: against cuda.h where the toolkit is installed, and by having
-// NVIDIA's Python bindings drive a simulated driver that is written on them.
+// tests/simulators checks them: against cuda.h where the toolkit is installed, and by running
+// NVIDIA's Python bindings on a simulated driver written on these declarations.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,7 @@ using Device = int;
 using DevicePointer = unsigned long long;
 using MemoryHandle = unsigned long long;  // of physical memory
 
-// Error codes by their documented values; others are passed on as numbers.
+// Error codes by their documented values; other codes are passed on as numbers.
 enum Result : int {
   kSuccess = 0,
   kInvalidValue = 1,
@@ -108,7 +108,7 @@ inline constexpr int kAttributeClusterScheduling = 5;
 enum CaptureMode : int { kCaptureGlobal = 0, kCaptureThreadLocal = 1, kCaptureRelaxed = 2 };
 enum CaptureStatus : int { kCaptureNone = 0, kCaptureActive = 1, kCaptureInvalidated = 2 };
 
-// CUDA_KERNEL_NODE_PARAMS_v2. `kernel` counts only where `function` is null.
+// CUDA_KERNEL_NODE_PARAMS_v2. `kernel` is used only if `function` is null.
 struct KernelNodeParams {
   Function function;
   unsigned int grid_x, grid_y, grid_z;
@@ -206,7 +206,7 @@ struct LaunchConfig {
   unsigned int n_attributes;
 };
 
-// Every function that is used: name here, symbol, the CUDA version whose ABI is asked for, and the
+// Every function in use: name here, symbol, the CUDA version of the requested ABI, and the
 // signature after the first `Result (`. All are resolved through cuGetProcAddress.
 #define OFFLOAD_CUDA_FUNCTIONS(X)                                                                  \
   X(init, "cuInit", 2000, (unsigned int flags))                                                    \

@@ -1,11 +1,11 @@
-// Handles of the driver that are given back.
+// Driver handles with scope.
 #pragma once
 
 #include "cuda/driver.hpp"
 
 namespace offload::cuda {
 
-// A handle of the driver, given back at the end of its scope.
+// A driver handle that is released at the end of its scope.
 //
 // Owner: a stack frame, with a current context where its kind needs one. Errors: none.
 template <typename Handle>

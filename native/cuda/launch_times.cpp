@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kNsInMs = 1e6;
 
-// A graph while events are put between its launches.
+// A clone of a graph, with events added between its launches.
 class Timed {
  public:
   Timed(const Driver& driver, Graph graph) : driver_(driver), graph_(driver.graph_destroy) {
@@ -19,7 +19,7 @@ class Timed {
     add_event({});
   }
 
-  // Nodes of the graph that was cloned.
+  // Adds nodes, given as those of the original graph.
   void add(const std::vector<GraphNode>& originals) {
     const std::vector<GraphNode> nodes = nodes_in_clone(driver_, graph_.get(), originals);
     const std::vector<GraphNode> from(nodes.size(), last_);
@@ -40,7 +40,7 @@ class Timed {
     driver_.check(driver_.stream_synchronize(stream.handle()), "timing launches");
   }
 
-  // Between an event and the next.
+  // The time between an event and the next.
   double elapsed_ns(std::size_t event) const {
     float milliseconds = 0;
     driver_.check(
@@ -59,7 +59,7 @@ class Timed {
   }
 
   const Driver& driver_;
-  std::deque<Held<Event>> events_;  // they do not move
+  std::deque<Held<Event>> events_;  // stable addresses
   Held<Graph> graph_;
   GraphNode last_ = nullptr;
 };

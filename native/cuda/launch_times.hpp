@@ -1,4 +1,4 @@
-// What the launches of a captured graph take on the device, one by one.
+// Durations of the launches of a captured graph on the device.
 #pragma once
 
 #include <vector>
@@ -7,11 +7,11 @@
 
 namespace offload::cuda {
 
-// Executes a clone of `graph` once, whose launches follow one another with an event between, and
-// waits for it. `launches`: the nodes of each launch, in the order in which they were captured.
+// Executes a clone of `graph` once, with its launches in sequence and an event between each two,
+// and waits for it. `launches`: the nodes of each launch, in captured order.
 //
-// Gives nanoseconds by launch, that of an event in a graph included; 0 for a launch without nodes.
-// Throws ExecutionError where the driver or the device fails; nothing is left behind then. With a
+// Returns nanoseconds by launch, including an event in a graph; 0 for a launch without nodes.
+// Throws ExecutionError where the driver or the device fails, and leaves nothing behind. With a
 // current context.
 std::vector<double> time_launches(const Driver& driver, Graph graph,
                                   const std::vector<std::vector<GraphNode>>& launches);

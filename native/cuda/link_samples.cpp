@@ -10,7 +10,7 @@ namespace offload::cuda {
 namespace {
 
 constexpr std::array<std::size_t, 4> kSizesBytes = {64 << 10, 1 << 20, 8 << 20, 32 << 20};
-constexpr std::size_t kRounds = 9;  // and one before them that is not counted
+constexpr std::size_t kRounds = 9;  // after a first round that is not counted
 constexpr double kNsInMs = 1e6;
 
 }  // namespace
@@ -25,7 +25,7 @@ std::vector<std::pair<std::size_t, double>> sample_link(int device) {
   driver.check_memory(driver.memory_allocate(memory.fill(), kMostBytes), kMostBytes,
                       "allocating memory to measure the link");
   const RegisteredMemory store(driver, kMostBytes);
-  std::memset(store.data(), 1, kMostBytes);  // else all pages are one
+  std::memset(store.data(), 1, kMostBytes);  // otherwise all pages are the same page
   const OwnStream stream(driver);
   Held<Event> begin(driver.event_destroy);
   Held<Event> end(driver.event_destroy);
@@ -37,7 +37,7 @@ std::vector<std::pair<std::size_t, double>> sample_link(int device) {
       driver.check(driver.event_record(begin.get(), stream.handle()), "measuring the link");
       const Result result =
           driver.copy_to_device_async(memory.get(), store.data(), size_bytes, stream.handle());
-      // Also after a failure nothing may run when the memory goes.
+      // After a failure, too, no copy may run when the memory is released.
       driver.check(driver.event_record(end.get(), stream.handle()), "measuring the link");
       driver.check(driver.event_synchronize(end.get()), "measuring the link");
       driver.check(result, "copying to the device to measure the link");

@@ -1,4 +1,4 @@
-// What copies from the host to a device take: measured.
+// Measured durations of copies from the host to a device.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace offload::cuda {
 
-// Times of single copies in ns, by their bytes, from registered memory of the host as large as the
-// largest of them. All that it is measured with is gone when it returns or throws.
+// Times of single copies in ns, by their bytes, from registered host memory as large as the largest
+// copy. All resources are released when it returns or throws.
 //
-// Thread: any. Waits for its own copies alone. Errors: BackendUnavailable without the device,
-// ExecutionError where the driver fails or there is no memory for it.
+// Thread: any. Waits only for its own copies. Errors: BackendUnavailable if there is no such
+// device, ExecutionError where the driver fails or memory is lacking.
 std::vector<std::pair<std::size_t, double>> sample_link(int device);
 
 }  // namespace offload::cuda

@@ -13,18 +13,18 @@
 namespace offload::cuda {
 namespace {
 
-// Where ranges are asked for: 2 TiB of addresses whose upper four bytes, 0x2d50 to 0x2f4f, are a
-// number that sizes, strides and shifts seldom are. By itself a driver begins at 0x302000000, as
-// published dumps show, where two small numbers side by side look like an address.
+// Preferred addresses: 2 TiB whose upper four bytes, 0x2d50 to 0x2f4f, are a number that sizes,
+// strides and shifts rarely are. By default a driver begins at 0x302000000, as published dumps
+// show, where two adjacent small numbers look like an address.
 constexpr DevicePointer kFirstPlace = 0x2d50'0000'0000;
 constexpr DevicePointer kPlaceBytes = DevicePointer{2} << 40;
 constexpr int kAttempts = 4;
 
-// What places are multiples of: a driver follows no hint that is not one of its granularity, and
-// devices, or what stands for them, may differ in that.
+// Places are multiples of this: a driver follows no hint that is not a multiple of its granularity,
+// in which devices, or their simulators, may differ.
 constexpr DevicePointer kPlaceUnitBytes = DevicePointer{64} << 20;
 
-// The next address to ask for, in turn, so that what was freed is not asked for at once.
+// The next address to request, round robin, so that a freed address is not requested at once.
 DevicePointer next_place(std::size_t n_bytes) {
   static std::atomic<DevicePointer> used{0};
   const DevicePointer taken_bytes = round_up(n_bytes, kPlaceUnitBytes);
@@ -64,8 +64,7 @@ AddressRange::AddressRange(const Driver& driver, std::size_t n_bytes)
     : driver_(driver), n_bytes_(n_bytes) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const DevicePointer wanted = next_place(n_bytes);
-    // A hint: a driver may answer with other addresses, and some refuse one that they cannot
-    // follow.
+    // A hint: a driver may return other addresses, and some refuse a hint that they cannot follow.
     if (driver_.address_reserve(&address_, n_bytes, 0, wanted, 0) != kSuccess) break;
     if (address_ == wanted) return;
     driver_.address_free(address_, n_bytes);
@@ -125,7 +124,7 @@ RegisteredMemory::RegisteredMemory(const Driver& driver, std::size_t n_bytes)
 
 RegisteredMemory::~RegisteredMemory() {
   if (data_ == nullptr) return;
-  // Pages that the driver still has must not become anybody else's.
+  // Pages that the driver still holds must not be reused.
   if (driver_.memory_host_unregister(data_) != kSuccess) return;
   munmap(data_, whole_pages(n_bytes_));
 }

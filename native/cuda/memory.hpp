@@ -1,4 +1,4 @@
-// The driver's memory, each kind held by one object: physical, addresses, pinned.
+// The driver's memory, each kind held by one class: physical memory, addresses, pinned memory.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace offload::cuda {
 
-// The unit, in bytes, in which a device's physical memory is made and mapped.
+// The unit, in bytes, in which a device's physical memory is allocated and mapped.
 std::size_t granularity_bytes(const Driver& driver, Device device);
 
 inline std::size_t round_up(std::size_t n_bytes, std::size_t unit_bytes) {
@@ -19,7 +19,7 @@ inline std::size_t round_up(std::size_t n_bytes, std::size_t unit_bytes) {
 
 // Physical memory of a device, without an address.
 //
-// Owner: moves. Thread: any. Errors: the constructor throws OutOfMemory and ExecutionError. Its
+// Owner: movable. Thread: any. Errors: the constructor throws OutOfMemory and ExecutionError. Its
 // bytes live on while they are mapped anywhere.
 class PhysicalMemory {
  public:
@@ -41,10 +41,10 @@ class PhysicalMemory {
   MemoryHandle handle_ = 0;
 };
 
-// A reserved range of addresses, and what is mapped in it. Nothing may use it any more when it is
-// destroyed. It lies where few numbers look like an address, as far as the driver lets it.
+// A reserved address range and its mappings. It must no longer be used when it is destroyed. It
+// lies where few numbers look like an address, if the driver follows the hint.
 //
-// Owner: moves. Thread: callers serialise. Errors: all but the destructor throw ExecutionError.
+// Owner: movable. Thread: callers serialise. Errors: all but the destructor throw ExecutionError.
 class AddressRange {
  public:
   // `n_bytes`: a multiple of the granularity.
@@ -63,7 +63,7 @@ class AddressRange {
   // Maps all of `memory` at an address of the range where nothing is mapped.
   void map(DevicePointer at, const PhysicalMemory& memory);
 
-  // Lets the device read and write what is mapped there.
+  // Permits the device to read and write what is mapped there.
   void allow_access(DevicePointer at, std::size_t n_bytes, Device device);
 
  private:
@@ -73,12 +73,12 @@ class AddressRange {
   std::vector<std::pair<DevicePointer, std::size_t>> mapped_;
 };
 
-// Memory of the host in whole pages, no more than was asked for, that the device reads by itself
-// once it was registered with the driver.
+// Host memory in whole pages, no more than requested, which the device reads by itself once it is
+// registered with the driver.
 //
-// Owner: one object; needs a current context while it is made and destroyed, and nothing on the
-// device may use it any more when it is. Errors: the constructor throws ExecutionError, and leaves
-// nothing behind. No bytes: no memory.
+// Owner: one object; needs a current context while it is made and destroyed, and the device must no
+// longer use it then. Errors: the constructor throws ExecutionError, and leaves nothing behind.
+// Zero bytes: no memory.
 class RegisteredMemory final : public HostMemory {
  public:
   RegisteredMemory(const Driver& driver, std::size_t n_bytes);
@@ -92,7 +92,7 @@ class RegisteredMemory final : public HostMemory {
 // Host memory that the device can read while it executes.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
-// constructor throws ExecutionError. No bytes: no memory.
+// constructor throws ExecutionError. Zero bytes: no memory.
 class PinnedMemory {
  public:
   PinnedMemory(const Driver& driver, std::size_t n_bytes);

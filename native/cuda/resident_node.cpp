@@ -11,8 +11,8 @@
 namespace offload::cuda {
 namespace {
 
-// The attributes that a kernel needs to run as captured. What relates it to other work
-// (programmatic launch, priority) is left out where it runs by itself.
+// The attributes that a kernel needs to run as captured. Relations to other work (programmatic
+// launch, priority) are omitted when the kernel is issued by itself.
 constexpr std::array<int, 3> kLaunchAttributes = {kAttributeCooperative, kAttributeClusterDimension,
                                                   kAttributeClusterScheduling};
 
@@ -77,7 +77,7 @@ class KernelNode final : public ResidentNode {
   }
 
  private:
-  // Arguments given one by one: the driver says where each lies when packed.
+  // Arguments given one by one: the driver states the packed offset of each.
   void read_parameters() {
     std::vector<std::pair<std::size_t, std::size_t>> places;  // offset, bytes
     std::size_t n_bytes = 0;
@@ -115,7 +115,7 @@ class KernelNode final : public ResidentNode {
     params_.extra = packed_.data();
   }
 
-  // A driver refuses to tell of an attribute that it, the device or the kernel does not have.
+  // A driver refuses to report an attribute that it, the device or the kernel does not have.
   void read_attributes() {
     for (const int id : kLaunchAttributes) {
       LaunchAttribute attribute = {};
@@ -204,7 +204,7 @@ class MemcpyNode final : public ResidentNode {
            type == kMemoryHost;
   }
 
-  // From the source's address to one past the last byte that is read.
+  // Bytes from the source's address to one past the last byte read.
   std::size_t source_bytes() const {
     const std::size_t rows = params_.source_y + params_.height - 1;
     const std::size_t planes = params_.source_z + params_.depth - 1;
@@ -287,7 +287,7 @@ class MemsetNode final : public ResidentNode {
   MemsetNodeParams params_ = {};
 };
 
-// Joins branches; nothing runs.
+// Joins branches; executes nothing.
 class EmptyNode final : public ResidentNode {
  public:
   using ResidentNode::ResidentNode;

@@ -1,4 +1,4 @@
-// A node of a resident graph: the bytes that the driver is given for it, and how they are given.
+// A node of a resident graph: its parameter bytes, and how they are passed to the driver.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,15 @@ namespace offload::cuda {
 inline constexpr std::size_t kWordBytes = 8;
 inline constexpr std::size_t kHalfWordBytes = kWordBytes / 2;
 
-// A node with the image of its parameters, of which every address word can be written.
+// A node with the image of its parameters, in which every address word can be written.
 //
-// Parts: of a kernel 0, its packed arguments at the offsets that the driver names; of a copy 0, the
-// source's address and at 8 the destination's, and 1, the bytes of a host source (its table); of a
-// memset 0, the destination's address.
+// Parts of a kernel: 0, its packed arguments at the offsets that the driver states; of a copy: 0,
+// the source's address and at 8 the destination's, and 1, the bytes of a host source (its table);
+// of a memset: 0, the destination's address.
 //
 // Owner: one resident. Thread: callers serialise, with a current context. Errors: make_node throws
-// CaptureError for a node that cannot be resident and ExecutionError where the driver fails; what
-// sets or issues gives the driver's result back.
+// CaptureError for a node that cannot be resident and ExecutionError where the driver fails;
+// methods that set or issue return the driver's result.
 class ResidentNode {
  public:
   ResidentNode(const Driver& driver, GraphNode node) : driver_(driver), node_(node) {}
@@ -33,49 +33,50 @@ class ResidentNode {
   // "kernel vectorized_add", for messages.
   virtual std::string describe() const = 0;
 
-  // Gives the image to the template node.
+  // Sets the template node to the image.
   virtual Result set_template() = 0;
 
-  // Gives the image to the node of an executable graph that `node` stands for in what that was made
-  // of: the template, or a clone of it. `context`: where copies and memsets run.
+  // Sets the node of an executable graph to the image. `node` is the corresponding node in the
+  // graph from which it was instantiated: the template, or a clone of it. `context`: that of copies
+  // and memsets.
   virtual Result set_exec(GraphExec exec, GraphNode node, Context context) = 0;
 
   // Enqueues the node's work by itself, with the image.
   virtual Result issue(Stream stream) = 0;
 
-  // Whether the driver keeps the allocation of an address besides the address, so that the same
-  // number is stale once its memory was freed and allocated again (copies and memsets).
+  // Whether the driver keeps the allocation of an address as well as the address, so that an equal
+  // address is stale once its memory was freed and allocated again (copies and memsets).
   virtual bool keeps_allocations() const { return false; }
 
-  // Whether the executable graph's node can be given other addresses: copies and memsets of one row
+  // Whether the executable graph's node accepts other addresses: copies and memsets of one row
   // (cuGraphExecMemcpyNodeSetParams and cuGraphExecMemsetNodeSetParams of the driver's manual).
   virtual bool can_move() const { return true; }
 
-  // Whether there is anything to execute.
+  // Whether it executes anything.
   virtual bool does_work() const { return true; }
 
   GraphNode handle() const { return node_; }
 
-  // What set_template and set_exec give.
+  // The bytes that set_template and set_exec pass.
   const std::vector<unsigned char>& image() const { return image_; }
 
-  // Where in a kernel's packed arguments the bytes of a word lie; none for other nodes.
+  // The offset of a word's bytes in a kernel's packed arguments; no value for other nodes.
   virtual std::optional<std::size_t> argument_offset(const unsigned char*) const {
     return std::nullopt;
   }
 
-  // Where the eight bytes of a word lie; null if the part has no such bytes.
+  // The address of a word's eight bytes; null if the part has no such bytes.
   unsigned char* word_at(std::size_t part, std::size_t offset_bytes) {
     return bytes_at(part, offset_bytes, kWordBytes);
   }
 
-  // Where `n_bytes` of a part lie, at any offset; null if the part has no such bytes.
+  // The address of `n_bytes` of a part, at any offset; null if the part has no such bytes.
   unsigned char* bytes_at(std::size_t part, std::size_t offset_bytes, std::size_t n_bytes);
 
-  // The host source that the resident keeps for a copy; empty for others.
+  // The host source that the resident keeps for a copy; empty for other nodes.
   std::vector<unsigned char>& table() { return table_; }
 
-  // Whether the executable graph has other bytes, or it is not known which.
+  // Whether the executable graph has other bytes, or unknown ones.
   bool is_changed() const { return !is_known_ || image_ != applied_; }
   void forget() { is_known_ = false; }
   void note_applied() {
@@ -94,8 +95,8 @@ class ResidentNode {
   bool is_known_ = false;
 };
 
-// Reads a node. `given_table`: the bytes of a copy's host source, if the caller kept them; else
-// they are read where the source lies, unless its address is to be patched (`source_is_word`).
+// Reads a node. `given_table`: the bytes of a copy's host source, if the caller kept them;
+// otherwise they are read from the source, unless its address is to be patched (`source_is_word`).
 std::unique_ptr<ResidentNode> make_node(const Driver& driver, GraphNode node,
                                         const std::vector<unsigned char>* given_table,
                                         bool source_is_word);

@@ -28,7 +28,7 @@ Memcpy3D copy_params(std::uint64_t to, const std::byte* from, std::size_t n_byte
 
 }  // namespace
 
-// One graph while copies are added to it.
+// Adds copies to a graph.
 class CopyBuilder {
  public:
   CopyBuilder(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
@@ -113,8 +113,8 @@ class CopyBuilder {
 
 namespace {
 
-// Every transfer stands once. A launch whose results are empty may have no node, so that nobody
-// waits for a copy of this execution.
+// Checks that every transfer appears once. A launch with empty results may have no node, so that no
+// node waits for a copy of this execution.
 void check_transfers(const StreamedGraph& streamed, std::size_t n_transfers) {
   std::vector<bool> is_there(n_transfers);
   for (const StreamedCopy& copy : streamed.copies) {
@@ -165,7 +165,7 @@ bool CopyNodes::follow(const Driver& driver, GraphExec exec, const CudaWeightStr
     const std::byte* const from = run.from + part.offset_bytes;
     if (from == part.from) continue;
     const Memcpy3D params = copy_params(part.to, from, part.n_bytes);
-    part.from = nullptr;  // until all is set: where it reads if a call fails nobody knows
+    part.from = nullptr;  // unknown until all calls have succeeded
     driver.check(driver.graph_memcpy_set_params(part.node, &params), kFollowing);
     if (exec != nullptr) {
       driver.check(driver.graph_exec_memcpy_set_params(exec, part.node, &params, context),

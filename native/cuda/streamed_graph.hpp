@@ -10,35 +10,35 @@
 
 namespace offload::cuda {
 
-// A transfer in a graph, and the captured nodes that it is ordered with, by position.
+// A transfer in a graph, and the captured nodes with which it is ordered, by position.
 struct StreamedCopy {
   std::size_t transfer = 0;
   std::vector<std::uint32_t> after;   // they read what it overwrites
-  std::vector<std::uint32_t> before;  // they read what it brings; none where for_next_pass
+  std::vector<std::uint32_t> before;  // they read what it brings; empty if for_next_pass
   bool for_next_pass = false;
 };
 
-// What is added to a graph: copies in the order in which they run, and after which captured nodes
+// Additions to a graph: copies in the order in which they run, and the captured nodes after which
 // the outputs are ready.
 struct StreamedGraph {
   std::vector<StreamedCopy> copies;
   std::vector<std::uint32_t> ready_after;
 };
 
-// The copy nodes of a graph, and where each was last told to read. What they are given has to be
-// memory of the context of what they had (CUDA driver API, cuGraphExecMemcpyNodeSetParams), which
-// slabs of one device's store are.
+// The copy nodes of a graph, and the source that each was last given. A new source must be memory
+// of the same context as the former (CUDA driver API, cuGraphExecMemcpyNodeSetParams), which holds
+// for slabs of one device's store.
 //
 // Owner: one resident. Thread: callers serialise, with a current context.
 class CopyNodes {
  public:
-  // The first and the last node of each copy, in the order of StreamedGraph.
+  // The first and last node of each copy, in the order of StreamedGraph.
   std::vector<std::pair<GraphNode, GraphNode>> ends() const;
 
-  // Lets the nodes read where the weights' copies do now: those of the graph that others are made
-  // of, and of the executable graph (null: there is none). Whether any has moved; another graph
-  // that was made before is then to be made anew. Throws ExecutionError; the nodes that were not
-  // set are then set by the next call.
+  // Sets the nodes to the current sources of the weights' copies: those of the template graph, and
+  // of the executable graph (null: there is none). Returns whether a source has moved; other graphs
+  // made before must then be made anew. Throws ExecutionError; the next call then sets the nodes
+  // that were not set.
   bool follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
               Context context);
 
@@ -59,11 +59,11 @@ class CopyNodes {
 };
 
 // Adds a copy node for each run of each transfer, in a chain, and the node that records
-// `weights.ready()`. A run of more than 256 MiB is several nodes: a node of 512 MiB took twice as
-// long as an ordinary copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
+// `weights.ready()`. A run of more than 256 MiB becomes several nodes: a node of 512 MiB took twice
+// as long as an ordinary copy (PyTorch's issue 191284). `nodes`: the captured ones, in `graph`.
 //
-// Throws ExecutionError where the driver fails, or the graph has another number of nodes than was
-// added; std::invalid_argument for a node, or a list of transfers, that does not fit.
+// Throws ExecutionError where the driver fails, or if the graph's number of nodes differs from what
+// was added; std::invalid_argument for a node, or a list of transfers, that does not fit.
 CopyNodes add_copies(const Driver& driver, Graph graph, const std::vector<GraphNode>& nodes,
                      const StreamedGraph& streamed, const CudaWeightStream& weights,
                      Context context);

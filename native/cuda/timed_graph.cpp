@@ -16,7 +16,7 @@ constexpr double kNsInMs = 1e6;
 
 std::uint64_t whole_ns(double ns) { return static_cast<std::uint64_t>(std::llround(ns)); }
 
-// Intervals without those parts of them that lie in others, in order.
+// The union of intervals, as disjoint intervals in order.
 std::vector<std::pair<double, double>> united(std::vector<std::pair<double, double>> intervals) {
   std::sort(intervals.begin(), intervals.end());
   std::vector<std::pair<double, double>> found;
@@ -80,7 +80,7 @@ void TimedGraph::depend(const std::vector<GraphNode>& from, const std::vector<Gr
                 "ordering an event in a graph to time");
 }
 
-// One event before each node that waits for copies, behind all captured nodes that it waits for.
+// Adds an event before each node that waits for copies, after all captured nodes that it waits for.
 void TimedGraph::add_waits(const TimedTemplate& from) {
   std::map<std::uint32_t, std::vector<std::size_t>> copies_of;
   for (std::size_t copy = 0; copy < from.streamed.copies.size(); ++copy) {
@@ -112,7 +112,7 @@ void TimedGraph::add_waits(const TimedTemplate& from) {
   }
 }
 
-// The chain of copies, with an event between each and what it follows, and what follows it.
+// Adds the chain of copies, each with an event before and after it, between its neighbours.
 void TimedGraph::add_copies(const TimedTemplate& from) {
   std::vector<GraphNode> first, last;
   for (const auto& [begin, end] : from.copies.ends()) {
@@ -158,8 +158,8 @@ Result TimedGraph::set(std::size_t node, ResidentNode& parameters, Context conte
 
 // ---- one pass -----------------------------------------------------------------------------------
 
-// The lane's event first: where the lane is idle it lies before the arrival, so nothing waited. And
-// the arrival before the host waits for anything, which would let the stream come later.
+// Records the lane's event first: where the lane is idle it lies before the arrival, so nothing
+// waited. Records the arrival before the host waits for anything, which would delay the stream.
 void TimedGraph::before_pass(StreamAddress stream) {
   n_in_prologue_ = 0;
   early_ns_.reset();
@@ -182,7 +182,7 @@ void TimedGraph::behind_copy(std::size_t) {
   ++n_in_prologue_;
 }
 
-// Since the arrival of the latest pass; nothing while the event is still to come.
+// The time since the arrival of the latest pass; no value while the event is pending.
 std::optional<double> TimedGraph::moment_ns(Event event) const {
   float milliseconds = 0;
   const Result result = driver_.event_elapsed_time(&milliseconds, arrivals_[turn_], event);
@@ -209,7 +209,7 @@ TransferTime TimedGraph::transfer_time(const TimedCopy& copy, double begin_ns,
           weights_.copies()[copy.transfer].size_bytes};
 }
 
-// What the last copies of the pass before took, which nobody had waited for.
+// Durations of the last copies of the pass before, which were not waited for.
 void TimedGraph::finish_last_copies() {
   driver_.check(driver_.event_synchronize(lane_free_), "waiting for the last copies");
   double busy_ns = 0;
@@ -235,8 +235,8 @@ void TimedGraph::report(PassReport& report) {
   report.is_timed = true;
 }
 
-// What the pass begins with was brought by a prologue of its own, by a pass that was timed as well,
-// or by one that was not.
+// The bytes with which a pass begins were brought by its own prologue, by a timed pass, or by a
+// pass without timing.
 void TimedGraph::report_copies(PassReport& report) {
   double busy_ns = early_ns_.value_or(0.0);
   const bool knows_early = early_ns_.has_value() || n_in_prologue_ > 0;
@@ -260,7 +260,7 @@ void TimedGraph::report_copies(PassReport& report) {
     } else if (begin_ns && end_ns) {
       busy_ns += *end_ns - *begin_ns;
     } else {
-      report.untimed_bytes += size_bytes;  // nobody reads it, so that nobody waited for it
+      report.untimed_bytes += size_bytes;  // not read, so not waited for
     }
   }
   report.busy_ns = whole_ns(busy_ns);

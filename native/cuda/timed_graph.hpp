@@ -1,4 +1,4 @@
-// A graph that streams weights, with events that tell when its copies ran and what waited for them.
+// A graph that streams weights, with events that show when its copies ran and what waited for them.
 #pragma once
 
 #include <cstddef>
@@ -15,28 +15,28 @@
 
 namespace offload::cuda {
 
-// What a timed graph is a copy of. All of it is only read, by the constructor.
+// What a timed graph is copied from; only read, by the constructor.
 struct TimedTemplate {
   Graph graph = nullptr;               // with its copies
   std::vector<GraphNode> nodes;        // the captured ones, in it
-  std::vector<std::int64_t> launches;  // of the Program, by node; -1: none
+  std::vector<std::int64_t> launches;  // of the Program, by node; -1: no launch
   const StreamedGraph& streamed;
   const CopyNodes& copies;
 };
 
-// A clone of a resident graph and its instantiation. Beside all nodes and edges of the template it
-// has nodes that record an event before and behind each copy, one before each launch that waits for
-// a copy, where all else that it waits for has ended, and one where the outputs are ready. So it
-// does the same in the same order; a launch that waits begins behind the end of what comes before
-// it, also where an edge would let the two overlap.
+// A clone of a resident graph and its instantiation. In addition to all nodes and edges of the
+// template, it records an event before and after each copy, one before each launch that waits for a
+// copy (once all else that it waits for has ended), and one when the outputs are ready. It
+// therefore does the same work in the same order; but a launch that waits begins after the end of
+// what precedes it, even where an edge would let the two overlap.
 //
-// An execution's moments are those of the device's clock (cuEventElapsedTime, to half a
-// microsecond), since the caller's stream came to it. That they lie where they do by the host's
-// clock is known from the moment at which the host saw the outputs ready.
+// Times of an execution are by the device's clock (cuEventElapsedTime, to half a microsecond), from
+// when the caller's stream reached it. They are mapped to the host's clock by the time at which the
+// host saw the outputs ready.
 //
-// Owner: one resident. Thread: callers serialise, with the device's context, past a capture of
-// theirs. Errors: ExecutionError where the driver fails; the constructor leaves nothing behind
-// then. It must not run when it is destroyed.
+// Owner: one resident. Thread: callers serialise, with the device's context and captures relaxed.
+// Errors: ExecutionError where the driver fails; the constructor then leaves nothing behind. It
+// must not be running when it is destroyed.
 class TimedGraph final : public PassMarks {
  public:
   TimedGraph(const Driver& driver, const TimedTemplate& from, const CudaWeightStream& weights,
@@ -44,15 +44,15 @@ class TimedGraph final : public PassMarks {
 
   GraphExec exec() const { return exec_.get(); }
 
-  // Whether a node was last given another image than `parameters` hold, or none.
+  // Whether a node's last image differs from that of `parameters`, or it has none.
   bool is_changed(std::size_t node, const ResidentNode& parameters) const {
     return applied_[node] != parameters.image();
   }
 
-  // Gives a node the image.
+  // Sets a node to the image of `parameters`.
   Result set(std::size_t node, ResidentNode& parameters, Context context);
 
-  // The image that a node was instantiated with.
+  // Records the image with which a node was instantiated.
   void note_applied(std::size_t node, const ResidentNode& parameters) {
     applied_[node] = parameters.image();
   }
@@ -61,20 +61,20 @@ class TimedGraph final : public PassMarks {
   void before_copy(std::size_t transfer) override;
   void behind_copy(std::size_t transfer) override;
 
-  // Waits until the outputs of the latest pass are ready, and says when its copies ran and which
-  // launches waited. What lies before the first launch is that launch's: a graph begins when the
-  // last copies of the one before have ended.
+  // Waits until the outputs of the latest pass are ready, and reports when its copies ran and which
+  // launches waited. Time before the first launch counts as its wait: a graph begins when the last
+  // copies of the one before have ended.
   void report(PassReport& report);
 
  private:
-  // A copy, and the events before and behind it.
+  // A copy, and the events before and after it.
   struct TimedCopy {
     std::size_t transfer = 0;
     bool for_next_pass = false;
     Event begin = nullptr;
     Event end = nullptr;
   };
-  // A node that waits for copies, and the event where it waits for nothing else.
+  // A node that waits for copies, and the event after which it waits for nothing else.
   struct WaitingNode {
     std::size_t launch = 0;
     Event ready = nullptr;
@@ -99,7 +99,7 @@ class TimedGraph final : public PassMarks {
 
   const Driver& driver_;
   const CudaWeightStream& weights_;
-  std::deque<Held<Event>> events_;  // they do not move
+  std::deque<Held<Event>> events_;  // stable addresses
   Held<Graph> graph_;
   Held<GraphExec> exec_;
   std::size_t n_added_ = 0;
@@ -107,17 +107,17 @@ class TimedGraph final : public PassMarks {
   std::vector<std::vector<unsigned char>> applied_;  // by node
   std::vector<TimedCopy> copies_;
   std::vector<WaitingNode> waiting_;
-  std::size_t first_launch_ = 0;  // that has a node
+  std::size_t first_launch_ = 0;  // the first with a node
   Event outputs_ready_ = nullptr;
-  Event arrivals_[2] = {};           // of the caller's stream, in turn
+  Event arrivals_[2] = {};           // of the caller's stream, alternating
   std::size_t turn_ = 0;             // of the latest pass
-  Event lane_free_ = nullptr;        // behind the copies of the pass before
-  std::vector<TimedCopy> prologue_;  // events of it, by for_next_pass copy
-  std::size_t n_in_prologue_ = 0;    // copies of it in the latest pass
+  Event lane_free_ = nullptr;        // after the copies of the pass before
+  std::vector<TimedCopy> prologue_;  // its events, by for_next_pass copy
+  std::size_t n_in_prologue_ = 0;    // its copies in the latest pass
   std::int64_t arrival_ns_ = 0;      // of the latest pass, by the host's clock
-  bool last_copies_run_ = false;     // when the latest report was made
-  std::optional<double> early_ns_;   // what the last copies of the pass before took
-  std::vector<TransferTime> late_;   // they ended behind its report
+  bool last_copies_run_ = false;     // at the latest report
+  std::optional<double> early_ns_;   // duration of the last copies of the pass before
+  std::vector<TransferTime> late_;   // those that ended after its report
 };
 
 }  // namespace offload::cuda

@@ -1,4 +1,4 @@
-// What one resident has enqueued on a device's streams, and how much of it has ended.
+// What a resident has enqueued on a device's streams, and how much of it has ended.
 #pragma once
 
 #include <atomic>
@@ -11,13 +11,13 @@
 
 namespace offload {
 
-// How far the device is; told by fences, which may outlive the resident.
+// Progress of the device, updated by fences, which may outlive the resident.
 struct StreamProgress {
   std::atomic<std::uint64_t> n_ended{0};
-  std::atomic<bool> has_failed{false};  // a wait, since it was asked
+  std::atomic<bool> has_failed{false};  // a wait failed since take_failure was last called
 };
 
-// Ends what a resident had enqueued so far, by an event of its own.
+// Waits for all that a resident had enqueued, by its own event.
 //
 // Owner, thread, errors: as Fence.
 template <typename Streams>
@@ -35,8 +35,8 @@ class StreamFence final : public Fence {
     event_.reset();
   }
 
-  // A wait that failed, or was refused, ends nothing: what follows is still ordered behind the
-  // work, and closing waits for it once more.
+  // A failed or refused wait marks nothing as ended: later work is still ordered after this work,
+  // and close waits for it again.
   void wait() override {
     const typename Streams::RelaxedScope scope(streams_);
     const auto code = streams_.synchronize(*event_);
@@ -55,22 +55,22 @@ class StreamFence final : public Fence {
   std::shared_ptr<StreamProgress> progress_;
 };
 
-// Work that goes to one stream at a time: a stream other than the last waits for that, so that
-// executions follow one another.
+// Serialises work that goes to one stream at a time: when the stream changes, the new stream waits
+// for the last one, so that executions follow one another.
 //
-// `Streams` is what a device's driver has for it, a value that is copied: types Stream, Code, Event
-// (made from Streams), Scope and RelaxedScope (while one lives the device's context is current; by
-// the latter also calls pass that a capture would refuse), and
+// `Streams` is a copyable value that stands for a device's driver. It has the types Stream, Code,
+// Event (constructed from Streams), Scope and RelaxedScope (while a scope lives the device's
+// context is current; RelaxedScope also permits calls that a capture would refuse), and
 //   record(event, stream), wait(stream, event), synchronize(event), synchronize(stream): Code;
-//   ask_capturing(stream, captures&): Code, whether somebody captures the stream into another
-//   model; refuse_capturing(stream, which): throws ExecutionError where somebody does; check(code,
-//   what): throws ExecutionError with the device's words unless it is kSuccess; is_fault(code): the
-//   device failed, and was not merely asked at the wrong time: what it was given does not go on;
-//   is_lost(): nothing works in this process any more, which was forked, and nothing is asked.
+//   ask_capturing(stream, captures&): Code; whether the stream is captured into another model;
+//   refuse_capturing(stream, which): throws ExecutionError if it is;
+//   check(code, what): throws ExecutionError with the device's message unless code is kSuccess;
+//   is_fault(code): the device failed and does not continue, rather than refusing a call now;
+//   is_lost(): this process was forked: nothing works in it any more, and no call is made.
 //
 // Owner: one resident. Thread: callers serialise; fences wait on any. Errors: the constructor,
-// enter and fence throw ExecutionError. A stream must live until a fence behind its work was waited
-// for, or until the next work on another one.
+// enter and fence throw ExecutionError. A stream must live until a fence after its work was waited
+// for, or until the next work on another stream.
 template <typename Streams>
 class StreamOrder {
  public:
@@ -90,7 +90,7 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // From here on work goes to `next`, after all before. Throws for one that is being captured.
+  // Directs work to `next`, after all earlier work. Throws if that stream is being captured.
   void enter(Stream next) {
     const typename Streams::Scope scope(streams_);
     streams_.refuse_capturing(next, "the current stream");
@@ -100,30 +100,31 @@ class StreamOrder {
       streams_.check(streams_.wait(next, *done_), "waiting for the execution before");
     }
     stream_ = next;
-    // The caller's copies go there, whether or not the execution comes about.
+    // The caller's copies go there even if the execution does not take place.
     note_enqueued();
   }
 
-  // Called before something is enqueued on `stream()`.
+  // Called before work is enqueued on `stream()`.
   void note_enqueued() {
     last_stream_ = stream_;
     ++n_enqueued_;
   }
 
-  // Where work goes.
+  // The stream that work goes to.
   Stream stream() const { return stream_; }
 
-  // Where the last work went, if it may be under way; null: nothing is.
+  // The stream of the last work, or null if no work is in flight.
   const Stream* busy_stream() const { return in_flight() ? &*last_stream_ : nullptr; }
 
   bool in_flight() const { return n_enqueued_ > progress_->n_ended; }
 
-  // Whether a wait has failed since this was last asked, so that what was enqueued before may not
-  // have been done.
+  // Whether a wait has failed since the last call, so that earlier enqueued work may not have been
+  // done.
   bool take_failure() { return progress_->has_failed.exchange(false); }
 
-  // The end of what was enqueued so far; null where nothing is under way. Throws, while the last
-  // stream is captured too; once nothing is under way any more, where the device can tell.
+  // A fence after all enqueued work; null if none is in flight. Throws also while the last stream
+  // is being captured. On other errors it throws after the work has ended, where the device can
+  // tell.
   std::unique_ptr<Fence> fence() {
     if (!in_flight()) return nullptr;
     const typename Streams::RelaxedScope scope(streams_);
@@ -135,7 +136,7 @@ class StreamOrder {
                                                     progress_);
     } catch (...) {
       progress_->has_failed = true;
-      // Its own error would come after the first.
+      // A second error would only hide the first.
       if (streams_.synchronize(*last_stream_) == Streams::kSuccess) {
         progress_->n_ended = n_enqueued_;
       }
@@ -143,10 +144,9 @@ class StreamOrder {
     }
   }
 
-  // Waits until nothing is under way; enqueues nothing, so that nothing may be any more. False:
-  // nobody can wait, as yet. An event that is recorded on a captured stream would become part of
-  // another model and tell nothing of what was executed before; and a wait that was refused, by
-  // whatever the device says but a fault, ends nothing.
+  // Waits until no work is in flight; nothing may be enqueued afterwards. Returns false if waiting
+  // is not possible yet. An event recorded on a captured stream would become part of another model
+  // and say nothing about earlier work. A refused wait (any error but a fault) ends nothing.
   bool end() noexcept {
     if (streams_.is_lost()) return false;
     const typename Streams::RelaxedScope scope(streams_);
@@ -157,7 +157,7 @@ class StreamOrder {
       if (code == Streams::kSuccess) code = streams_.record(*done_, *last_stream_);
       if (code == Streams::kSuccess) code = streams_.synchronize(*done_);
       if (code != Streams::kSuccess) {
-        const auto again = streams_.synchronize(*last_stream_);  // others may go on after a fault
+        const auto again = streams_.synchronize(*last_stream_);  // may outlast a fault
         if (!streams_.is_fault(code)) code = again;
       }
       if (code != Streams::kSuccess && !streams_.is_fault(code)) return false;
@@ -170,7 +170,7 @@ class StreamOrder {
  private:
   Streams streams_;
   Stream stream_ = Stream();
-  std::optional<Stream> last_stream_;  // of the last work
+  std::optional<Stream> last_stream_;  // of the latest work
   std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
   std::shared_ptr<StreamProgress> progress_;
   std::optional<typename Streams::Event> done_;

@@ -1,4 +1,4 @@
-// What every resident on a device with streams does with them.
+// What all residents on devices with streams share.
 #pragma once
 
 #include <cstdint>
@@ -12,18 +12,18 @@
 
 namespace offload {
 
-// A resident whose work goes to one stream at a time; `Streams` as of StreamOrder, with kDevice, a
-// device of its kind in words ("a CUDA device").
+// A resident whose work goes to one stream at a time. `Streams` as in StreamOrder, with kDevice,
+// the kind of device in words ("a CUDA device").
 //
 // Owner, thread, errors: as Resident. The constructor throws ExecutionError. Execute and issue
 // enqueue on the stream and return; a device fault surfaces at a fence, or at any later call. A
-// stream must live until a fence behind its work was waited for, or until the next execution on
-// another one. Whoever derives calls close_for_good in its destructor.
+// stream must live until a fence after its work was waited for, or until the next execution on
+// another stream. A derived class calls close_for_good in its destructor.
 //
-// While the stream of the last execution is being captured into another model nobody can wait for
-// what was executed there before: fence throws, close refuses executions from then on but gives
-// nothing back yet, and what is destroyed then leaves its memory to the process. So does a wait
-// that the device refuses, and for good what the parent of a forked process had loaded.
+// While the stream of the last execution is being captured into another model, earlier work cannot
+// be waited for. Then fence throws; close refuses further executions but releases nothing yet; and
+// destruction leaves the memory allocated until the process ends. The same holds for a wait that
+// the device refuses, and permanently for what the parent of a forked process had loaded.
 template <typename Streams>
 class StreamResident : public Resident, public DeviceStreams {
  public:
@@ -41,7 +41,7 @@ class StreamResident : public Resident, public DeviceStreams {
 
   std::unique_ptr<Fence> fence() final { return order_.fence(); }
 
-  // Waits until what was executed has ended. Throws ExecutionError if the device failed.
+  // Waits until all executions have ended. Throws ExecutionError if the device failed.
   void finish() {
     if (const std::unique_ptr<Fence> end = fence()) end->wait();
   }
@@ -53,8 +53,8 @@ class StreamResident : public Resident, public DeviceStreams {
     release();
   }
 
-  // Closes, for the last time; abandons what cannot be waited for. Gives whether all was given
-  // back: else the device may still use what the caller keeps for it.
+  // Closes for the last time and abandons what cannot be waited for. Returns whether everything was
+  // released: if not, the device may still use what the caller keeps for it.
   bool close_for_good() noexcept {
     close();
     if (is_abandoned_ || !(order_.in_flight() || streams_.is_lost())) return !is_abandoned_;
@@ -69,22 +69,22 @@ class StreamResident : public Resident, public DeviceStreams {
 
   explicit StreamResident(Streams streams) : streams_(std::move(streams)), order_(streams_) {}
 
-  // Gives back what it holds on the device, whose context is current, once nothing is under way;
-  // the first time, and whenever it is closed again.
+  // Releases what it holds on the device, whose context is current, once no work is in flight.
+  // Called at the first close and at each later one.
   virtual void release() noexcept = 0;
 
-  // Lets go of what work that may be under way still reads and writes, without giving it back.
+  // Drops, without releasing it, what work in flight may still read and write.
   virtual void abandon() noexcept = 0;
 
   void refuse_closed() const {
     if (is_closed_) throw ExecutionError("the program was closed: load it again");
   }
 
-  // Called before something is enqueued on the stream that set_stream chose.
+  // Called before work is enqueued on the stream that set_stream chose.
   void note_enqueued() { order_.note_enqueued(); }
 
-  // Whether a wait has failed since this was last asked, so that what was enqueued before may not
-  // have been done.
+  // Whether a wait has failed since the last call, so that earlier enqueued work may not have been
+  // done.
   bool take_failure() { return order_.take_failure(); }
 
   Stream stream() const { return order_.stream(); }

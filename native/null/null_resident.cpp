@@ -24,7 +24,7 @@ void NullResident::patch(const std::vector<Patch>& patches) noexcept {
   clock_ns_ += word_ns_ * patches.size();
 }
 
-// The times of launches are virtual: one after the other from the moment of the call.
+// The times of launches are virtual: consecutive from the time of the call.
 void NullResident::execute(Submission& submission, LaunchTimes* times) {
   submission.end_ns = now_ns();
   std::uint64_t at_ns = submission.end_ns;

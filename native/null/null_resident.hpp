@@ -1,4 +1,4 @@
-// A program resident nowhere: the smallest backend, and the template for a new one.
+// A program resident on no device: the smallest backend, and the template for a new one.
 #pragma once
 
 #include <vector>

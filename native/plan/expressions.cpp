@@ -12,13 +12,13 @@
 namespace offload {
 namespace {
 
-// Deeper than any size that a model computes; what is on the stack is all that an evaluation needs.
+// Deeper than the stack of any size that a model computes. An evaluation needs only its stack.
 constexpr std::size_t kMostOperands = 64;
 
-// So many sizes are looked at one by one, some fifty microseconds.
+// Up to this number all sizes are evaluated one by one, which takes some 50 us.
 constexpr std::int64_t kMostPoints = 1024;
 
-// Up to here every integer is a double.
+// Up to here a double represents every integer.
 constexpr std::int64_t kMostExact = std::int64_t{1} << 53;
 
 Number integer(std::int64_t value) { return {false, value, 0.0}; }
@@ -64,7 +64,7 @@ Number multiply(const Number& left, const Number& right) {
   return integer(product);
 }
 
-// Rounded down, with its remainder.
+// The quotient, rounded down, and its remainder.
 std::pair<std::int64_t, std::int64_t> divide(std::int64_t dividend, std::int64_t divisor) {
   if (divisor == 0) refuse("a size is divided by 0");
   if (divisor == -1) {
@@ -224,13 +224,13 @@ bool may_be_false(const Bounds& bounds) {
   return compare(bounds.least, integer(0)) <= 0 && compare(bounds.greatest, integer(0)) >= 0;
 }
 
-// All but `not` grow with their operand.
+// All operations but `not` increase with their operand.
 Bounds bounds_of_one(Operation operation, const Bounds& given) {
   if (operation == Operation::kNot) return truth(may_be_true(given), may_be_false(given));
   return {of_one(operation, given.least), of_one(operation, given.greatest)};
 }
 
-// Of a quotient or a remainder the divisor must have one sign.
+// The divisor of a quotient or remainder must have one sign.
 void check_divisor(const Bounds& divisor) {
   if (may_be_false(divisor)) refuse("a size may be divided by 0");
 }
@@ -242,7 +242,7 @@ Bounds bounds_of_remainder(const Bounds& left, const Bounds& right) {
     return {only, only};
   }
   if (compare(right.least, integer(0)) < 0) return {add(right.least, integer(1)), integer(0)};
-  // Within one multiple of the divisor the remainder grows with what is divided.
+  // Within one multiple of the divisor the remainder increases with the dividend.
   if (is_one_number(right) &&
       divide(as_integer(left.least), as_integer(right.least)).first ==
           divide(as_integer(left.greatest), as_integer(right.least)).first) {
@@ -317,7 +317,7 @@ Bounds bounds_of_choice(const Bounds& condition, const Bounds& one, const Bounds
   return over({one.least, one.greatest, other.least, other.greatest});
 }
 
-// How many sizes there are, of more than kMostPoints one more than that.
+// The number of sizes, at most kMostPoints + 1.
 std::int64_t sizes_between(std::int64_t least, std::int64_t greatest) {
   if (greatest < least) return 0;
   const auto n_beyond = static_cast<std::uint64_t>(greatest) - static_cast<std::uint64_t>(least);
@@ -417,7 +417,7 @@ Number Expressions::greatest(std::size_t index, const std::int64_t* least,
   std::int64_t n_points = 1;
   for (const std::size_t dim : dims) {
     const std::int64_t n_sizes = sizes_between(least[dim], greatest[dim]);
-    n_points *= n_sizes;  // of at most kMostPoints + 1 each
+    n_points *= n_sizes;  // at most kMostPoints + 1 each
     if (n_points > kMostPoints) return bounds(index, least, greatest).greatest;
   }
   std::vector<std::int64_t> sizes(least, least + n_dims_);
@@ -432,7 +432,7 @@ Number Expressions::greatest(std::size_t index, const std::int64_t* least,
     try {
       const Number number = evaluate(index, sizes.data());
       if (!found || compare(number, *found) > 0) found = number;
-    } catch (const ExpressionError&) {  // these sizes have no result, and nobody executes them
+    } catch (const ExpressionError&) {  // these sizes have no result and are never executed
     }
   }
   if (!found) refuse("no size has a result");

@@ -37,9 +37,9 @@ void check(const LaneProblem& problem) {
   }
 }
 
-// Runs launches on lanes, and tells waits by how many launches of each lane have ended when another
-// has: vector clocks (C. Fidge, "Timestamps in Message-Passing Systems That Preserve the Partial
-// Ordering", 1988). Positions count the launches of a lane.
+// Times of launches on lanes. Waits follow from vector clocks (C. Fidge, "Timestamps in
+// Message-Passing Systems That Preserve the Partial Ordering", 1988): by launch, how many launches
+// of each lane have ended when it has. Positions count the launches of a lane.
 class LaneTimes {
  public:
   explicit LaneTimes(const LaneProblem& problem)
@@ -65,7 +65,7 @@ class LaneTimes {
     return {before_.data() + before_at_[launch], before_.data() + before_at_[launch + 1]};
   }
 
-  // When an execution ends. Tells also the waits, if they are asked for.
+  // The end of an execution. Appends the waits to `waits` unless it is null.
   double run(const Lanes& lanes, std::vector<LaneWait>* waits) {
     n_taken_.assign(n_lanes_, 0);
     last_.assign(n_lanes_, kNobody);
@@ -106,14 +106,14 @@ class LaneTimes {
     return latest_ns + static_cast<double>(joined_.size()) * problem_.synchronisation_ns;
   }
 
-  // Of the last run: the last launches of other lanes that nothing orders before the end of the
-  // first launch's lane, and lanes whose first launch nothing orders behind its begin.
+  // For the last run: the last launches of other lanes that no wait orders before the end of the
+  // first launch's lane, and the lanes whose first launch no wait orders after its beginning.
   const std::vector<std::uint32_t>& joined() const { return joined_; }
   const std::vector<std::uint32_t>& held() const { return held_; }
 
   std::size_t n_waits() const { return n_waits_ + joined_.size() + held_.size(); }
 
-  // Launches each of which waited for the one behind it, from the one that ended last.
+  // Launches, from the one that ended last, each of which waited for the next in this list.
   std::vector<std::uint32_t> critical_path() const {
     std::vector<std::uint32_t> path;
     auto at = static_cast<std::uint32_t>(std::max_element(end_ns_.begin(), end_ns_.end()) -
@@ -123,7 +123,7 @@ class LaneTimes {
   }
 
  private:
-  // Of the latest launches of other lanes, those that are not ordered behind by another one.
+  // The latest launches of other lanes that the others of them do not imply.
   const std::vector<std::uint32_t>& needed(std::size_t lane) {
     needed_.clear();
     for (std::size_t from = 0; from < n_lanes_; ++from) {
@@ -157,16 +157,16 @@ class LaneTimes {
   const LaneProblem& problem_;
   const std::size_t n_, n_lanes_;
   std::vector<std::uint32_t> before_at_, before_;
-  std::vector<std::uint32_t> position_;  // by launch, in its lane
-  std::vector<std::uint32_t> ended_;     // by launch and lane, how many have ended when it has
+  std::vector<std::uint32_t> position_;  // by launch: its position in its lane
+  std::vector<std::uint32_t> ended_;     // by launch and lane: launches that have ended when it has
   std::vector<double> end_ns_;
   std::size_t n_waits_ = 0;
-  std::vector<std::uint32_t> waits_for_;       // by launch, which one it began behind
+  std::vector<std::uint32_t> waits_for_;       // by launch: the launch at whose end it began
   std::vector<std::uint32_t> n_taken_, last_;  // by lane
   std::vector<std::uint32_t> latest_, needed_, joined_, held_;
 };
 
-// When a launch could end on a lane, as far as lanes are known.
+// List scheduling: the end of a launch on each lane, as far as lanes are assigned.
 class LaneList {
  public:
   LaneList(const LaneProblem& problem, const LaneTimes& times)
@@ -178,7 +178,7 @@ class LaneList {
 
   void place_earliest(std::uint32_t launch) {
     double ready_ns = 0;
-    std::uint32_t behind = kNobody;  // its lane is taken where ends tie
+    std::uint32_t behind = kNobody;  // its lane is preferred among equal ends
     for (const std::uint32_t one : times_.before(launch)) {
       if (lanes_[one] == kNobody) continue;
       if (behind == kNobody || end_ns_[one] >= ready_ns) behind = one;
@@ -196,7 +196,7 @@ class LaneList {
     place(launch, chosen, least_ns);
   }
 
-  // Behind the first launch before it that nobody follows on its lane yet.
+  // On the lane of the first launch before it that is still the last of its lane.
   void place_in_chain(std::uint32_t launch) {
     std::size_t chosen = free_ns_.size();
     double ready_ns = 0;
@@ -236,7 +236,7 @@ class LaneList {
   std::vector<double> end_ns_;   // by launch
 };
 
-// By launch the longest chain from its begin on.
+// By launch, the longest chain that begins with it.
 std::vector<double> upward_ranks(const LaneProblem& problem, const LaneTimes& times) {
   std::vector<double> behind(problem.launch_ns.size());
   std::vector<double> ranks(problem.launch_ns.size());
@@ -280,13 +280,14 @@ Tried best_list(const LaneProblem& problem, LaneTimes& times, const std::vector<
   return best;
 }
 
-// Simulated annealing: lanes change, mostly for launches in a row of the critical path. Of what is
-// as long the one with the fewest waits is the best.
+// Simulated annealing: launches change lanes, mostly consecutive ones of the critical path. Of
+// equal durations the one with the fewest waits is best.
 std::int64_t search(const LaneProblem& problem, LaneTimes& times, Tried& best, double bound_ns,
                     std::int64_t max_evaluations) {
   constexpr std::size_t kMostInARow = 4;
   constexpr double kOnPath = 0.8;
-  // Temperatures as shares of the time; the first one of so many launches, less of more.
+  // Temperatures as shares of the duration; the first falls with the number of launches above
+  // kHotLaunches.
   constexpr double kHot = 0.1, kHotLaunches = 10, kCold = 0.001;
   const double hot =
       kHot * std::min(1.0, kHotLaunches / static_cast<double>(problem.launch_ns.size()));
@@ -320,7 +321,7 @@ std::int64_t search(const LaneProblem& problem, LaneTimes& times, Tried& best, d
   return n_evaluations;
 }
 
-// Lanes by the order in which they are first used.
+// Numbers lanes in the order of first use.
 void number_lanes(Lanes& lanes) {
   std::vector<std::uint32_t> numbers(static_cast<std::size_t>(kMostLanes), kNobody);
   std::uint32_t n_used = 0;
@@ -345,7 +346,7 @@ LaneSchedule schedule_lanes(const LaneProblem& problem, std::int64_t max_evaluat
   LaneTimes times(problem);
   const std::vector<double> ranks = upward_ranks(problem, times);
   const double total_ns = std::accumulate(problem.launch_ns.begin(), problem.launch_ns.end(), 0.0);
-  // A little less, as sums in another order are not the same in floating point.
+  // Slightly less, since floating-point sums depend on their order.
   const double shared_ns = total_ns / static_cast<double>(problem.n_lanes) *
                            (1 - static_cast<double>(problem.launch_ns.size()) * 0x1p-52);
   schedule.lower_bound_ns = std::max(*std::max_element(ranks.begin(), ranks.end()) *

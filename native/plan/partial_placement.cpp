@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// A pair of values is looked at in as many steps as there are chains; of so many, once.
+// Limit of steps that compare each pair of values once, with one step for each chain.
 constexpr std::int64_t kMaxPairSteps = 4'000'000'000;
 
 // Source: the mixing step of SplitMix64; Steele, Lea and Flood, "Fast Splittable Pseudorandom
@@ -68,7 +68,7 @@ bool takes_memory(const PartialIntervals& values, std::size_t index) {
   return std::any_of(ends, ends + values.n_chains, [](std::int64_t end) { return end > 0; });
 }
 
-// Whether one is gone before the other exists.
+// Whether `one` is dead before `other` becomes live.
 bool precedes(const PartialIntervals& values, std::size_t one, std::size_t other) {
   const std::int64_t* const ends = values.ends.data() + one * values.n_chains;
   const std::int64_t* const begins = values.begins.data() + other * values.n_chains;
@@ -82,7 +82,7 @@ bool exist_at_once(const PartialIntervals& values, std::size_t one, std::size_t 
   return !precedes(values, one, other) && !precedes(values, other, one);
 }
 
-// The values that take memory, and for each the others that may exist while it does.
+// The values that take memory, and for each the others that may be live at the same time.
 class Conflicts {
  public:
   Conflicts(const PartialIntervals& values, std::int64_t alignment_bytes) {
@@ -107,8 +107,8 @@ class Conflicts {
   std::int64_t size_of(std::size_t index) const { return sizes_[index]; }
   const std::vector<std::uint32_t>& others(std::size_t index) const { return others_[index]; }
 
-  // The most bytes of values of which each two may exist at once, as far as is found: from each
-  // value on, the largest others first.
+  // A greedy bound: the most bytes found in values of which any two may be live at once. From each
+  // value, others are added in order of size, the largest first.
   std::int64_t lower_bound() const {
     std::int64_t most = 0;
     std::vector<std::uint32_t> n_shared(size());
@@ -121,7 +121,7 @@ class Conflicts {
       std::int64_t total = sizes_[seed];
       std::uint32_t n_chosen = 0;
       for (const std::uint32_t candidate : candidates) {
-        if (n_shared[candidate] != n_chosen) continue;  // not with all that were chosen
+        if (n_shared[candidate] != n_chosen) continue;  // conflicts with not all chosen values
         total += sizes_[candidate];
         ++n_chosen;
         for (const std::uint32_t other : others_[candidate]) ++n_shared[other];
@@ -139,13 +139,13 @@ class Conflicts {
 
 using Order = std::vector<std::uint32_t>;
 
-// First fit in one order after the other; keeps the smallest arena.
+// First fit in the given orders; keeps the smallest arena.
 class FirstFit {
  public:
   explicit FirstFit(const Conflicts& conflicts)
       : conflicts_(conflicts), offsets_(conflicts.size()), is_placed_(conflicts.size()) {}
 
-  // Places in this order; the arena that it takes.
+  // Places values in this order and returns the arena.
   std::int64_t arena_of(const Order& order) {
     std::fill(is_placed_.begin(), is_placed_.end(), false);
     std::int64_t arena = 0;
@@ -162,7 +162,7 @@ class FirstFit {
     return arena;
   }
 
-  // In the placement made last, a value that reaches the top.
+  // A value of the latest placement that reaches the top.
   std::uint32_t highest(const Order& order, std::int64_t arena) const {
     return *std::find_if(order.begin(), order.end(), [&](std::uint32_t item) {
       return offsets_[item] + conflicts_.size_of(item) == arena;
@@ -219,7 +219,7 @@ std::vector<NamedOrder> greedy_orders(const Conflicts& conflicts) {
   return orders;
 }
 
-// Each placement is first fit in the order of its offsets, so some order gives the best one.
+// Every placement is first fit in the order of its offsets, so some order gives the optimum.
 void search(Order order, std::int64_t enough, std::int64_t max_steps, FirstFit& placer) {
   std::uint64_t n_draws = 0;
   const auto draw = [&](std::size_t below) {
@@ -243,7 +243,7 @@ void search(Order order, std::int64_t enough, std::int64_t max_steps, FirstFit& 
       arena = found;
       order = std::move(next);
     } else {
-      arena = placer.arena_of(order);  // whose offsets tell what is highest
+      arena = placer.arena_of(order);  // restores the offsets that `highest` reads
     }
   }
 }

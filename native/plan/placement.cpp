@@ -16,13 +16,13 @@ namespace {
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// Above so many pairs of items that exist together, lists of them take too much memory.
+// With more pairs of items that are live at once, lists of them would take too much memory.
 constexpr std::int64_t kMaxConflicts = 4'000'000;
 
-// After so many visits to placed items no further greedy order is tried (some 0.1 s).
+// No further greedy order is tried after this many visits to placed items (some 0.1 s).
 constexpr std::int64_t kGreedyVisits = 30'000'000;
 
-// The search's tables take ten to a hundred bytes for each section of each item.
+// The search's tables take 10 to 100 bytes for each section of each item.
 constexpr std::int64_t kMaxCrossings = 4'000'000;
 
 std::string describe(const std::vector<Interval>& intervals, std::size_t index) {
@@ -77,14 +77,14 @@ void require_offsets(const std::vector<Interval>& intervals,
   }
 }
 
-// The begin or the end of an interval that takes memory.
+// The beginning or end of an interval that takes memory.
 struct Event {
   std::int64_t step;
   bool begins;
   std::size_t interval;
 };
 
-// In the order of time; within a step, ends come first.
+// In order of time; within a step, ends come first.
 std::vector<Event> events_of(const std::vector<Interval>& intervals) {
   std::vector<Event> events;
   for (std::size_t index = 0; index < intervals.size(); ++index) {
@@ -99,7 +99,7 @@ std::vector<Event> events_of(const std::vector<Interval>& intervals) {
   return events;
 }
 
-// The intervals that take memory, as the search wants them.
+// The intervals that take memory, in the form of the search.
 struct Problem {
   std::vector<std::size_t> intervals;  // of each item
   std::vector<SectionItem> items;
@@ -108,7 +108,7 @@ struct Problem {
   std::int64_t lower_bound = 0;
 };
 
-// A section is complete when an item ends after another has begun.
+// A section ends at the first end of an item after the beginning of another.
 void assign_sections(const std::vector<Interval>& intervals, Problem& problem) {
   std::vector<std::size_t> item_of(intervals.size());
   for (std::size_t item = 0; item < problem.items.size(); ++item) {
@@ -152,15 +152,15 @@ Problem make_problem(const std::vector<Interval>& intervals, std::int64_t alignm
 
 enum class Fit { kFirst, kBest };
 
-// Places one item at a time into a gap among those already placed.
+// Places items one by one into gaps between those already placed.
 //
-// Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", arXiv
-// 2001.03288, for the orders by size and by breadth.
+// Source of the orders by size and by breadth: Pisarchyk and Lee, "Efficient Memory Management for
+// Deep Neural Net Inference", arXiv 2001.03288.
 class GreedyPlacer {
  public:
   explicit GreedyPlacer(const std::vector<SectionItem>& items);
 
-  // The offsets that come of placing the items in this order.
+  // Places the items in this order and returns their offsets.
   const std::vector<std::int64_t>& place(const std::vector<std::size_t>& order, Fit fit);
 
   // Visits to placed items since construction.
@@ -178,8 +178,8 @@ class GreedyPlacer {
 
   const std::vector<SectionItem>& items_;
   std::vector<std::int64_t> offsets_;
-  std::vector<std::vector<std::size_t>> conflicts_;  // of each item; none at all if too many
-  std::vector<std::size_t> placed_;                  // from the lowest to the highest
+  std::vector<std::vector<std::size_t>> conflicts_;  // of each item; empty if too many
+  std::vector<std::size_t> placed_;                  // in ascending offset
   std::int64_t visits_ = 0;
 };
 
@@ -287,7 +287,7 @@ void keep_if_smaller(const Problem& problem, const std::vector<std::int64_t>& of
   if (arena < best.arena) best = {offsets, arena, method};
 }
 
-// Items by falling key, then by falling size, then in the order given.
+// Items by descending key, then by descending size, then in the given order.
 std::vector<std::size_t> order_by(const Problem& problem, const std::vector<double>& keys) {
   std::vector<std::size_t> order(problem.items.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -336,8 +336,8 @@ Solution place_greedily(const Problem& problem, std::int64_t target) {
   return best;
 }
 
-// Searches for the target, then again and again for an arena halfway between what has been found
-// and what is impossible, or seems to be. Each time three quarters of the steps left may be spent.
+// Searches for the target, then repeatedly for an arena halfway between the best found and the
+// least that is possible, or seems so. Each search may spend three quarters of the remaining steps.
 std::int64_t improve_by_search(const Problem& problem, std::int64_t target, std::int64_t max_steps,
                                Solution& best) {
   std::int64_t n_crossings = 0;
@@ -346,7 +346,7 @@ std::int64_t improve_by_search(const Problem& problem, std::int64_t target, std:
   }
   if (n_crossings > std::min(kMaxCrossings, max_steps)) return 0;
   PlacementSearch search(problem.items, problem.n_sections);
-  std::int64_t low = target;  // nothing below will be found
+  std::int64_t low = target;  // no smaller arena will be found
   std::int64_t aim = target;
   while (low < best.arena && search.steps() < max_steps) {
     const std::int64_t steps_left = max_steps - search.steps();
@@ -411,8 +411,8 @@ void check_placement(const std::vector<Interval>& intervals,
     throw PlanError(describe(intervals, offsets_bytes, below) + " and " +
                     describe(intervals, offsets_bytes, above) + " overlap in bytes and in time");
   };
-  // Those that exist now, from the lowest to the highest. No two overlap, so a new one need be
-  // compared with its neighbours only.
+  // The live intervals in ascending offset. No two overlap, so a new one is compared with its
+  // neighbours only.
   std::set<std::pair<std::int64_t, std::size_t>> live;
   for (const Event& event : events_of(intervals)) {
     const std::pair placed(offsets_bytes[event.interval], event.interval);

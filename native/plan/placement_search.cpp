@@ -10,19 +10,20 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
 
-// Failed states overwrite each other, which forgets but never errs. 2^17 of them are 1 MiB.
+// Failed states overwrite each other, which loses pruning but not correctness. 2^17 are 1 MiB.
 constexpr unsigned kFailedStateBits = 17;
 
 constexpr std::int64_t kNoKey = 0;
 
-// A decision looks at the whole of a range of so many sections, at a window in a longer one; and
-// only so short a range is remembered when it fails. No decision should cost more than it can gain.
+// Limits the cost of a decision: a range of at most kMaxWhole sections is considered as a whole, a
+// longer one by a window; and only a range of at most kMaxKeyed sections is remembered when it
+// fails.
 constexpr std::size_t kMaxWhole = 256;
 constexpr std::size_t kWindow = 16;
 constexpr std::size_t kMaxKeyed = 1024;
 
-// The first run of a strategy may open so many frames per item, the next ones more and more. Runs
-// that find a placement find it early or hardly ever, so it pays to give up early and often.
+// Frames per item in the first run of a strategy; later runs get more. Runs find a placement early
+// or hardly ever, so it pays to give up early and often.
 constexpr double kFramesPerItem = 2;
 constexpr double kFramesGrowth = 1.5;
 
@@ -97,7 +98,7 @@ SearchOutcome PlacementSearch::fit(std::int64_t capacity, std::int64_t max_steps
   capacity_ = capacity;
   failed_.assign(std::size_t{1} << kFailedStateBits, 0);
   const std::int64_t last_step = max_steps > kNever - steps_ ? kNever : steps_ + max_steps;
-  std::vector<Strategy> all = strategies();  // first as they are, then with varied priorities
+  std::vector<Strategy> all = strategies();  // first unchanged, then with varied priorities
   double n_frames = kFramesPerItem * static_cast<double>(items_.size());
   std::uint64_t n_draws = 0;
   for (double spread = 0;; spread = 1, n_frames = std::min(n_frames * kFramesGrowth, 1e15)) {
@@ -115,8 +116,8 @@ SearchOutcome PlacementSearch::fit(std::int64_t capacity, std::int64_t max_steps
 }
 
 // Chosen by experiment on the instances of tests/data/minimalloc and on random dissections of a
-// rectangle: each soon finds what others miss. In a long problem a run is dear, and the second is
-// the likeliest to be the last.
+// rectangle: each soon finds what others miss. In a long problem a run is expensive, and the second
+// is most likely to be the last.
 std::vector<PlacementSearch::Strategy> PlacementSearch::strategies() const {
   const std::vector<std::int64_t> loads = section_loads(items_, n_sections_);
   const std::vector<std::int64_t> peaks = peak_loads(items_, loads);
@@ -184,7 +185,7 @@ PlacementSearch::Items PlacementSearch::waiting(std::size_t section) const {
 
 // --- frames ---
 
-// Opens a frame for the range. Returns the frame whose next branch is due: the new one or, where
+// Opens a frame for the range. Returns the frame whose next branch is due: the new frame or, if
 // this state has failed before, the owner of the range.
 std::size_t PlacementSearch::open_frame(const Range& range, const Strategy& strategy) {
   ++n_frames_;
@@ -210,7 +211,7 @@ std::size_t PlacementSearch::open_frame(const Range& range, const Strategy& stra
 }
 
 // Drops the frames above and takes the frame's next branch that does not fail at once. Returns
-// false when none is left.
+// false if there is none.
 bool PlacementSearch::next_branch(std::size_t index, Strategy& strategy) {
   frames_.erase(frames_.begin() + static_cast<std::ptrdiff_t>(index) + 1, frames_.end());
   Frame& frame = frames_[index];
@@ -251,7 +252,7 @@ bool PlacementSearch::leave_empty(const Frame& frame) {
   return true;
 }
 
-// Queues what is left of a range after the item was placed, in the parts that are now independent.
+// Queues the independent parts of a range that remain after the item was placed.
 void PlacementSearch::split(const Range& range, const SectionItem& item, std::size_t owner) {
   std::size_t begin = range.first;
   const auto cut_before = [&](std::size_t end) {
@@ -297,7 +298,7 @@ std::size_t PlacementSearch::choose_section(const Range& range, const Strategy& 
   return best;
 }
 
-// The part of a long range around the section chosen last, or downhill from it, with a valley.
+// For a long range, a part with a valley around the section chosen last or downhill from it.
 PlacementSearch::Range PlacementSearch::window_of(const Range& range) {
   if (range.last - range.first <= kMaxWhole) return range;
   const auto floor = [this](std::size_t t) { return sections_[t].floor; };
@@ -335,7 +336,7 @@ std::int64_t PlacementSearch::count_branches(std::size_t section) {
 }
 
 // The least offset above the frame's floor at which an item of its section can rest on another: on
-// one already placed, or on a waiting one beside the section that overlaps it in time.
+// a placed item, or on a waiting one outside the section that overlaps it in time.
 std::int64_t PlacementSearch::next_floor(const Frame& frame) {
   std::int64_t next = kNever;
   std::size_t first = frame.section;
@@ -389,7 +390,7 @@ void PlacementSearch::undo(std::size_t n_changes) {
   }
 }
 
-// Puts an item on the floor of its sections. Returns false if the rest can then not be placed.
+// Puts an item on the floor of its sections. Returns false if the rest can no longer be placed.
 bool PlacementSearch::place(std::uint32_t index, std::int64_t offset) {
   const auto [first, last, size] = items_[index];
   offsets_[index] = offset;
@@ -401,7 +402,7 @@ bool PlacementSearch::place(std::uint32_t index, std::int64_t offset) {
     set(section.load, section.load - size);
     set(section.n_waiting, section.n_waiting - 1);
     if (t > first) set(section.n_across, section.n_across - 1);
-    // To undo n_waiting is enough: it is then the last of the list's waiting items again.
+    // Undoing n_waiting suffices: the item is then the last waiting item of the list again.
     std::uint32_t* const list = crossing_.data() + crossing_begin_[t];
     std::uint32_t* const last_waiting = list + section.n_waiting;
     std::swap(*std::find(list, last_waiting, index), *last_waiting);
@@ -413,7 +414,7 @@ bool PlacementSearch::place(std::uint32_t index, std::int64_t offset) {
   return settle(fits);
 }
 
-// Leaves a section empty up to a floor. Returns false if the rest can then not be placed.
+// Leaves a section empty up to a floor. Returns false if the rest can no longer be placed.
 bool PlacementSearch::raise_floor(std::size_t section, std::int64_t floor) {
   set(sections_[section].floor, floor);
   mark_stale(section);
@@ -440,8 +441,8 @@ bool PlacementSearch::lift_items(std::size_t section) {
   return fits;
 }
 
-// Raises the stale floors to the lowest of their items, which does not lift any item further.
-// Returns false if the rest cannot be placed, as is known already if `fits` is false.
+// Raises the stale floors to the lowest of their items, which lifts no item further. Returns false
+// if the rest cannot be placed; `fits` false means that this is already known.
 bool PlacementSearch::settle(bool fits) {
   for (const std::size_t t : stale_) {
     is_stale_[t] = 0;
@@ -458,8 +459,8 @@ bool PlacementSearch::settle(bool fits) {
   return fits;
 }
 
-// Whether a waiting item of the section would fit under all its floors. Putting it there makes the
-// sum of offsets less, so another branch has that placement.
+// Whether a waiting item of the section would fit under all its floors. Putting it there would
+// reduce the sum of offsets, so another branch has that placement.
 bool PlacementSearch::leaves_hole(std::size_t section) {
   const std::int64_t floor = sections_[section].floor;
   if (floor == sections_[section].top) return false;

@@ -1,4 +1,4 @@
-// The exact part of the memory planner. Private to the core.
+// The exact search of the memory planner. Private to the core.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,9 @@
 
 namespace offload {
 
-// What is placed: it exists in the sections [first, last). A section is a maximal set of items that
-// exist together; sizes and offsets are counted in units, the greatest common divisor of all sizes.
+// An item to place: it is live in the sections [first, last). A section is a maximal set of items
+// that are live together. Sizes and offsets are in units of the greatest common divisor of all
+// sizes.
 struct SectionItem {
   std::size_t first;
   std::size_t last;
@@ -19,27 +20,27 @@ struct SectionItem {
 std::vector<std::int64_t> section_loads(const std::vector<SectionItem>& items,
                                         std::size_t n_sections);
 
-// For each item the load of the fullest of its sections.
+// For each item, the load of the fullest of its sections.
 std::vector<std::int64_t> peak_loads(const std::vector<SectionItem>& items,
                                      const std::vector<std::int64_t>& loads);
 
 enum class SearchOutcome { kFound, kImpossible, kOutOfSteps };
 
-// Looks for offsets under which every item ends at or below a capacity.
+// Searches for offsets under which every item ends at or below a capacity.
 //
 // Placements are built from the bottom up. The search picks a section in a valley of the skyline
-// and branches on what lies at the bottom of it there: one of the items that fit, or nothing. The
-// branches exclude each other, and together they hold every placement whose offsets have the least
-// sum, so when all have failed there is none (short of two states having one 64-bit key).
+// and branches on what lies at the bottom there: an item that fits, or nothing. The branches
+// exclude each other, and together they contain every placement with the least sum of offsets. If
+// all fail there is therefore no placement (unless two states have the same 64-bit key).
 //
-// A frame is one such decision. The item ranges that it cuts the problem into are independent:
-// when one of them fails, so does the decision, whatever was found for the others.
+// A frame is such a decision. The item ranges into which it divides the problem are independent: if
+// one of them fails, the decision fails, whatever was found for the others.
 //
-// Source: floors of sections, their comparison with what is still to be placed, the pruning of
-// holes into which a later item would fit, and the decomposition are ideas of M. D. Moffitt,
-// "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS
-// 2023. To choose the section with the fewest branches per failure is due to F. Boussemart et al.,
-// "Boosting Systematic Search by Weighting Constraints", ECAI 2004.
+// Source: section floors, comparing them with what remains to be placed, pruning holes into which a
+// later item would fit, and the decomposition are ideas of M. D. Moffitt, "MiniMalloc: A
+// Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023. Choosing
+// the section with the fewest branches per failure is due to F. Boussemart et al., "Boosting
+// Systematic Search by Weighting Constraints", ECAI 2004.
 //
 // Owner: the caller. Thread: one at a time. Errors: none.
 class PlacementSearch {
@@ -47,14 +48,14 @@ class PlacementSearch {
   // Items have positive sizes and non-empty ranges; every section has an item.
   PlacementSearch(const std::vector<SectionItem>& items, std::size_t n_sections);
 
-  // Searches until found, proved impossible or `max_steps` steps are spent. No section's load may
-  // exceed the capacity.
+  // Searches until it finds offsets, proves that none exist, or has spent `max_steps` steps. No
+  // section's load may exceed the capacity.
   SearchOutcome fit(std::int64_t capacity, std::int64_t max_steps);
 
   // The offset of each item, after kFound.
   const std::vector<std::int64_t>& offsets() const noexcept { return offsets_; }
 
-  // Visits to items and sections since construction, which itself counts.
+  // Visits to items and sections since, and including, construction.
   std::int64_t steps() const noexcept { return steps_; }
 
  private:
@@ -63,7 +64,6 @@ class PlacementSearch {
   // How a frame's section is chosen among those in valleys.
   enum class Choice { kFewestBranches, kFewestPerFailure, kNearest };
 
-  // One way to search.
   struct Strategy {
     Choice choice;
     std::vector<double> priorities;      // of the items; the highest is tried first
@@ -76,7 +76,7 @@ class PlacementSearch {
     std::int64_t top;        // where the placed items end
     std::int64_t load;       // the sum of the waiting items' sizes
     std::int64_t n_waiting;  // the waiting items come first in the section's list
-    std::int64_t n_across;   // waiting items that exist in the section before, too
+    std::int64_t n_across;   // waiting items that are also live in the section before
     std::int64_t key;        // of the set of waiting items that begin here
   };
   struct ItemState {
@@ -88,7 +88,7 @@ class PlacementSearch {
     std::int64_t old_value;
   };
 
-  // Sections that waiting items connect, to be solved on behalf of a frame.
+  // Sections that waiting items connect, to be solved for a frame.
   struct Range {
     std::size_t first;
     std::size_t last;
@@ -100,7 +100,7 @@ class PlacementSearch {
     std::int64_t floor;
     std::int64_t key;
     bool may_stay_empty;
-    std::size_t next_option;  // in options_, as are the next two
+    std::size_t next_option;  // in options_, like the next two
     std::size_t first_option;
     std::size_t last_option;
     std::size_t n_changes;  // lengths to return to before each branch
@@ -142,7 +142,7 @@ class PlacementSearch {
 
   const std::vector<SectionItem> items_;
   const std::size_t n_sections_;
-  std::vector<std::uint32_t> crossing_;  // the items of every section, one list after the other
+  std::vector<std::uint32_t> crossing_;  // the items of every section, concatenated
   std::vector<std::size_t> crossing_begin_;
   std::vector<std::int64_t> item_keys_;
 

@@ -24,7 +24,7 @@ bool agree(double one, double other) { return std::abs(one - other) <= kSettled 
                   std::to_string(step.first) + ", " + std::to_string(step.second) + "): " + why);
 }
 
-// When an event came, in this execution and in the one before.
+// When an event was recorded, in this execution and in the one before.
 struct EventTimes {
   double now = 0;
   double before = 0;
@@ -124,7 +124,7 @@ class Simulation {
     refuse(one, "there is no such kind");
   }
 
-  // Brings what the first execution takes from one before it.
+  // Performs the copies that the first execution takes from the one before it.
   void copy_ahead() {
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
       std::size_t copy = first_copy_[lane];
@@ -142,7 +142,7 @@ class Simulation {
     }
   }
 
-  // When all has been copied that the last execution read.
+  // When the last copy that the latest execution read has ended.
   double copied_ns(const Times& before) const {
     double latest_ns = 0;
     for (std::size_t at = 0; at < ahead_.size(); ++at) {
@@ -151,7 +151,7 @@ class Simulation {
     return latest_ns;
   }
 
-  // Whether lanes without copies ended so much later than in the execution before.
+  // Whether all lanes without copies ended `period_ns` later than in the execution before.
   bool have_settled(const std::vector<double>& before_ns, double period_ns) const {
     for (std::size_t lane = 0; lane < lanes_.size(); ++lane) {
       const bool has_copies =
@@ -188,7 +188,7 @@ class Simulation {
                   : *std::max_element(launches_.end_ns.begin(), launches_.end_ns.end());
   }
 
-  // False: it waits for what has not come yet.
+  // Returns false if the step must wait.
   bool step(std::size_t lane, const LaneStep& one, std::size_t& copy) {
     switch (one.kind) {
       case StepKind::kRun:

@@ -91,7 +91,7 @@ bool PieceChoice::choose(const Family& family, std::int64_t needed_bytes, int n_
   return true;
 }
 
-// Gives back whole items that are not needed.
+// Drops whole items that are not needed.
 void PieceChoice::drop(std::int64_t needed_bytes, std::int64_t chosen_bytes) {
   for (Part& one : parts) {
     if (one.saved_bytes == 0 || chosen_bytes - one.saved_bytes < needed_bytes) continue;
@@ -100,7 +100,7 @@ void PieceChoice::drop(std::int64_t needed_bytes, std::int64_t chosen_bytes) {
   }
 }
 
-// Gives back what is not needed of the largest parts: all of one size at once, then one by one.
+// Trims the largest parts to what is needed: all to one size first, then one by one.
 void PieceChoice::trim(const Family& family, std::int64_t needed_bytes, std::int64_t chosen_bytes) {
   const std::int64_t granule = granule_bytes_;
   if (chosen_bytes - needed_bytes < granule) return;

@@ -9,7 +9,7 @@
 
 namespace offload {
 
-// Weights of one size that are all read by one launch each, or all by several.
+// Weights of one size that are each read by one launch, or each by several (`is_long`).
 struct Kind {
   std::int64_t size_bytes;
   std::int64_t aligned_bytes;
@@ -24,7 +24,7 @@ struct Item {
   std::int64_t last_launch;
 };
 
-// What is streamed of an item, and the resident memory that this saves.
+// What is streamed of an item, and the resident memory that it saves.
 struct Part {
   std::int64_t streamed_bytes = 0;
   std::int64_t saved_bytes = 0;
@@ -42,35 +42,35 @@ struct Family {
 
 // Which weights may be streamed, and what a candidate streams of each.
 //
-// Owner: a search. Thread: one at a time. Errors: none but for memory.
+// Owner: a search. Thread: one at a time. Errors: std::bad_alloc only.
 class PieceChoice {
  public:
   PieceChoice(std::int64_t alignment_bytes, std::int64_t granule_bytes)
       : alignment_bytes_(alignment_bytes), granule_bytes_(granule_bytes) {}
 
-  // Adds a weight that may be streamed; `index` is its place among all.
+  // Adds a weight that may be streamed; `index` is its position among all weights.
   void add(std::size_t index, const StreamingWeight& weight);
 
-  // Puts the items into the order of their first launches, once all were added.
+  // Sorts the items by their first launches, once all were added.
   void order();
 
   const Kind& kind_of(std::size_t item) const { return kinds[items[item].kind]; }
 
-  // What a family streams of such a weight; nothing where it does not.
+  // What a family streams of a weight of this kind; an empty part if nothing.
   Part part(const Kind& kind, const Family& family) const;
 
-  // Chooses items whose parts save enough, spread evenly over what the family could stream. False
-  // if they cannot.
+  // Chooses items whose parts save enough, spread evenly over what the family can stream. Returns
+  // false if they cannot.
   bool choose(const Family& family, std::int64_t needed_bytes, int n_extra);
 
-  // What is streamed of all chosen items.
+  // Streamed bytes of all chosen items.
   std::int64_t chosen_bytes() const;
 
   std::vector<Kind> kinds;
   std::vector<Item> items;
-  // Of the candidate at hand.
+  // Of the current candidate.
   std::vector<Part> parts;          // by item
-  std::vector<std::size_t> chosen;  // items of which something is streamed, in their order
+  std::vector<std::size_t> chosen;  // items of which a part is streamed, in order
 
  private:
   Part part(const Kind& kind, bool tails, std::int64_t unit_bytes) const;

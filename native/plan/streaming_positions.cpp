@@ -40,7 +40,7 @@ void PositionSearch::prepare() {
   load_bytes_.fill(0);
 }
 
-// Between the events that pieces wait for and are waited for with, launches are as one.
+// Merges launches between those that pieces wait for or that wait for pieces.
 void PositionSearch::join_launches() {
   std::vector<std::int64_t>& begins = joined_begins_;
   begins.assign(1, 0);
@@ -72,7 +72,7 @@ std::int64_t PositionSearch::step_of(std::int64_t wait) const {
                   : lasts_[static_cast<std::size_t>(wait)];
 }
 
-// Tries all waits of the pieces from this one on, those before having theirs.
+// Tries all waits of the pieces from `index` on; earlier pieces have theirs.
 void PositionSearch::choose_wait(std::size_t index) {
   if (index == pieces_->size()) return try_waits();
   const RingPiece& piece = (*pieces_)[index];
@@ -131,8 +131,8 @@ void PositionSearch::try_waits() {
   if (place(0, 0, 0)) keep(period_ns);
 }
 
-// Places the pieces that are not in `placed`, from `lowest` up, at one position those after
-// `after`: each on top of what it must not overlap. False if they do not fit.
+// Places the pieces that are not in `placed`, from `lowest` upwards; at one position, those after
+// `after`. Each lies on top of what it must not overlap. Returns false if they do not fit.
 bool PositionSearch::place(std::uint32_t placed, std::int64_t lowest, std::size_t after) {
   if (placed + 1 == 1u << pieces_->size()) return true;
   for (std::size_t index = 0; index < pieces_->size(); ++index) {
@@ -142,7 +142,7 @@ bool PositionSearch::place(std::uint32_t placed, std::int64_t lowest, std::size_
     for (std::size_t span = 0; span < lasts_.size(); ++span) {
       if (((spans_of_[index] >> span) & 1u) != 0) begin = std::max(begin, top_bytes_[span]);
     }
-    if (begin + size_bytes > capacity_bytes_) return false;  // nor will it on top of more
+    if (begin + size_bytes > capacity_bytes_) return false;  // nor on top of further pieces
     if (begin < lowest || (begin == lowest && index < after)) continue;
     const auto tops = top_bytes_;
     const auto rests = rest_bytes_;
@@ -175,7 +175,7 @@ void PositionSearch::keep(double period_ns) {
   found_ = std::move(found);
 }
 
-// The last reader of what the transfer of this number overwrites.
+// The last reader of what transfer `number` overwrites.
 std::int64_t PositionSearch::after_step(std::size_t number,
                                         const std::vector<std::size_t>& order) const {
   const std::size_t index = order[number];

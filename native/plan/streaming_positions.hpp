@@ -1,4 +1,4 @@
-// Positions of a few pieces in a ring, none left out. Private to the core.
+// Exhaustive search of positions of a few pieces in a ring. Private to the core.
 #pragma once
 
 #include <array>
@@ -14,25 +14,25 @@ namespace offload {
 
 // The quickest way to bring a few pieces through a ring, over all positions in it.
 //
-// What a position costs are waits: a transfer waits for the last readers of all that its piece
-// overlaps. So waits are searched instead: of each piece the step that its transfer waits for,
-// which is some piece's last reader. Transfers run in order, so a later one begins no earlier, and
-// waits that ascend lose nothing. Between that step and its own last reader a piece needs its place
-// alone, and waits are possible if there are positions at which pieces that need their place at the
-// same time lie apart. To look for those at 0 and at the ends of pieces is enough: pieces that are
-// moved down as far as those allow that they must not overlap still do not overlap them.
+// Positions cost only waits: a transfer waits for the last readers of all that its piece overlaps.
+// Waits are therefore searched instead: for each piece the step that its transfer waits for, which
+// is some piece's last reader. Transfers run in order, so a later one begins no earlier, and
+// ascending waits lose nothing. Between that step and its own last reader a piece needs its place
+// exclusively. Waits are possible if there are positions at which pieces that need their places at
+// the same time do not overlap. Positions at 0 and at the ends of other pieces suffice: moving
+// pieces down as far as those that they must not overlap allow creates no overlap.
 //
-// Pieces that are read first by the same launch are brought in the order of their waits, which no
-// other order beats: all of them have to be there, and what one may begin later delays no other.
+// Pieces first read by the same launch are brought in the order of their waits, which no other
+// order beats: all of them must have arrived, and a transfer that begins later delays no other.
 //
-// Owner: the caller; its memory serves one set of pieces after the other. Thread: one at a time.
-// Errors: PlanError as the simulator.
+// Owner: the caller; its memory is reused between searches. Thread: one at a time. Errors:
+// PlanError, as the simulator.
 class PositionSearch {
  public:
   static constexpr std::size_t kMostPieces = 8;
 
   struct Found {
-    std::vector<std::size_t> order;           // pieces, as their transfers run
+    std::vector<std::size_t> order;           // pieces in the order of their transfers
     std::vector<std::int64_t> offsets_bytes;  // of each, in that order
     std::vector<StreamingTransfer> transfers;
     double period_ns = 0;
@@ -40,14 +40,14 @@ class PositionSearch {
 
   explicit PositionSearch(const std::vector<double>& launch_ns);
 
-  // The quickest plan that is quicker than `limit_ns`; nothing if there is none. Pieces come in the
-  // order of their first launches, at most kMostPieces of one byte or more, all of one alignment,
-  // of which sizes are multiples; `copy_ns` is what each transfer takes.
+  // The quickest plan below `limit_ns`; no value if there is none. Pieces are in the order of their
+  // first launches, at most kMostPieces, not empty, all with one alignment that divides their
+  // sizes; `copy_ns` is the duration of each transfer.
   std::optional<Found> quickest(const std::vector<RingPiece>& pieces,
                                 const std::vector<double>& copy_ns, std::int64_t capacity_bytes,
                                 double limit_ns);
 
-  std::int64_t n_simulated() const noexcept { return n_simulated_; }  // by the last call
+  std::int64_t n_simulated() const noexcept { return n_simulated_; }  // in the last call
 
  private:
   void prepare();
@@ -62,7 +62,7 @@ class PositionSearch {
   std::int64_t after_step(std::size_t index, const std::vector<std::size_t>& order) const;
 
   std::int64_t n_launches_;
-  std::vector<double> until_ns_;  // by launch, what all before it take
+  std::vector<double> until_ns_;  // by launch: duration of all launches before it
   const std::vector<RingPiece>* pieces_ = nullptr;
   const std::vector<double>* copy_ns_ = nullptr;
   std::int64_t capacity_bytes_ = 0;
@@ -70,18 +70,18 @@ class PositionSearch {
   std::optional<Found> found_;
   std::int64_t n_simulated_ = 0;
 
-  // Last readers, ascending: what divides a pass into spans. Wait w >= 0 is for last reader w of
+  // Last readers, ascending, which divide a pass into spans. Wait w >= 0 is for last reader w of
   // the same pass, w < 0 for last reader w + n of the pass before.
   std::vector<std::int64_t> lasts_;
   std::array<std::int64_t, kMostPieces> last_of_{};  // by piece
   std::array<std::int64_t, kMostPieces> wait_of_{};
-  std::array<std::uint32_t, kMostPieces> spans_of_{};     // in which it needs its place
-  std::array<std::int64_t, kMostPieces> load_bytes_{};    // by span, of the pieces in it
-  std::array<std::int64_t, kMostPieces> rest_bytes_{};    // by span, of those not yet placed
-  std::array<std::int64_t, kMostPieces> top_bytes_{};     // by span, of those placed
+  std::array<std::uint32_t, kMostPieces> spans_of_{};     // by piece: in which it needs its place
+  std::array<std::int64_t, kMostPieces> load_bytes_{};    // by span: of the pieces in it
+  std::array<std::int64_t, kMostPieces> rest_bytes_{};    // by span: of those not yet placed
+  std::array<std::int64_t, kMostPieces> top_bytes_{};     // by span: of those placed
   std::array<std::int64_t, kMostPieces> offset_of_{};     // by piece
-  std::vector<std::int64_t> joined_begins_;               // launches that begin a joined one
-  std::vector<double> joined_ns_;                         // launches between events as one
+  std::vector<std::int64_t> joined_begins_;               // the first launch of each merged launch
+  std::vector<double> joined_ns_;                         // of merged launches
   std::array<std::int64_t, kMostPieces> joined_first_{};  // by piece
   std::array<std::int64_t, kMostPieces> joined_last_{};   // by last reader
   std::vector<std::size_t> order_;

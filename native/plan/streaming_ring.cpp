@@ -8,10 +8,10 @@ namespace {
 
 constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::min();
 constexpr std::int64_t kSteps = 1024;
-constexpr std::int64_t kNearSlot = 4;  // of a slot, how near the next one is
+constexpr std::int64_t kNearSlot = 4;  // share of a slot within which the next slot is near
 
-// How many rounds a ring of this size takes, with slots of this size unless it is 0. Writes the
-// offsets.
+// The number of rounds in a ring of this size, with slots of `slot_bytes` unless it is 0. Writes
+// the offsets.
 std::int64_t rounds_of(const std::vector<RingPiece>& pieces, std::int64_t capacity_bytes,
                        std::int64_t slot_bytes, std::vector<std::int64_t>& offsets_bytes) {
   std::int64_t n_rounds = 1;
@@ -86,7 +86,8 @@ bool RingLayout::find_steps(const std::vector<RingPiece>& pieces, std::int64_t n
   return true;
 }
 
-// From where the round has come to up to `end`: a gap before a piece is counted as its own.
+// Overwrites from the last piece's end up to `end` (a gap before a piece counts as the piece's);
+// returns the last step that reads what is overwritten.
 std::int64_t RingLayout::overwrite(std::int64_t end, std::int64_t step) {
   std::int64_t latest = kNever;
   std::int64_t begin = new_.empty() ? 0 : new_.back().end;

@@ -13,7 +13,7 @@ inline std::int64_t round_up(std::int64_t number, std::int64_t unit) {
   return (number + unit - 1) / unit * unit;
 }
 
-// What a transfer brings, in the order of transfers.
+// What a transfer brings; listed in the order of transfers.
 struct RingPiece {
   std::int64_t size_bytes;
   std::int64_t alignment_bytes;
@@ -21,28 +21,27 @@ struct RingPiece {
   std::int64_t last_launch;
 };
 
-// Lays pieces into a ring: in rounds, each from the ring's begin upwards. The last piece of a pass
-// ends a round, so every pass finds the ring alike, and positions do not drift.
+// Lays pieces into a ring in rounds, each from the ring's beginning upwards. The last piece of a
+// pass ends a round, so every pass finds the ring in the same state, and positions do not drift.
 //
-// Owner: the caller; its memory serves one ring after the other. Thread: one at a time. Errors:
-// none.
+// Owner: the caller; its memory is reused between rings. Thread: one at a time. Errors: none.
 class RingLayout {
  public:
-  // Lays the pieces into as few rounds as `capacity_bytes` allows, and then into the smallest ring
-  // that takes no more rounds (to 1/1024 of the capacity). With `slots` a piece begins at the next
-  // multiple of the largest one's size if that is near, so that pieces of about that size do not
-  // drift from round to round, each over two of the round before. False if one piece does not fit,
-  // or if one would overwrite what is still to be read when it must be there.
+  // Lays the pieces into as few rounds as `capacity_bytes` allows, then into the smallest ring with
+  // that number of rounds (to 1/1024 of the capacity). With `slots` a piece begins at the next
+  // multiple of the largest piece's size if that is near, so that pieces of about that size do not
+  // drift from round to round, each overlapping two of the round before. Returns false if a piece
+  // does not fit, or would overwrite bytes that are still to be read when it must have arrived.
   bool lay(const std::vector<RingPiece>& pieces, std::int64_t n_launches,
            std::int64_t capacity_bytes, std::int64_t granule_bytes, bool slots);
 
   const std::vector<std::int64_t>& offsets_bytes() const noexcept { return offsets_bytes_; }
 
-  // For each piece the last launch that reads what it overwrites, as a step of StreamingTransfer.
+  // By piece, the last launch that reads what it overwrites, as a step of StreamingTransfer.
   const std::vector<std::int64_t>& after_steps() const noexcept { return after_steps_; }
 
  private:
-  // Bytes up to `end` (from where the one before ends), and the last step that reads them.
+  // Bytes from the end of the segment before up to `end`, and the last step that reads them.
   struct Segment {
     std::int64_t end;
     std::int64_t step;

@@ -17,36 +17,37 @@
 namespace offload {
 namespace {
 
-// Of so few weights all sets are tried, and of each all positions in the ring.
+// Up to this number of weights, all sets are tried, each with all positions in the ring.
 constexpr std::size_t kFewItems = PositionSearch::kMostPieces;
 
-// Below a page a weight stays, whatever is searched.
+// Smaller weights (below a page) always stay resident.
 constexpr std::int64_t kSmallestBytes = 4096;
 
-// Series of levels of memory: each saves more than the next one by one part in so many. The second
-// leaves less of a budget unused; of the first, what is found at one level is not at one near it.
+// Series of levels of memory: each saves one part in this many more than the next. The second
+// leaves less of a budget unused; levels of the first find plans that levels near them do not.
 constexpr std::array<std::int64_t, 2> kLevelShares = {256, 1024};
 
-// The more weights are read by several launches, the fewer candidates fit, and none ends the search
-// early. So many looks at a weight or launch are then enough (some seconds at the worst): there are
-// fewer levels, down to a least series. How many does not depend on the budget either.
+// The more weights are read by several launches, the fewer candidates fit, and no result ends the
+// search early. The number of levels is then reduced, down to a least series, to limit the visits
+// to weights and launches to this number (some seconds at worst). The number of levels does not
+// depend on the budget either.
 constexpr double kMostLooks = 1e9;
 constexpr std::int64_t kLeastShare = 8;
 
-// The ring, in units of the largest piece. 1 takes turns with the launches that read it, 2 copies
-// while they run, more smooth launches of unlike lengths.
+// Ring sizes in units of the largest piece. 1 alternates with the launches that read it, 2 copies
+// while they run, more evens out launches of different durations.
 constexpr std::array<double, 9> kDepths = {2.0, 1.0, 1.5, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0};
 
-// Pieces smaller than this part of the largest stay: each costs the link's overhead.
+// Pieces below this share of the largest stay resident: each costs the link's overhead.
 constexpr std::array<double, 4> kLeastShares = {0.9, 0.5, 0.1, 0.0};
 
-// Tails that are cut into more pieces than are needed, for those that end the last round.
+// Tails are cut into this many more pieces than needed, for pieces that end the last round.
 constexpr int kMostExtra = 2;
 
-// Of sums of times in another order.
+// Rounding of sums of times in another order.
 constexpr double kRounding = 1e-9;
 
-// The largest pieces that are tried: from the largest weight down by a factor of 2^(1/6).
+// The largest pieces that are tried: from the largest weight down, by a factor of 2^(1/6).
 constexpr int kMostUnits = 96;
 constexpr double kUnitsPerHalving = 6.0;
 
@@ -90,12 +91,12 @@ class Search {
   double compute_ns_;
   double idle_ns_ = 0;              // of launches that hide no more copies than the ring holds
   std::int64_t full_bytes_ = 0;     // of memory that holds all weights
-  std::int64_t padding_bytes_ = 0;  // of which
+  std::int64_t padding_bytes_ = 0;  // part of full_bytes_
   std::vector<Family> families_;
   double best_ns_;
   std::int64_t best_bytes_ = std::numeric_limits<std::int64_t>::max();
   StreamingSearch found_;
-  // Of the candidate at hand.
+  // Of the current candidate.
   std::vector<RingPiece> pieces_;
   std::vector<StreamingTransfer> transfers_;
   RingLayout ring_;
@@ -122,18 +123,18 @@ Search::Search(const std::vector<double>& launch_ns, const std::vector<Streaming
   find_idle();
 }
 
-// In a run of launches the link writes no byte of the ring twice unless a launch in between,
-// neither the first nor the last, reads what was written. So it copies no more than the ring and
-// what those read, and all else that a pass copies is copied outside of the run: no pass is shorter
-// than the run and what is copied beyond the ring, less what is read in between. Finds the longest
-// such run.
+// During a run of launches the link writes no byte of the ring twice, unless a launch in between
+// (neither the first nor the last) reads what was written. The run therefore hides no more copies
+// than the ring and what those launches read; all other copies of a pass are made outside the run.
+// No pass is shorter than the run plus the copies beyond the ring, less what is read in between.
+// Finds the longest such run.
 void Search::find_idle() {
   std::vector<double> read_ns(launch_ns_.size());
   for (const Item& item : choice_.items) {
     read_ns[static_cast<std::size_t>(item.last_launch)] +=
         bytes_ns(choice_.kinds[item.kind].size_bytes);
   }
-  double before_ns = 0;  // of the best run that the launch may end
+  double before_ns = 0;  // of the best run that this launch may end
   for (std::size_t launch = 0; launch < launch_ns_.size(); ++launch) {
     const double ns = launch_ns_[launch];
     idle_ns_ = std::max(idle_ns_, before_ns + ns);
@@ -141,7 +142,7 @@ void Search::find_idle() {
   }
 }
 
-// The sizes of weights, from the largest down; of very many only some.
+// The sizes of weights in descending order; a selection if there are very many.
 std::vector<std::int64_t> Search::sizes() const {
   std::vector<std::int64_t> all;
   for (const Kind& kind : choice_.kinds) all.push_back(kind.size_bytes);
@@ -153,7 +154,7 @@ std::vector<std::int64_t> Search::sizes() const {
   return tried;
 }
 
-// Multiples of the granule, from the largest weight's down.
+// Multiples of the granule, descending from the size of the largest weight.
 std::vector<std::int64_t> Search::units() const {
   const auto largest = static_cast<double>(sizes().front());
   std::vector<std::int64_t> tried;
@@ -188,7 +189,7 @@ void Search::make_families() {
   }
 }
 
-// The levels that the budget admits, by what each saves against holding all weights, ascending.
+// The levels that the budget admits, as bytes saved against holding all weights, ascending.
 std::vector<std::int64_t> Search::levels() const {
   std::vector<std::int64_t> all;
   list_levels(full_bytes_ - options_.budget_bytes, thinning(), all);
@@ -208,7 +209,7 @@ void Search::list_levels(std::int64_t least_saved, std::int64_t thinning,
   }
 }
 
-// How many times fewer levels there are than where each weight is read once.
+// The factor by which levels are fewer than where each weight is read once.
 std::int64_t Search::thinning() const {
   const auto n_long = static_cast<double>(
       std::count_if(choice_.items.begin(), choice_.items.end(),
@@ -273,7 +274,7 @@ void Search::search_all_sets() {
   }
 }
 
-// What a plan of what is chosen has to be quicker than to be the best.
+// A plan of the chosen items must be quicker than this to be the best.
 double Search::limit_ns() const {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   if (best_ns_ <= compute_ns_) return std::nextafter(compute_ns_ * (1 + kRounding), kInfinity);
@@ -301,7 +302,7 @@ void Search::try_candidate(const Family& family, std::int64_t saved_bytes, doubl
   const std::int64_t n_copies = (needed_bytes + most_bytes - 1) / most_bytes;
   const double bound_ns = bytes_ns(needed_bytes - padding_bytes_) +
                           static_cast<double>(n_copies) * options_.link_overhead_ns;
-  // Of plans that take no more than computing, the one that copies least.
+  // Of plans that take no longer than computing, the one that copies least is best.
   const bool is_hidden = best_ns_ <= compute_ns_;
   if (is_hidden ? needed_bytes - padding_bytes_ >= best_bytes_ : bound_ns >= best_ns_) return;
   if (!choice_.choose(family, needed_bytes, n_extra) || !may_be_best()) return;
@@ -324,7 +325,7 @@ void Search::list_pieces() {
   }
 }
 
-// Whether what is chosen may be the best: no pass is shorter than its copies.
+// Whether the chosen items may give the best plan: no pass is shorter than its copies.
 bool Search::may_be_best() const {
   double copies_ns = static_cast<double>(choice_.chosen.size()) * options_.link_overhead_ns;
   const std::int64_t bytes = choice_.chosen_bytes();
@@ -342,7 +343,7 @@ void Search::simulate_candidate() {
   offer(simulator_.period_ns(transfers_), ring_.offsets_bytes());
 }
 
-// Takes the candidate at hand if it is the best so far.
+// Keeps the current candidate if it is the best so far.
 void Search::offer(double period_ns, const std::vector<std::int64_t>& offsets_bytes) {
   if (period_ns <= compute_ns_ * (1 + kRounding)) period_ns = compute_ns_;
   const std::int64_t bytes = choice_.chosen_bytes();

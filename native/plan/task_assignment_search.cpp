@@ -9,23 +9,22 @@
 namespace offload {
 namespace {
 
-// Halvings of the load that stages may have, and orders of processors that are tried for stages.
+// Bisections of the load of stages, and orders of processors that are tried for stages.
 constexpr int kHalvings = 40;
 constexpr std::size_t kMostStageOrders = 24;
 
-// Temperatures as shares of the value; the first one of graphs of so many tasks, less of larger
-// ones.
+// Temperatures as shares of the value; the first falls with the number of tasks above kHotTasks.
 constexpr double kHot = 0.2;
 constexpr double kHotTasks = 10;
 constexpr double kCold = 0.001;
-// Of the value, how much is what all have to do together; by round of annealing.
+// By round of annealing, the share of the total load in the value.
 constexpr double kLoadShares[] = {0.5, 0.2, 0.5};
-// By so much of the value, for each task of mean size that is too much for a memory.
+// Penalty as a share of the value, for each task of mean size that exceeds a memory.
 constexpr double kOverflow = 0.2;
 constexpr int kDrawsForBusiest = 8;
 constexpr std::size_t kMostGroup = 12;
 
-// Which processor runs each task, so that the busiest processor or link has the least to do.
+// The processor of each task, so that the load of the busiest processor or link is least.
 class AssignmentSearch {
  public:
   AssignmentSearch(const TaskProblem& problem, std::uint64_t seed)
@@ -117,8 +116,8 @@ class AssignmentSearch {
     add(n_processors_ + from * n_processors_ + to, times * problem_.transfer(edge, from, to));
   }
 
-  // Of a processor's memory, or back. What it lacks then is a price, so that tasks can change
-  // places that do not fit one by one.
+  // Takes bytes of a processor's memory; negative bytes give back. Overflow is penalised, so that
+  // tasks can exchange places that do not fit one by one.
   void take(std::size_t processor, std::int64_t bytes) {
     std::int64_t& room = room_bytes_[processor];
     overflow_bytes_ -= std::max<std::int64_t>(0, -room);
@@ -153,7 +152,7 @@ class AssignmentSearch {
 
   std::uint32_t any_task() { return static_cast<std::uint32_t>(draws_.below(n_)); }
 
-  // A task of what has the most to do, mostly.
+  // Mostly a task of the busiest processor or link.
   std::uint32_t busy_task() {
     const auto busiest =
         static_cast<std::size_t>(std::max_element(loads_.begin(), loads_.end()) - loads_.begin());
@@ -207,7 +206,7 @@ class AssignmentSearch {
     return one != other && other != third && third != one && pass_on(tasks);
   }
 
-  // Each task takes the processor of the next one, the last that of the first.
+  // Each task takes the processor of the next, the last task that of the first.
   template <std::size_t n_tasks>
   bool pass_on(const std::uint32_t (&tasks)[n_tasks]) {
     std::uint32_t from[n_tasks];
@@ -228,14 +227,14 @@ class AssignmentSearch {
   Draws draws_;
   Assignment processors_;
   std::vector<std::int64_t> room_bytes_;
-  std::vector<std::int64_t> loads_;  // of processors, and then of links
+  std::vector<std::int64_t> loads_;  // of processors, then of links
   std::int64_t total_ns_ = 0;
   std::int64_t period_ns_ = 0;
   double load_share_ = 0;
-  double mean_bytes_ = 1;  // of tasks that take some
+  double mean_bytes_ = 1;  // of tasks with memory
   std::int64_t overflow_bytes_ = 0;
   double overflow_weight_ = 0;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> moved_;  // from where
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> moved_;  // and the previous processor
   std::vector<std::uint32_t> group_, mark_;
   std::uint32_t n_marks_ = 0;
   Assignment best_;
@@ -243,7 +242,8 @@ class AssignmentSearch {
   std::int64_t n_evaluations_ = 0;
 };
 
-// Tasks in topological order, each processor as many of them as it may have. Empty: too few fit.
+// Assigns tasks in topological order, to each processor as many as it can take. Empty if some are
+// left.
 Assignment fill_stages(const TaskProblem& problem, const std::vector<std::size_t>& processors,
                        std::int64_t most_ns) {
   Assignment found(problem.n_tasks());

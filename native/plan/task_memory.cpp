@@ -11,14 +11,14 @@
 namespace offload {
 namespace {
 
-// Decisions that looking for room may take.
+// Limits on decisions of the search for room.
 constexpr std::int64_t kExchangeSteps = 300'000;
 constexpr std::int64_t kFitSteps = 2'000'000;
 
 constexpr const char* kProved = "the tasks do not fit, on whichever processors they run";
 
-// Looks for room where heuristics found none: the largest tasks first, each where the most is left;
-// from there by exchanges, as long as too much is somewhere; and last in depth, which also proves
+// Searches for room where heuristics found none: first the largest tasks, each where the most is
+// left; then exchanges, while some memory overflows; last depth-first search, which can also prove
 // that there is none.
 class Fitting {
  public:
@@ -52,8 +52,8 @@ class Fitting {
   }
 
  private:
-  // What all sizes are multiples of fills no more of a memory than a multiple of it. And no memory
-  // takes more tasks than it takes of the smallest ones.
+  // A memory holds at most a multiple of the greatest common divisor of all sizes, and at most as
+  // many tasks as it holds of the smallest ones.
   void prove_too_much() const {
     std::int64_t unit = 0;
     std::int64_t bytes = 0;
@@ -98,7 +98,7 @@ class Fitting {
     return bytes;
   }
 
-  // Tasks move and change places at random, as long as no more lacks room than before.
+  // Moves and exchanges tasks at random, as long as the overflow does not grow.
   bool exchange() {
     Draws draws(0);
     std::int64_t lacking_bytes = overflow_bytes();
@@ -123,7 +123,7 @@ class Fitting {
     return lacking_bytes == 0;
   }
 
-  // In depth, the largest tasks first, each where the least is left.
+  // Depth-first search, the largest tasks first, each where the least is left.
   void search() {
     for (std::size_t p = 0; p < room_bytes_.size(); ++p) room_bytes_[p] = problem_.memory_limit(p);
     std::size_t depth = 0;
@@ -164,7 +164,7 @@ class Fitting {
                      });
   }
 
-  // Where all processors can run all tasks, those with as much room are as good.
+  // If all processors can run all tasks, those with equal room are equivalent.
   bool has_room(const std::vector<std::uint32_t>& options, std::int64_t bytes) const {
     return std::any_of(options.begin(), options.end(),
                        [&](std::uint32_t one) { return room_bytes_[one] == bytes; });

@@ -6,13 +6,13 @@
 namespace offload {
 namespace {
 
-constexpr double kPlaced = 0.8;  // of the tasks that move to another processor
+constexpr double kPlaced = 0.8;  // share of the tasks that move to another processor
 constexpr double kPlacedWell = 0.8;
-// The critical path and the tails of a graph of so many tasks may be those of one move before.
+// Tasks of the graph for each move by which the critical path and tails may be out of date.
 constexpr std::size_t kTasksPerStaleMove = 64;
 constexpr std::size_t kLeastGroup = 2;
 constexpr std::size_t kGroupSizes = 15;
-// What moves are, up to so much of all.
+// Cumulative shares of the kinds of moves.
 constexpr double kMovesCritical = 0.35;
 constexpr double kReorders = 0.55;
 constexpr double kMovesGroup = 0.75;
@@ -104,7 +104,7 @@ bool OrderSearch::place_well(std::uint32_t task) {
       break;
     }
   }
-  // Before which place of the order it goes: one for each gap of its processor.
+  // The place in the order before which it goes: one place for each gap of its processor.
   std::size_t best = low, place = low, n_ties = 0;
   std::int64_t least_ns = kNever;
   while (true) {

@@ -7,15 +7,15 @@
 namespace offload {
 namespace {
 
-// Temperatures as shares of the value, of graphs of up to so many tasks; of larger ones lower.
+// Temperatures as shares of the value, for graphs of up to this many tasks; lower for larger ones.
 constexpr double kHot = 0.02;
 constexpr double kCold = 0.002;
 constexpr double kSmallGraph = 40;
 constexpr double kSmallForEnergy = 8;
-constexpr double kCooler = 1.7;  // the power with which they sink
+constexpr double kCooler = 1.7;  // exponent of the decrease
 
-// One round of annealing: of its value how much is what processors have to do, as latency alone
-// tells few placements apart; and how much hotter it is.
+// A round of annealing: the share of the processors' load in its value, as latency alone
+// distinguishes few placements; and a factor of its temperature.
 struct Round {
   double load_share;
   double heat;

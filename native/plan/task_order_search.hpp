@@ -14,15 +14,15 @@
 namespace offload {
 
 inline constexpr std::int64_t kNever = std::numeric_limits<std::int64_t>::max();
-// By so much of the value, for each task of mean size that is too much for a memory.
+// Penalty as a share of the value, for each task of mean size that exceeds a memory.
 inline constexpr double kOverflow = 0.2;
 // Chosen by experiment on random graphs of 16 to 500 tasks on 3 and 4 processors.
 inline constexpr std::int64_t kTriesPerEvaluation = 10;  // moves that are not worth an evaluation
-inline constexpr double kScreened = 0.95;  // of the moves whose estimate is beyond the limit
+inline constexpr double kScreened = 0.95;  // of the moves whose estimate exceeds the limit
 
 // Simulated annealing (S. Kirkpatrick, C. D. Gelatt and M. P. Vecchi, "Optimization by Simulated
-// Annealing", Science 220, 1983) over orders and processors. Most moves change what the critical
-// path goes through. A move is given up as soon as what it begins with cannot be taken any more.
+// Annealing", Science 220, 1983) over orders and processors. Most moves change the critical path. A
+// move is abandoned as soon as its beginning exceeds what can be accepted.
 //
 // Owner: the caller; the problem must outlive it. Thread: one at a time. Errors: none.
 class OrderSearch {
@@ -63,7 +63,7 @@ class OrderSearch {
     idle_watts_ = 1 - load_share;
   }
 
-  // Takes it as the state to go on from, and as the best if it is.
+  // Sets the current state, and the best if it is.
   void begin(const OrderedTasks& tasks) {
     tasks_ = tasks;
     for (std::size_t p = 0; p < n_processors_; ++p) room_bytes_[p] = problem_.memory_limit(p);
@@ -80,7 +80,7 @@ class OrderSearch {
     keep_best();
   }
 
-  // The temperature sinks from evaluation to evaluation; both are shares of the value.
+  // The temperature falls with each evaluation; `hot` and `cold` are shares of the value.
   void anneal(std::int64_t n_evaluations, double hot, double cold) {
     const double cooling =
         std::pow(cold / hot, 1.0 / static_cast<double>(std::max<std::int64_t>(1, n_evaluations)));
@@ -101,7 +101,7 @@ class OrderSearch {
     }
   }
 
-  // One task after the other to each processor, as long as that helps.
+  // Moves one task after the other to each processor, as long as that helps.
   void descend(std::int64_t n_evaluations) {
     std::int64_t left = n_evaluations;
     for (std::size_t n_failed = 0, next = 0; n_failed < n_ * n_processors_ && left > 0; ++next) {
@@ -125,12 +125,12 @@ class OrderSearch {
     std::uint32_t task;
     std::uint32_t from;
   };
-  // A task of the critical path, and what it waited for.
+  // A task of the critical path, and the task that it waited for.
   struct Critical {
     std::uint32_t task;
     std::uint32_t waits_for;
     bool is_transfer;  // from another processor
-    bool is_queue;     // for a task on its processor that it reads nothing of
+    bool is_queue;     // for a task on its processor of which it reads nothing
   };
 
   double busy_nj(std::uint32_t task, std::size_t p) const {
@@ -149,7 +149,7 @@ class OrderSearch {
     best_value_ = value;
   }
 
-  // Puts tasks in the order in which they begin, which changes no time.
+  // Sorts tasks by their beginnings, which changes no time.
   void in_time_order() {
     first_ = 0;
     for (std::uint32_t at = 0; at < n_; ++at) at_[tasks_.order[at]] = at;
@@ -171,7 +171,7 @@ class OrderSearch {
     accept();
   }
 
-  // Times from the first place that changed. False: it cannot be done within a limit.
+  // Computes times from the first changed place on. Returns false if the limit cannot be met.
   bool evaluate(std::int64_t limit_ns) {
     const std::size_t n_processors = n_processors_;
     std::copy_n(free_ns_.begin() + static_cast<std::ptrdiff_t>(first_ * n_processors), n_processors,
@@ -221,7 +221,7 @@ class OrderSearch {
     busy_nj_ = saved_nj_;
   }
 
-  // Until when the last task has to end for a value.
+  // The latest end of the last task for a value.
   std::int64_t latency_limit(double limit) const {
     std::int64_t limit_ns = latency_limit_ns_;
     {
@@ -236,7 +236,7 @@ class OrderSearch {
     return limit_ns;
   }
 
-  // Takes the move if its value is at most the limit; otherwise it never was.
+  // Keeps the move if its value is at most the limit; otherwise undoes it.
   bool settle(double limit) {
     ++n_evaluations_;
     const std::int64_t limit_ns = latency_limit(limit);
@@ -264,8 +264,8 @@ class OrderSearch {
     }
   }
 
-  // Of a processor's memory, or back. What it lacks then is a price, so that tasks can change
-  // places that do not fit one by one.
+  // Takes bytes of a processor's memory; negative bytes give back. Overflow is penalised, so that
+  // tasks can exchange places that do not fit one by one.
   void take(std::size_t processor, std::int64_t bytes) {
     std::int64_t& room = room_bytes_[processor];
     overflow_bytes_ -= std::max<std::int64_t>(0, -room);
@@ -277,57 +277,57 @@ class OrderSearch {
 
   void clear_move();
   bool move_to(std::uint32_t task, std::size_t to);
-  // The places that a task may take in the order: behind its producers, before its consumers.
+  // The places that a task may take in the order: after its producers, before its consumers.
   std::pair<std::size_t, std::size_t> window(std::uint32_t task) const;
   bool place_at(std::uint32_t task, std::size_t to);
-  // What follows the begin of each task in this schedule.
+  // For each task, the time from its beginning to the end of this schedule.
   void find_tails();
-  // Where it makes the least of the longest way through it, as far as times of others tell.
+  // Puts it where the longest path through it is shortest, by the known times of other tasks.
   bool place_well(std::uint32_t task);
-  // The first place from one on that has another task of a processor; n_ if none has.
+  // The first place from `place` on with another task of a processor; n_ if there is none.
   std::size_t next_on(std::size_t processor, std::size_t place, std::uint32_t but) const;
   bool place_anywhere(std::uint32_t task);
   bool propose();
   std::uint32_t any_task();
-  // Of the critical path; for energy, which all tasks take, as often any other one.
+  // A task of the critical path; for energy, as often any task, since all tasks use energy.
   Critical any_critical();
   std::size_t other_processor(std::size_t than);
   bool move_critical();
   bool reorder_critical();
-  // Tasks that read of one another, from one processor to another.
+  // Moves connected tasks from one processor to another.
   bool move_group();
-  // Two tasks take one another's processors.
+  // Exchanges the processors of two tasks.
   bool exchange();
   bool move_any();
-  // Follows what each task waited for, from the one that ends last.
+  // Follows what each task waited for, from the task that ends last.
   void find_path();
 
   const TaskProblem& problem_;
   const bool is_energy_;
   const std::int64_t latency_limit_ns_;
-  const double bound_;  // no value is below it
+  const double bound_;  // lower bound of all values
   Draws draws_;
   const std::size_t n_, n_processors_;
   std::vector<double> extra_watts_;
   double idle_watts_ = 0;
 
   OrderedTasks tasks_;
-  std::vector<std::uint32_t> at_;         // by task, its place in the order
-  std::vector<std::int64_t> end_ns_;      // by task
-  std::vector<std::int64_t> free_ns_;     // by place and processor, when that is free before
-  std::vector<std::int64_t> latest_ns_;   // by place, the latest end before
+  std::vector<std::uint32_t> at_;      // by task: its place in the order
+  std::vector<std::int64_t> end_ns_;   // by task
+  std::vector<std::int64_t> free_ns_;  // by place and processor: when it is free before that place
+  std::vector<std::int64_t> latest_ns_;   // by place: the latest end before it
   std::vector<std::int64_t> room_bytes_;  // by processor
   std::int64_t latency_ns_ = 0;
   double busy_nj_ = 0;
-  double mean_bytes_ = 1;  // of tasks that take some
+  double mean_bytes_ = 1;  // of tasks with memory
   std::int64_t overflow_bytes_ = 0;
   double overflow_weight_ = 0;
   double value_ = 0;
 
   std::vector<Moved> moved_;
-  std::vector<std::pair<std::size_t, std::size_t>> shifts_;  // of the order, from where to where
-  std::size_t first_ = 0;                                    // the first place that changed
-  std::size_t done_ = 0;  // up to where times are those of the move
+  std::vector<std::pair<std::size_t, std::size_t>> shifts_;  // moves within the order, from and to
+  std::size_t first_ = 0;                                    // the first changed place
+  std::size_t done_ = 0;  // times before this place are those of the move
   std::vector<std::int64_t> saved_ns_, now_ns_;
   std::int64_t new_latency_ns_ = 0;
   double saved_nj_ = 0;

@@ -22,7 +22,7 @@ void check_options(const TaskPlacementOptions& options) {
   }
 }
 
-// Candidates, the best of them, and what is written down of all.
+// The candidates, their values, and the best of them.
 class Choice {
  public:
   Choice(const TaskProblem& problem, TaskObjective objective)
@@ -56,7 +56,7 @@ class Choice {
   }
 
  private:
-  // Of one value the one of less latency.
+  // Of equal values, the placement with less latency is better.
   bool is_less(const TaskPlacement& placement) const {
     const std::int64_t ns[] = {placement.latency_ns, best_.latency_ns};
     switch (objective_) {
@@ -113,7 +113,7 @@ FoundPlacement place_for_throughput(const TaskProblem& problem, const std::vecto
   return choice.found(searched.n_evaluations);
 }
 
-// Each task where it takes the least energy, as far as there is memory; empty if there is not.
+// Each task where it takes the least energy, as far as memory allows; empty if it does not.
 Assignment frugal(const TaskProblem& problem) {
   const TaskGraph& graph = problem.graph();
   Assignment found(problem.n_tasks());
@@ -140,7 +140,7 @@ Assignment frugal(const TaskProblem& problem) {
 
 FoundPlacement place_for_energy(const TaskProblem& problem, const std::vector<Candidate>& all,
                                 const TaskPlacementOptions& options) {
-  // Half of the search finds the least latency, which the slowdown is of.
+  // Half of the search finds the least latency, to which the slowdown refers.
   const SearchLimits half{options.max_evaluations / 2, options.seed};
   Choice fast(problem, TaskObjective::kLatency);
   for (const Candidate& one : all) fast.consider(one.method, one.tasks);
@@ -197,7 +197,7 @@ OrderedTasks given_order(const TaskProblem& problem, const std::vector<std::int6
   return tasks;
 }
 
-// A group elsewhere. False: it cannot be.
+// Moves a group to another processor. Returns false if that is not possible.
 bool move_group(const TaskProblem& problem, const std::vector<std::int64_t>& group,
                 std::uint32_t to, Assignment& processors) {
   for (const std::int64_t task : group) {

@@ -10,10 +10,10 @@
 namespace offload {
 namespace {
 
-// When a processor is busy: blocks in order that share no moment, one for tasks in a row.
+// When a processor is busy: disjoint blocks in order; consecutive tasks share a block.
 class Timeline {
  public:
-  // The first moment from `ready_ns` on at which so long a task fits.
+  // The first time from `ready_ns` on at which a task of this duration fits.
   std::int64_t first_fit(std::int64_t ready_ns, std::int64_t duration_ns) const {
     std::int64_t begin_ns = ready_ns;
     for (auto block = first_after(ready_ns); block != blocks_.end(); ++block) {
@@ -42,7 +42,7 @@ class Timeline {
  private:
   using Block = std::pair<std::int64_t, std::int64_t>;
 
-  // The first block that ends behind a moment.
+  // The first block that ends after `ns`.
   std::vector<Block>::const_iterator first_after(std::int64_t ns) const {
     return std::partition_point(blocks_.begin(), blocks_.end(),
                                 [ns](const Block& block) { return block.second <= ns; });
@@ -51,7 +51,7 @@ class Timeline {
   std::vector<Block> blocks_;
 };
 
-// Tasks that are placed one after the other, each in a gap.
+// Tasks that are placed one by one, each in a gap.
 class ListSchedule {
  public:
   explicit ListSchedule(const TaskProblem& problem)
@@ -87,7 +87,7 @@ class ListSchedule {
     processors_[task] = static_cast<std::uint32_t>(processor);
   }
 
-  // Places it where its end, and what a table adds to it, is the least. False: nowhere is room.
+  // Places the task where its end plus `added` is least. Returns false if no memory has room.
   template <typename Added>
   bool place_best(std::uint32_t task, Added added) {
     std::size_t chosen = problem_.n_processors();
@@ -105,7 +105,7 @@ class ListSchedule {
     return true;
   }
 
-  // The order in which processors take tasks up. What takes no time goes before what begins then.
+  // The order in which processors run tasks. A task of no duration precedes others that begin then.
   OrderedTasks in_order() const {
     OrderedTasks found{problem_.topological(), processors_};
     std::stable_sort(found.order.begin(), found.order.end(),
@@ -124,7 +124,7 @@ class ListSchedule {
   Assignment processors_;
 };
 
-// Mean costs and transfers over processors, and what HEFT and CPOP make of them.
+// Mean costs and transfers over processors, and the ranks of HEFT and CPOP.
 class Ranks {
  public:
   explicit Ranks(const TaskProblem& problem)
@@ -179,7 +179,7 @@ class Ranks {
 };
 
 std::vector<std::uint32_t> by_rank(const TaskProblem& problem, const std::vector<double>& ranks) {
-  // Behind a task no rank is higher; those of one rank stay in topological order.
+  // No later task has a higher rank; tasks of equal rank stay in topological order.
   std::vector<std::uint32_t> order = problem.topological();
   std::stable_sort(order.begin(), order.end(), [&ranks](std::uint32_t one, std::uint32_t other) {
     return ranks[one] > ranks[other];
@@ -187,11 +187,11 @@ std::vector<std::uint32_t> by_rank(const TaskProblem& problem, const std::vector
   return order;
 }
 
-// Visits tasks whose producers were visited, the one of the highest rank first. False: `place` gave
-// up.
+// Visits tasks whose producers were visited, in order of descending rank. Returns false if `place`
+// did.
 template <typename Place>
 bool by_readiness(const TaskProblem& problem, const std::vector<double>& ranks, Place place) {
-  using Ready = std::pair<double, std::int64_t>;  // of one rank the first in topological order
+  using Ready = std::pair<double, std::int64_t>;  // of equal ranks, the first in topological order
   std::priority_queue<Ready> ready;
   std::vector<std::size_t> n_before(problem.n_tasks());
   const auto add = [&](std::uint32_t task) {
@@ -214,7 +214,7 @@ bool by_readiness(const TaskProblem& problem, const std::vector<double>& ranks, 
 
 std::int64_t nothing(std::size_t) { return 0; }
 
-// Source: Topcuoglu, Hariri and Wu, 2002; with a table beside the end, after Arabnejad and Barbosa.
+// Source: Topcuoglu, Hariri and Wu, 2002; with a table added to the end, Arabnejad and Barbosa.
 void add_heft(const TaskProblem& problem, const Ranks& ranks, bool looks_ahead,
               std::vector<Candidate>& found) {
   ListSchedule schedule(problem);
@@ -228,8 +228,8 @@ void add_heft(const TaskProblem& problem, const Ranks& ranks, bool looks_ahead,
 }
 
 // Source: H. Arabnejad and J. G. Barbosa, "List Scheduling Algorithm for Heterogeneous Systems by
-// an Optimistic Cost Table", IEEE TPDS 25(3), 2014. Its table is what follows a task on a processor
-// at the least; here by the transfers of each link instead of their mean.
+// an Optimistic Cost Table", IEEE TPDS 25(3), 2014. Its table is a lower bound of what follows a
+// task on a processor; here with the transfers of each link instead of their mean.
 void add_peft(const TaskProblem& problem, std::vector<Candidate>& found) {
   std::vector<double> ranks(problem.n_tasks());
   for (std::size_t task = 0; task < ranks.size(); ++task) {

@@ -16,12 +16,12 @@ constexpr std::int64_t kMost = std::int64_t{1} << 62;
 constexpr std::size_t kMostTasks = std::size_t{1} << 24;
 constexpr std::size_t kMostProcessors = 1'024;
 
-// The bound of loads is tightened in so many rounds, fewer of many tasks.
+// Rounds that tighten the bound of loads, fewer for many tasks.
 constexpr std::size_t kMostRounds = 200;
 constexpr std::size_t kLeastRounds = 60;
 constexpr std::size_t kRoundVisits = 200'000;
 
-// Sums of so many numbers in floating point may be too high by no more than this share.
+// The relative rounding error by which a floating-point sum of this many numbers may be too high.
 double rounding(std::size_t n_numbers) { return static_cast<double>(n_numbers + 16) * 0x1p-52; }
 
 [[noreturn]] void refuse(const std::string& why) { throw PlanError(why); }
@@ -30,7 +30,7 @@ std::string edge_name(const TaskEdge& edge) {
   return "edge " + std::to_string(edge.producer) + " to " + std::to_string(edge.consumer);
 }
 
-// Adds what is not negative, up to kMost.
+// Adds non-negative numbers, up to kMost.
 std::int64_t add(std::int64_t one, std::int64_t other) {
   return std::min(kMost, std::min(kMost, one) + std::min(kMost, other));
 }
@@ -149,7 +149,7 @@ void TaskProblem::sort_topologically() {
     n_before[task] = producers(task).size();
     if (n_before[task] == 0) topological_.push_back(task);
   }
-  for (std::size_t at = 0; at < topological_.size(); ++at) {  // it grows while it is read
+  for (std::size_t at = 0; at < topological_.size(); ++at) {  // grows during the loop
     for (const TaskEnd& end : consumers(topological_[at])) {
       if (--n_before[end.task] == 0) topological_.push_back(end.task);
     }
@@ -227,10 +227,10 @@ void TaskProblem::find_tails() {
   }
 }
 
-// What linear programming gives for tasks that may be divided, from below: for weights of
-// processors that add up to one, each task takes at least its least weighted cost. The weights of
-// those that have too much to do grow (S. Arora, E. Hazan and S. Kale, "The Multiplicative Weights
-// Update Method", Theory of Computing 8, 2012).
+// A lower bound, that of the linear program for divisible tasks: for weights of processors that sum
+// to one, each task takes at least its least weighted cost. The weights of overloaded processors
+// grow (S. Arora, E. Hazan and S. Kale, "The Multiplicative Weights Update Method", Theory of
+// Computing 8, 2012).
 double TaskProblem::load_bound() {
   std::vector<double> weights(n_processors_, 1.0 / static_cast<double>(n_processors_));
   const std::size_t n_rounds = std::clamp(

@@ -10,7 +10,7 @@
 
 namespace offload {
 
-// The same numbers on every machine, which the standard's distributions do not promise.
+// Random numbers that are the same on every machine, unlike those of the standard's distributions.
 //
 // Source: SplitMix64; Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators",
 // OOPSLA 2014.
@@ -24,18 +24,18 @@ class Draws {
     mixed = (mixed ^ (mixed >> 27)) * 0x94d049bb133111ebu;
     return mixed ^ (mixed >> 31);
   }
-  // From 0 up to and without `end`, which is positive and below 2^32.
+  // From 0 up to but excluding `end`, which is positive and below 2^32.
   std::size_t below(std::size_t end) {
     return static_cast<std::size_t>(((word() >> 32) * static_cast<std::uint64_t>(end)) >> 32);
   }
-  // From 0 up to and without 1.
+  // From 0 up to but excluding 1.
   double fraction() { return static_cast<double>(word() >> 11) * 0x1p-53; }
 
  private:
   std::uint64_t state_;
 };
 
-// An edge, as one of its ends sees it: the task at the other one, and which edge it is.
+// An edge as seen from one of its ends: the task at the other end, and the number of the edge.
 struct TaskEnd {
   std::uint32_t task;
   std::uint32_t edge;
@@ -51,9 +51,9 @@ struct Row {
 };
 
 // Owner: the caller; the graph must outlive it. Thread: any, once it is made. Errors: PlanError if
-// sizes do not fit, an edge names a task that there is not, edges form a cycle, a number is
-// negative or no number, a busy processor takes fewer watts than an idle one, no processor can run
-// a task, or all together takes 2^62 ns or bytes or more.
+// the lengths of arrays do not match, an edge names a task that does not exist, edges form a cycle,
+// a number is negative or NaN, a busy processor takes fewer watts than an idle one, no processor
+// can run a task, or the totals reach 2^62 ns or bytes.
 class TaskProblem {
  public:
   explicit TaskProblem(const TaskGraph& graph);
@@ -67,17 +67,17 @@ class TaskProblem {
     return graph_.costs_ns[task * n_processors_ + processor];
   }
   std::int64_t memory(std::size_t task) const { return graph_.memory_bytes[task]; }
-  // Of a processor without a limit more than all tasks take.
+  // For a processor without a limit, more than all tasks take.
   std::int64_t memory_limit(std::size_t processor) const { return limits_[processor]; }
 
   Row<TaskEnd> producers(std::size_t task) const { return row(producers_, producers_at_, task); }
   Row<TaskEnd> consumers(std::size_t task) const { return row(consumers_, consumers_at_, task); }
-  // What brings an edge's bytes from one processor to another; 0 on one processor.
+  // The time to bring an edge's bytes from one processor to another; 0 on one processor.
   std::int64_t transfer(std::uint32_t edge, std::size_t from, std::size_t to) const {
     return transfers_[edge * n_link_classes_ + link_class_[from * n_processors_ + to]];
   }
 
-  // Tasks, each behind its producers; and where each stands there.
+  // Tasks, each after its producers; and the position of each task in that order.
   const std::vector<std::uint32_t>& topological() const { return topological_; }
   const std::vector<std::uint32_t>& rank_in_topological() const { return topological_at_; }
 
@@ -85,7 +85,7 @@ class TaskProblem {
   std::int64_t tail(std::size_t task, std::size_t processor) const {
     return tails_[task * n_processors_ + processor];
   }
-  // Each task where it takes little of processors that have little to do; memory is not looked at.
+  // Each task where its cost and the processor's load are low; memory is ignored.
   const std::vector<std::uint32_t>& balanced() const { return balanced_; }
   std::int64_t latency_bound() const { return latency_bound_; }
   std::int64_t period_bound() const { return period_bound_; }
@@ -112,7 +112,7 @@ class TaskProblem {
   std::size_t n_processors_;
   std::vector<TaskEnd> producers_, consumers_;
   std::vector<std::uint32_t> producers_at_, consumers_at_;
-  std::size_t n_link_classes_ = 1;  // links that take the same for all; the first takes nothing
+  std::size_t n_link_classes_ = 1;  // links with equal times; the first class takes no time
   std::vector<std::uint32_t> link_class_;
   std::vector<std::int64_t> transfers_;
   std::vector<std::uint32_t> topological_, topological_at_;
@@ -124,49 +124,47 @@ class TaskProblem {
   double energy_bound_ = 0;
 };
 
-// Which processor runs each task.
+// The processor of each task.
 using Assignment = std::vector<std::uint32_t>;
 
-// Tasks in the order in which processors take them up, and which processor runs each. Each task
-// begins as soon as its processor is free of those before it and has what it reads.
+// The order in which processors run tasks, and the processor of each. A task begins as soon as its
+// processor has finished earlier tasks and what it reads has arrived.
 struct OrderedTasks {
   std::vector<std::uint32_t> order;
   Assignment processors;
 };
 
-// What an objective makes of a placement.
+// The value of a placement for an objective.
 double value_of(const TaskPlacement& placement, TaskObjective objective);
 
-// The times of tasks in an order that has each behind its producers, and what follows from them.
+// The times of tasks in an order with each after its producers, and what follows from them.
 TaskPlacement place_in_order(const TaskProblem& problem, const OrderedTasks& tasks);
 
-// The most that a processor or a link has to do for each input.
+// The load of the busiest processor or link for each input.
 std::int64_t period_of(const TaskProblem& problem, const Assignment& processors);
 
-// ---- the portfolio
-// --------------------------------------------------------------------------------
+// ---- the portfolio ------------------------------------------------------------------------------
 
 struct Candidate {
   const char* method;
   OrderedTasks tasks;
 };
 
-// HEFT, PEFT and the like, those of them that find memory; and all on one processor.
+// HEFT, PEFT and others, as far as they find memory; and all tasks on one processor.
 std::vector<Candidate> portfolio(const TaskProblem& problem);
 
-// Each task where it is told, in the order of upward ranks, in the first gap that takes it.
+// Each task on its processor, in the order of upward ranks, in the first gap that fits.
 OrderedTasks schedule_assigned(const TaskProblem& problem, const Assignment& processors);
 
-// Processors whose memory suffices. Errors: PlanError if none are found.
+// An assignment with sufficient memory. Errors: PlanError if none is found.
 Assignment fit_in_memory(const TaskProblem& problem);
 
-// ---- the searches
-// -----------------------------------------------------------------------------------
+// ---- the searches -------------------------------------------------------------------------------
 
 struct SearchLimits {
   std::int64_t max_evaluations;
   std::uint64_t seed;
-  std::int64_t latency_ns = -1;  // of energy alone
+  std::int64_t latency_ns = -1;  // for energy alone
 };
 
 struct Searched {
@@ -174,7 +172,7 @@ struct Searched {
   std::int64_t n_evaluations;
 };
 
-// The least latency; or the least energy within a latency.
+// Minimises the latency; or the energy within a latency.
 Searched search_order(const TaskProblem& problem, const OrderedTasks& begin,
                       TaskObjective objective, const SearchLimits& limits);
 
@@ -183,11 +181,11 @@ struct SearchedAssignment {
   std::int64_t n_evaluations;
 };
 
-// Each processor has tasks in a row of the topological order, as evenly as that can be had. Empty:
-// none was found that can run them and has the memory.
+// Each processor has consecutive tasks of the topological order, as evenly as possible. Empty if no
+// such assignment was found that can run the tasks and has the memory.
 Assignment pipeline_stages(const TaskProblem& problem);
 
-// The least that the busiest processor or link has to do.
+// Minimises the load of the busiest processor or link.
 SearchedAssignment search_assignment(const TaskProblem& problem,
                                      const std::vector<Assignment>& begins,
                                      const SearchLimits& limits);

@@ -43,19 +43,19 @@ std::size_t span(c10::IntArrayRef shape, c10::IntArrayRef strides, std::size_t i
   return static_cast<std::size_t>(last + 1) * item_bytes;
 }
 
-// Whether forward-mode differentiation has given the tensor a tangent.
+// Whether forward-mode differentiation gave the tensor a tangent.
 bool has_tangent(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->autograd_meta() != nullptr && tensor._fw_grad(0).defined();
 }
 
-// Whether a write would be seen by autograd: of a tensor that requires gradients, or of a view of
-// one. In grad mode, as without it a write is the caller's affair in eager too.
+// Whether autograd would see a write: to a tensor that requires gradients, or to a view of such a
+// tensor. In grad mode only: without it, a write is the caller's responsibility, as in eager mode.
 bool is_in_graph(const at::Tensor& tensor) {
   return c10::GradMode::is_enabled() &&
          (tensor.requires_grad() || (tensor.is_view() && tensor._base().requires_grad()));
 }
 
-// Whether a tensor is a strided view of memory of its own, without behaviour of its own.
+// Whether a tensor is a strided view of its own memory, with standard behaviour.
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   constexpr c10::DispatchKeySet wrapped(
@@ -65,7 +65,7 @@ bool is_plain(const at::Tensor& tensor) {
          !tensor._is_zerotensor() && !impl->key_set().has_any(wrapped) && !has_tangent(tensor);
 }
 
-// Of an input, a name; of a buffer that is given, its place: named where it is refused.
+// A name of an input, or the position of a given buffer, which is named when it is refused.
 std::string text(const std::string& name) { return name; }
 std::string text(std::size_t given) { return given_name(given); }
 
@@ -113,8 +113,8 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Na
   }
 }
 
-// Whether elements of a tensor may lie at one address, as after expand: from the smallest stride
-// up, each dimension must step over all that the smaller ones reach.
+// Whether several elements of a tensor may share an address, as after expand. In order of strides,
+// each dimension must step over all that the dimensions with smaller strides reach.
 bool repeats_elements(c10::IntArrayRef shape, c10::IntArrayRef strides) {
   std::vector<std::pair<std::int64_t, std::int64_t>> steps;
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -146,7 +146,7 @@ bool is_aligned(const at::Tensor& tensor, std::size_t alignment_bytes) {
          reinterpret_cast<std::uint64_t>(tensor.const_data_ptr()) % alignment_bytes == 0;
 }
 
-// Why a tensor that cannot be used where it lies cannot be copied either.
+// Explains why a tensor that cannot be used in place cannot be copied either.
 void refuse_copy(const InputSpec& input, const TensorLayout& layout, const at::Tensor& given,
                  bool as_recorded) {
   std::ostringstream message;
@@ -171,7 +171,7 @@ c10::Device device_of(const CallSpec& spec, const InputSpec& input) {
   return input.on_host ? c10::Device(c10::kCPU) : spec.device;
 }
 
-// An execution records no gradients, where the model would.
+// An execution records no gradients, while the model would.
 void check_gradients(const InputSpec& input, const at::Tensor& given) {
   if (given.requires_grad()) {
     refuse(input.name +
@@ -256,7 +256,7 @@ void bind_outputs(const CallSpec& spec, Call& call) {
     const ResultShape& shape = call.shapes->results[index];
     const OutputSpec& output = spec.outputs[result.index];
     if (shape.covers_output && output.copied) {
-      // Nothing else needs the output's memory, so that one copy does, whatever the strides are.
+      // Nothing else needs the output's memory, so one copy suffices for any strides.
       call.outputs[result.index] = output.buffer.storage();
       call.copies_out.push_back(
           {tensor_on(output.buffer.storage(), shape.offset_bytes, shape.layout, spec.device),
@@ -443,7 +443,7 @@ void bind_call(const CallSpec& spec, Call& call) {
 }
 
 Tensors results_of(const CallSpec& spec, Call& call) {
-  // The caller may be in inference mode; results that are made here are normal tensors.
+  // The caller may be in inference mode; results made here are normal tensors.
   std::optional<KernelScope> scope;
   const auto make = [&](const c10::Storage& storage, std::int64_t offset_bytes,
                         const ResultSpec& result, const TensorLayout& layout) {

@@ -1,4 +1,4 @@
-// What a caller gives and gets: tensors against the recorded shapes, and their addresses.
+// Tensors of a call: inputs and results checked against the recorded shapes, and their addresses.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,33 +30,32 @@ struct TensorLayout {
   std::size_t span_bytes() const;
 };
 
-// Whether a tensor of the layout's shape has its strides, but for those that are never used: of
-// dimensions of one element, and of a tensor without any. Kernels and torch's fake tensors set
-// these differently.
+// Whether a tensor of the layout's shape has its strides, ignoring unused ones: those of dimensions
+// of one element, and of empty tensors. Kernels and torch's fake tensors set these differently.
 bool same_strides(const at::Tensor& tensor, const TensorLayout& layout);
 
 struct InputSpec {
   std::string name;
   std::size_t slot = 0;
   bool written = false;
-  bool may_be_written = false;      // by unseen work: what was copied is copied back as well
-  bool returned_as_view = false;    // the result aliases it, so a strided copy will not do
-  std::size_t alignment_bytes = 1;  // copied where its address is no multiple
-  bool copied = false;              // always, into `buffer`, whose address stays
+  bool may_be_written = false;      // by unseen work: a copy is also copied back
+  bool returned_as_view = false;    // the result aliases it, so a strided copy is no substitute
+  std::size_t alignment_bytes = 1;  // copied if its address is no multiple
+  bool copied = false;              // always, into `buffer`, whose address is fixed
   bool on_host = false;             // a host constant: it has no slot
   at::Tensor buffer;                // made with the Replay
 
   bool takes_any_address() const { return alignment_bytes <= 1 && !copied; }
 };
 
-// An output's memory: allocated for each execution, or by the operator that makes it. Where it is
-// copied the program writes `buffer`, whose address stays, and what is handed out is a copy of it.
+// An output's memory: allocated for each execution, or by the operator that makes it. If `copied`,
+// the program writes `buffer`, whose address is fixed, and the result is a copy of it.
 struct OutputSpec {
   std::string name;
   std::size_t slot = 0;
   bool operator_allocated = false;
   std::size_t alignment_bytes = 1;  // a given buffer whose address is no multiple is copied to
-  bool copied = false;              // never of an output that its operator allocates
+  bool copied = false;              // never for an output that its operator allocates
   at::Tensor buffer;                // bytes, made with the Replay
 };
 
@@ -72,11 +71,10 @@ struct ResultSpec {
 struct ResultShape {
   std::int64_t offset_bytes = 0;
   TensorLayout layout;
-  bool covers_output =
-      false;  // the only result on its output, and all of it: `out=` binds in place
+  bool covers_output = false;  // the only result on its output, covering it: `out=` binds in place
 };
 
-// All that is another for other sizes of one call, where these may vary.
+// What differs for other sizes of a call, where they may vary.
 struct CallShapes {
   std::vector<TensorLayout> inputs;
   std::vector<std::size_t> outputs_bytes;
@@ -93,24 +91,24 @@ struct WeightSpec {
   std::vector<TensorLayout> layouts;  // of each holder, as recorded
   std::vector<std::int64_t> offsets;  // of each holder in the storage, in elements
   bool packed = false;                // launches read what was derived from it
-  at::Tensor moved;                   // where launches find it; undefined: in the holders' storage
-  c10::Storage storage;               // the holders' when they were bound
+  at::Tensor moved;      // the copy that launches read; undefined: they read the holders' storage
+  c10::Storage storage;  // that of the holders when they were bound
 
-  // The memory that launches are given.
+  // The memory that launches receive.
   const c10::Storage& place() const { return moved.defined() ? moved.storage() : storage; }
 };
 
-// A tensor on the host, of no dimensions but where unseen code may read it: an input, or a tensor
-// of the model. Launches of a device hold its value, so each execution must find it again.
+// A tensor on the host, zero-dimensional unless unseen code may read it: an input, or a tensor of
+// the model. Launches of a device contain its value, so each execution must find the same value.
 struct HostConstantSpec {
   std::string name;
-  std::string content;               // the bytes that it spanned when it was recorded
+  std::string content;               // the bytes that it spanned at the recording
   TensorLayout layout;               // as recorded
-  std::optional<std::size_t> input;  // which one it is; none: `holder`
+  std::optional<std::size_t> input;  // its index; no value: `holder`
   at::Tensor holder;                 // the tensor of the model
 };
 
-// Inputs that must overlap as recorded, since one of them is written.
+// Inputs that must overlap as recorded, since one is written.
 struct OverlapSpec {
   std::size_t first = 0;
   std::size_t second = 0;
@@ -147,60 +145,60 @@ struct CallSpec {
   std::vector<std::size_t> written_weights;  // by number
 };
 
-// A copy that an execution makes because a tensor cannot be used where it lies.
+// A copy that an execution makes because a tensor cannot be used in place.
 struct Copy {
   at::Tensor from;
   at::Tensor to;
 };
 
-// Where a storage had its memory when a call was held.
+// The memory of a storage when a call was held.
 struct HeldPlace {
   const c10::StorageImpl* storage = nullptr;  // null: no tensor was given
   const void* data = nullptr;
   std::size_t n_bytes = 0;
 };
 
-// The tensors of a call, which mostly are few: a call allocates as little as it can.
+// The tensors of a call, usually few: a call allocates as little as possible.
 using Tensors = c10::SmallVector<at::Tensor, 4>;
 
-// The caller's tensors of a call that goes on with tensors of its own.
+// The caller's tensors of a call that continues with separate tensor objects.
 struct CallersTensors {
   Tensors inputs;
   Tensors given_results;
   std::vector<HeldPlace> places;  // of inputs, given results, feature map
 };
 
-// One execution's tensors, from the check to the result. Keeps everything bound alive.
+// The tensors of one execution, from the check to the result. Keeps everything bound alive.
 struct Call {
-  std::shared_ptr<const Instance> instance;   // of its sizes, where these vary
+  std::shared_ptr<const Instance> instance;   // of its sizes, where they vary
   const CallShapes* shapes = nullptr;         // of the instance, or of the spec; set by bind_call
-  std::vector<std::int64_t> sizes;            // where an executable of these alone has it
-  SizesFound sizes_found;                     // how the instance was come by
+  std::vector<std::int64_t> sizes;            // if an executable of these alone runs it
+  SizesFound sizes_found;                     // how the instance was obtained
   Tensors inputs;                             // as given
   Tensors bound_inputs;                       // as used: the same, or a copy with recorded strides
   c10::SmallVector<c10::Storage, 2> outputs;  // memory of each output; empty until taken
   c10::SmallVector<std::uint64_t, 2> output_addresses;
-  Tensors given_results;                    // out=, by result; undefined where fresh, or none
-  std::vector<std::size_t> copied_results;  // of those, the ones that need a copy
+  Tensors given_results;                    // out=, by result; undefined or absent: fresh
+  std::vector<std::size_t> copied_results;  // those of given_results that need a copy
   at::Tensor feature_map;                   // undefined: the executable's own
-  std::unique_ptr<CallersTensors> callers;  // of a call that is held; null: it has the caller's own
-  std::vector<c10::Storage> weights;        // by result, of those that are a weight: where it lay
+  std::unique_ptr<CallersTensors> callers;  // of a held call; null: it has the caller's tensors
+  std::vector<c10::Storage> weights;        // by result that is a weight: its storage
   std::vector<Copy> copies_in;
-  std::vector<Copy> copies_out;  // of outputs, before anything is made of them
+  std::vector<Copy> copies_out;  // of outputs, before results are made of them
   std::vector<Copy> copies_back;
   std::uint64_t bytes_copied = 0;
   std::uint32_t outputs_allocated = 0;
   std::vector<std::uint64_t> random;  // seed and offset of each generator that kernels read
   std::uint64_t call_ns = 0;          // when the caller called
-  int n_threads = 0;                  // of operators, where the caller is; 0: not told yet
+  int n_threads = 0;                  // of operators at the caller; 0: not yet known
   std::uint64_t checked_ns = 0;       // when bind_call ended
-  std::uint64_t execution_ns = 0;     // once it has ended: what it took, without waits and proofs
-  bool drains_queue = false;          // asking for a stream waits for a queue of torch's
+  std::uint64_t execution_ns = 0;     // once ended: duration without waits and proofs
+  bool drains_queue = false;          // asking for a stream waits for torch's queue
   Drain drain;                        // for `stream`
-  std::uint64_t stream = 0;           // the caller's, as the driver knows it, and as torch does
+  std::uint64_t stream = 0;           // the caller's: the driver's handle, and torch's form
   std::optional<c10::Stream> torch_stream;
 
-  // Whether torch may be asked to copy anything.
+  // Whether torch may be asked to copy.
   bool has_copies() const {
     return !copies_in.empty() || !copies_out.empty() || !copied_results.empty() ||
            !copies_back.empty();
@@ -208,31 +206,31 @@ struct Call {
 };
 
 // Checks the given tensors (inputs, results and feature map) and the host constants, and allocates
-// the outputs. By the shapes of the call's instance; where it has none, by the spec's.
+// the outputs, by the shapes of the call's instance or, without one, of the spec.
 //
-// Errors: BindingError naming the tensor, what was expected and what came, and ExecutionError when
-// memory runs out; nothing has run.
+// Errors: BindingError naming the tensor, what was expected and what was given, and ExecutionError
+// when memory runs out; nothing has run.
 void bind_call(const CallSpec& spec, Call& call);
 
-// The result tensors of a finished call, given ones included. Throws BindingError where one is a
-// view of memory that was freed since.
+// The result tensors of a finished call, including given ones. Throws BindingError if one is a view
+// of memory that was freed since.
 Tensors results_of(const CallSpec& spec, Call& call);
 
-// Refuses tensors on another device of the same type: BindingError.
+// Throws BindingError for tensors on another device of the same type.
 void check_devices(const CallSpec& spec, const Call& call);
 
-// Gives the inputs and outputs that are always copied their buffers. Throws ExecutionError if there
-// is not enough memory.
+// Allocates the buffers of the inputs and outputs that are always copied. Throws ExecutionError if
+// memory does not suffice.
 void make_buffers(CallSpec& spec);
 
-// Gives them back. No call may be bound meanwhile or afterwards.
+// Releases the buffers. No call may be bound meanwhile or afterwards.
 void release_buffers(CallSpec& spec) noexcept;
 
-// Memory of a device. Throws OutOfMemory, naming what it is for, if there is not enough.
+// Device memory. Throws OutOfMemory, naming its purpose, if there is not enough.
 c10::DataPtr allocate(c10::Device device, std::size_t n_bytes, const std::string& what);
 
-// Refuses a tensor that is not a plain strided one, or whose memory was freed or shrunk:
-// BindingError with its name.
+// Throws BindingError with its name for a tensor that is not a plain strided one, or whose memory
+// was freed or shrunk.
 void check_memory(const std::string& name, const at::Tensor& tensor);
 
 // Bytes of a tensor from its first element to one past its last.
@@ -242,7 +240,7 @@ std::size_t span_bytes_of(const at::Tensor& tensor);
 at::Tensor tensor_on(c10::Storage storage, std::int64_t offset_bytes, const TensorLayout& layout,
                      c10::Device device);
 
-// The same where the storage knows how its memory is laid out (`describe_storage`).
+// The same if the storage records the layout of its memory (`describe_storage`).
 at::Tensor tensor_on_described(c10::Storage storage, std::int64_t offset_bytes,
                                const TensorLayout& layout, c10::Device device);
 

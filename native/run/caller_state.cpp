@@ -10,7 +10,7 @@
 namespace offload {
 namespace {
 
-// A dtype, with one bit more that says whether there is one.
+// A dtype, and a bit for its presence.
 constexpr unsigned kFieldBits = 9;
 constexpr std::uint64_t kPresent = 1U << (kFieldBits - 1);
 constexpr std::uint64_t kField = (1U << kFieldBits) - 1;
@@ -22,7 +22,7 @@ std::uint64_t field(c10::ScalarType dtype) {
   return kPresent | static_cast<std::uint64_t>(static_cast<std::uint8_t>(dtype));
 }
 
-// As at::autocast::is_autocast_enabled, which looks the thread's keys up each time.
+// Like at::autocast::is_autocast_enabled, which looks up the thread's keys at each call.
 std::uint64_t autocast_field(c10::DeviceType device, const c10::impl::LocalDispatchKeySet& now) {
   const bool is_off =
       now.excluded_.has(at::autocast::get_autocast_dispatch_key_from_device_type(device));

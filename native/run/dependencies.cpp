@@ -8,7 +8,7 @@
 
 namespace offload {
 
-// Of a chain that failed the first error is told, and not one for each link.
+// For a chain of failures the first error is nested, not an error for each link.
 void check_dependency(const std::exception_ptr& error) {
   if (!error) return;
   try {
@@ -32,7 +32,7 @@ void wait_for(const Dependencies& dependencies, const Call& call) {
     }
     check_dependency(one.ticket->error());
     if (!one.stream || one.ticket->done()) continue;
-    // Recorded behind what that stream has by now, which is the work waited for and maybe more.
+    // The event follows what the stream has by now: the awaited work and possibly more.
     c10::Event event(one.stream->device_type());
     event.record(*one.stream);
     event.block(*call.torch_stream);

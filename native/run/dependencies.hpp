@@ -14,9 +14,9 @@ namespace offload {
 
 // Work that an execution depends on.
 //
-// Owner: the execution that waits. Work on the same device is not waited for on the host: it need
-// only have been enqueued, on the execution's own stream or on one of torch's, which the
-// execution's then waits for by an event.
+// Owner: the execution that waits. Work on the same device needs no host synchronisation: it must
+// only have been enqueued, on the execution's own stream or on a torch stream, for which the
+// execution's stream then waits by an event.
 struct Dependency {
   std::shared_ptr<Ticket> ticket;
   bool is_on_device = false;
@@ -26,13 +26,13 @@ struct Dependency {
 using Dependencies = std::vector<Dependency>;
 
 // Waits on the thread that executes the call, just before it does. Throws DependencyError with the
-// error nested if one has failed, and CancelledError if one was cancelled.
+// nested error if a dependency has failed, and CancelledError if one was cancelled.
 void wait_for(const Dependencies& dependencies, const Call& call);
 
-// Waits for the ends of those on the device, once the call has ended there, and throws as wait_for.
+// Once the call has ended on the device: waits for dependencies there, and throws as wait_for.
 void check_on_device(const Dependencies& dependencies);
 
-// Throws as wait_for for work that has ended with this error; null: nothing.
+// Throws as wait_for for work that has ended with this error; null: no-op.
 void check_dependency(const std::exception_ptr& error);
 
 }  // namespace offload

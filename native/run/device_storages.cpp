@@ -10,12 +10,12 @@
 namespace offload {
 namespace {
 
-// torch_npu's; straight to the device's kernel, whatever modes the caller is in.
+// torch_npu's keys; straight to the device's kernel, regardless of the caller's modes.
 constexpr c10::DispatchKeySet kKernels(c10::DispatchKey::PrivateUse1);
 
 using FormatOf = c10::TypedOperatorHandle<std::int64_t(const at::Tensor&)>;
 
-// None where no torch_npu is loaded: the device is somebody else's.
+// No value if torch_npu is not loaded: the device is another's.
 const std::optional<FormatOf>& format_of() {
   static const std::optional<FormatOf> found = [] {
     const auto known = c10::Dispatcher::singleton().findSchema({"npu::get_npu_format", ""});

@@ -1,5 +1,5 @@
-// Storages of a device of torch's own kind. torch_npu's know in which format their memory lies: as
-// shape and strides say, or in one of the device's own.
+// Storages of a device of torch's own kind. Those of torch_npu record the format of their memory:
+// that of shape and strides, or a format of the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,19 +9,19 @@
 
 namespace offload {
 
-// Formats in which memory is as shape and strides say, by their numbers (aclFormat): undefined,
-// NCHW, NHWC, ND, NDHWC, NCDHW, NCL.
+// Formats (aclFormat) in which memory is laid out by shape and strides: undefined, NCHW, NHWC, ND,
+// NDHWC, NCDHW, NCL.
 inline constexpr std::array<std::int64_t, 7> kPlainFormats = {-1, 0, 1, 2, 27, 30, 47};
 
-// A storage on memory of a device, of the kind that torch makes there.
+// A storage on device memory, of the kind that torch makes there.
 c10::Storage make_storage(c10::Device device, std::size_t n_bytes, c10::DataPtr memory);
 
-// Lets the storage that a tensor was made on know, where it does not yet, that its memory is as the
-// tensor says. Thread: any.
+// Records in the storage on which a tensor was made, unless it is recorded, that its memory has the
+// tensor's layout. Thread: any.
 void describe_storage(at::Tensor& tensor);
 
-// Whether the memory of a tensor is laid out otherwise than shape and strides say, in a format of
-// the device's own (`npu_format_cast`). False on devices that have none. Thread: any.
+// Whether a tensor's memory has a format of the device (`npu_format_cast`) instead of the layout of
+// its shape and strides. False on devices without such formats. Thread: any.
 bool lies_in_own_format(const at::Tensor& tensor);
 
 }  // namespace offload

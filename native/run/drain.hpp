@@ -1,11 +1,11 @@
-// What waiting for a queue of torch's takes: torch_npu launches from a thread of its own.
+// The time spent waiting for torch's queue: torch_npu launches from a separate thread.
 #pragma once
 
 #include <cstdint>
 
 namespace offload {
 
-// While a caller waited until torch had delivered what it queues; both 0: nobody asked.
+// The wait of a caller until torch had delivered its queue; both 0: it did not wait.
 struct Drain {
   std::uint64_t begin_ns = 0;
   std::uint64_t end_ns = 0;

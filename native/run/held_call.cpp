@@ -9,7 +9,7 @@
 namespace offload {
 namespace {
 
-// A tensor of its own on the same storage, which counts writes together with the other one.
+// A separate tensor object on the same storage, with a shared version counter.
 at::Tensor twin_of(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
@@ -17,7 +17,7 @@ at::Tensor twin_of(const at::Tensor& tensor) {
                                                   /*allow_tensor_metadata_change=*/true));
 }
 
-// Calls `visit` with each tensor of the caller's.
+// Calls `visit` with each of the caller's tensors.
 template <typename Visit>
 void for_each_held(const Call& call, Visit visit) {
   for (const at::Tensor& input : call.inputs) visit(input);

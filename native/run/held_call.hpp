@@ -1,4 +1,4 @@
-// What a call that was queued keeps as it was bound, while its caller goes on.
+// What a queued call keeps as it was bound, while its caller continues.
 #pragma once
 
 #include <memory>
@@ -8,12 +8,13 @@
 
 namespace offload {
 
-// Makes a call that was bound independent of what its caller does to the tensor objects (`set_`,
-// `.data =`, `resize_` of their shapes): it goes on with tensors of its own on the same storages,
-// and hands back the caller's. Gives what keeps the memory there, with that of `weights`.
+// Makes a bound call independent of what its caller does to the tensor objects (`set_`, `.data =`,
+// `resize_` of their shapes): it continues with separate tensor objects on the same storages, and
+// returns the caller's. The result keeps that memory, and that of `weights`, in place.
 std::shared_ptr<const HeldStorages> hold(Call& call, std::shared_ptr<const StoragePins> weights);
 
-// Refuses a held call whose memory is not where it was bound: BindingError naming the tensor.
+// Throws BindingError, naming the tensor, for a held call whose memory has moved since it was
+// bound.
 void check_held(const CallSpec& spec, const Call& call);
 
 }  // namespace offload

@@ -13,7 +13,7 @@ namespace {
 struct Pins {
   std::mutex mutex;
   std::unordered_map<c10::StorageImpl*, std::weak_ptr<StoragePin>> by_storage;
-  std::uint64_t n_forks = 0;  // of which this process is the child
+  std::uint64_t n_forks = 0;  // this process is the child of
 };
 
 Pins& pins() {
@@ -21,19 +21,19 @@ Pins& pins() {
   return *instance;
 }
 
-// Meanwhile its memory may have been moved to where nothing resizes it (`share_memory_`).
+// Its memory may have moved meanwhile to where it cannot be resized (`share_memory_`).
 void make_resizable(c10::StorageImpl* storage) {
   if (storage->allocator() != nullptr) storage->set_resizable(true);
 }
 
 }  // namespace
 
-// In the child of a fork lanes abandon their work, which lets go of what it held: the mutex must be
-// usable by then, so this stands before what watches forks for lanes.
+// In the child of a fork lanes abandon their work, which releases what it held. The mutex must be
+// usable by then, so this handler is registered before that of the lanes.
 const int HeldStorages::kForksWatched =
     pthread_atfork([] { pins().mutex.lock(); }, [] { pins().mutex.unlock(); }, end_executions);
 
-// What a lane's thread had in hand exists no more, and lets go of nothing.
+// What a lane's thread held is gone, and is never released.
 void HeldStorages::end_executions() {
   new (&pins().mutex) std::mutex();
   ++pins().n_forks;
@@ -57,7 +57,7 @@ std::shared_ptr<StoragePin> StoragePin::of(const c10::Storage& storage) {
   return pin;
 }
 
-// Another pin of the storage may have been made between the last reference's end and now.
+// Another pin of the storage may have been made since the last reference ended.
 StoragePin::~StoragePin() {
   const std::lock_guard lock(pins().mutex);
   const auto found = pins().by_storage.find(storage_.unsafeGetStorageImpl());

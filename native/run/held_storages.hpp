@@ -1,4 +1,4 @@
-// Storages that executions in flight read and write: torch refuses to resize them meanwhile.
+// Storages that executions in flight read and write, which torch refuses to resize meanwhile.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -11,13 +11,13 @@
 
 namespace offload {
 
-// One storage, and how many hold it. A reference alone keeps the object and not its memory, which
-// `resize_` frees.
+// One storage and the number of its holders. A reference alone keeps the object but not its memory,
+// which `resize_` frees.
 //
-// Owner: shared by whoever may hold the storage; there is one for each storage. Thread: any.
+// Owner: shared by all that may hold the storage; each storage has one. Thread: any.
 class StoragePin {
  public:
-  // The one of a storage.
+  // The pin of a storage.
   static std::shared_ptr<StoragePin> of(const c10::Storage& storage);
 
   ~StoragePin();
@@ -30,25 +30,25 @@ class StoragePin {
   explicit StoragePin(c10::Storage storage) : storage_(std::move(storage)) {}
 
   c10::Storage storage_;
-  // Under the mutex of all pins.
-  std::size_t n_executions_ = 0;  // that hold it, and how many hold it for longer
+  // Guarded by the mutex of all pins.
+  std::size_t n_executions_ = 0;  // that hold it; next, holders for longer
   std::size_t n_lasting_ = 0;
-  bool was_resizable_ = false;  // before the first
+  bool was_resizable_ = false;  // before the first holder
 };
 
-// Who holds storages: an execution ends in a fork's child, which has no thread for it.
+// Kinds of holders: an execution ends in a fork's child, which has no thread for it.
 enum class Holder : std::uint8_t { kExecution, kLasting };
 
 using StoragePins = std::vector<std::shared_ptr<StoragePin>>;
 
 // While it lives its storages are not resizable: in the caller's thread torch raises instead of
-// freeing memory. Storages that never were resizable stay so.
+// freeing memory. Storages that never were resizable remain so.
 //
-// Owner: an execution, or a source of weights. Thread: any; nothing needs the GIL, which letting
-// go of the last reference to a storage may take: no lock is held then.
+// Owner: an execution, or a source of weights. Thread: any; nothing needs the GIL. Releasing the
+// last reference to a storage may take the GIL; no lock is held then.
 class HeldStorages {
  public:
-  // `shared`: pins that many hold, made once; may be null.
+  // `shared`: pins with many holders, made once; may be null.
   HeldStorages(Holder holder, std::shared_ptr<const StoragePins> shared, StoragePins own);
   ~HeldStorages();
   HeldStorages(const HeldStorages&) = delete;

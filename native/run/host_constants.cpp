@@ -38,7 +38,7 @@ std::string number_text(const std::string& content, c10::ScalarType dtype) {
   return out.str();
 }
 
-// The bytes in the order of a number's digits: NaNs and zeros differ in bits alone.
+// The bytes in the order of a number's digits: NaNs and zeros differ only in bits.
 std::string bits_text(const std::string& content) {
   constexpr char kDigits[] = "0123456789abcdef";
   std::string bits = " (0x";

@@ -42,7 +42,7 @@ void HostScheduler::execute(std::uint64_t& first_launch_ns, LaunchTimes* launche
       issues->clock_reads += 2;
     }
   } catch (const std::logic_error&) {
-    device_.close();  // waits for what was delivered, which uses what the caller owns
+    device_.close();  // waits for delivered launches, which use the caller's memory
     throw ExecutionError("the executable is closed, or the interpreter is exiting");
   }
   if (n_launches > 0) last->wait();

@@ -20,7 +20,7 @@ std::int64_t number_at(const std::vector<Number>& numbers, std::size_t expressio
   return numbers[expression].integer;
 }
 
-// By Value. `inputs` are those of the call, where Values may be inputs.
+// By Value. `inputs` are those of the call, for Values that are inputs.
 std::vector<std::size_t> values_bytes(const std::vector<VaryingBytes>& values,
                                       const std::vector<Number>& numbers,
                                       const std::vector<TensorLayout>& inputs) {
@@ -45,14 +45,14 @@ std::size_t bytes_of(const TensorLayout& layout) {
   return static_cast<std::size_t>(n_items) * c10::elementSize(layout.dtype);
 }
 
-// Of sizes that nobody else has refused.
+// For sizes that `refuse` has accepted.
 [[noreturn]] void refuse_all(const ExpressionError& error) {
   throw BindingError(std::string("the program cannot be executed at these sizes: ") + error.what() +
                      "; capture the model for them alone, and report this");
 }
 
-// Tensors of the host that constants lie in, on a device, by one copy. Each begins at a multiple of
-// what any device's operators ask of tensors.
+// Copies the host tensors of constants to a device in one piece. Each begins at a multiple of the
+// alignment that any device's operators require.
 std::vector<c10::Storage> brought_to(c10::Device device, const SizedProgram& made) {
   constexpr std::size_t kAlignmentBytes = 512;
   std::vector<std::size_t> offsets_bytes;
@@ -242,7 +242,7 @@ CallShapes Instances::shapes(const SizedProgram& program) const {
   return found;
 }
 
-// Of the bucket that the sizes are in, unless nothing is known of all of it.
+// The places of the sizes' bucket or, if nothing is known of the whole bucket, of the sizes alone.
 std::shared_ptr<const SizedPlaces> Instances::places_for(const std::vector<std::int64_t>& sizes) {
   std::vector<std::size_t> bucket;
   std::vector<std::int64_t> least, greatest;
@@ -263,7 +263,7 @@ std::shared_ptr<const SizedPlaces> Instances::places_for(const std::vector<std::
   return shared;
 }
 
-// The numbers of these launches, with what they made as constants.
+// The numbers of these launches, with their results as constants.
 SizedProgram Instances::made_by(const SizeConstants& constants,
                                 const std::vector<std::int64_t>& sizes,
                                 const SizedProgram& program) {

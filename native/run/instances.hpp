@@ -1,5 +1,4 @@
-// Instances: what each choice of sizes makes of a program whose sizes vary, kept while there is
-// room.
+// Instances: a program whose sizes vary, at each choice of sizes; cached while there is room.
 #pragma once
 
 #include <cstddef>
@@ -28,15 +27,14 @@ struct Instance {
   std::size_t size_bytes = 0;
 };
 
-// A view, of which some numbers vary.
+// A view with some varying numbers.
 struct VaryingView {
   TensorLayout layout;
   std::int64_t offset_bytes = 0;
   std::vector<VaryingNumber> numbers;
 };
 
-// How many bytes a Value has: so many, those that an expression gives, or those that an input of
-// the call spans.
+// The bytes of a Value: fixed, given by an expression, or as many as an input of the call spans.
 struct VaryingBytes {
   enum class Source : std::uint8_t { kFixed, kExpression, kInput };
   Source source = Source::kFixed;
@@ -48,7 +46,7 @@ struct VaryingResult {
   std::optional<std::size_t> alone_on;  // the Value of an output that no other result shows
 };
 
-// What varies of a call.
+// The varying parts of a call.
 struct VaryingCall {
   std::vector<VaryingView> inputs;
   std::vector<std::size_t> outputs;  // their Values
@@ -61,19 +59,19 @@ struct SizedDim {
   std::vector<std::int64_t> bucket_ends;  // ascending; the last is the maximum
 };
 
-// Launches that make what follows from sizes alone: a program of its own.
+// Launches that make what depends on sizes alone, as a separate program.
 struct SizeConstants {
   std::shared_ptr<Resident> resident;  // with SizeChanges
   std::vector<VaryingBytes> values;
   std::vector<std::pair<std::size_t, std::size_t>> results;  // slot and Value of each, in order
-  std::vector<at::Tensor> given;  // whose memory the resident was told, and which must stay
-  // What is made on the host of these, and brought to the resident's device in one piece: its
-  // results are the resident's constants. Null: nothing.
+  std::vector<at::Tensor> given;  // memory that the resident was given, which must stay
+  // Constants that are made on the host and brought to the resident's device in one piece: its
+  // results are the resident's constants. Null: none are.
   std::shared_ptr<const SizeConstants> on_host;
   c10::Device device = c10::kCPU;
 };
 
-// What became of instances so far.
+// Counts of instances so far.
 struct InstanceCounts {
   std::uint64_t n_hits = 0;
   std::uint64_t n_misses = 0;
@@ -83,49 +81,49 @@ struct InstanceCounts {
   std::size_t n_places = 0;
 };
 
-// Makes instances, and keeps those that were used last. The key is the sizes themselves.
+// Makes instances, and keeps the most recently used. The key is the sizes themselves.
 //
-// Owner: shared by one replay and its calls. Thread: any; instances are made one at a time, while
-// those that are kept are found. None needs the GIL, and make must be called without it.
+// Owner: shared by one replay and its calls. Thread: any; instances are made one at a time, and
+// cached ones are found meanwhile. No method needs the GIL, and make must be called without it.
 class Instances {
  public:
   struct Parts {
     std::vector<SizedDim> dims;
     Expressions numbers;
-    std::vector<bool> reals;                       // by number: a real and not an integer
-    Expressions conditions;                        // each not 0
-    std::set<std::vector<std::int64_t>> compared;  // sizes of which conditions need not hold
+    std::vector<bool> reals;                       // by number: a real, not an integer
+    Expressions conditions;                        // none may be 0
+    std::set<std::vector<std::int64_t>> compared;  // sizes for which conditions need not hold
     std::vector<VaryingBytes> values;
     VaryingCall call;
     std::optional<SizeConstants> constants;
     std::shared_ptr<Resident> resident;  // with SizeChanges
     std::size_t budget_bytes = 0;
-    // Throws what a user is told of sizes that the program does not take.
+    // Throws the user's error for sizes that the program does not accept.
     std::function<void(const std::vector<std::int64_t>& sizes)> refuse;
-    // Where Values lie for all sizes from the second to the third argument; for the first alone
-    // where nothing is known of all, which the flag says.
+    // Where Values lie for all sizes from `least` to `greatest`; for `sizes` alone if nothing is
+    // known of all, as the flag states.
     std::function<std::pair<SizedPlaces, bool>(const std::vector<std::int64_t>& sizes,
                                                const std::vector<std::int64_t>& least,
                                                const std::vector<std::int64_t>& greatest)>
         place;
   };
 
-  // Throws std::invalid_argument for parts that do not fit one another.
+  // Throws std::invalid_argument for parts that do not match one another.
   explicit Instances(Parts parts);
 
-  // The instance of these sizes where it is kept; else null.
+  // The cached instance of these sizes, or null.
   std::shared_ptr<const Instance> ready(const std::vector<std::int64_t>& sizes);
 
-  // As ready, made where it is not kept; `found` is told how it was come by. Throws what `refuse`
-  // and `place` throw, BindingError for sizes that `refuse` lets pass and that cannot be executed,
-  // and what a launch does that makes a constant.
+  // Like ready, but makes a missing instance; sets `found` to how it was obtained. Throws what
+  // `refuse` and `place` throw, BindingError for sizes that `refuse` accepts but that cannot be
+  // executed, and the errors of launches that make constants.
   std::shared_ptr<const Instance> make(const std::vector<std::int64_t>& sizes, SizesFound& found);
 
   std::size_t n_dims() const { return parts_.dims.size(); }
 
   InstanceCounts counts() const;
 
-  // Lets go of all; calls that have one go on.
+  // Drops all; calls with an instance continue.
   void clear();
 
  private:
@@ -146,12 +144,12 @@ class Instances {
   Kept kept_;  // the latest first
   std::map<std::vector<std::int64_t>, Kept::iterator> found_;
   InstanceCounts counts_;
-  std::mutex making_;  // taken before the other
+  std::mutex making_;  // taken before mutex_
   std::map<std::vector<std::size_t>, std::shared_ptr<const SizedPlaces>> places_;
   std::size_t n_places_ = 0;
 };
 
-// The layout and the offset in bytes of a view. Throws ExpressionError for sizes below 0.
+// The layout and the offset in bytes of a view. Throws ExpressionError for negative sizes.
 std::pair<TensorLayout, std::int64_t> evaluated(const VaryingView& view,
                                                 const std::vector<Number>& numbers);
 

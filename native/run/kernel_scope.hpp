@@ -1,4 +1,4 @@
-// The thread-local state under which launches run, whatever the caller's is.
+// The thread-local state under which launches run, independent of the caller's.
 #pragma once
 
 #include <c10/core/AutogradState.h>
@@ -6,8 +6,8 @@
 
 namespace offload {
 
-// While alive, operators called on this thread go straight to the device's kernels: no autograd,
-// no autocast, no dispatch modes, no inference mode; tensors made are normal ones.
+// While it lives, operators called on this thread go straight to the device's kernels: no autograd,
+// autocast, dispatch modes or inference mode; new tensors are normal ones.
 //
 // Owner: a stack frame. Thread: the one that made it.
 class KernelScope {

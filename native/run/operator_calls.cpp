@@ -30,7 +30,7 @@ void flatten_into(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   }
 }
 
-// A value that was read on the host; numbers so that each reads back as itself, with their sign.
+// A value that was read on the host; numbers with their sign, and so that they read back exactly.
 std::string shown(const c10::IValue& value) {
   std::ostringstream text;
   if (!value.isDouble()) {
@@ -53,7 +53,7 @@ bool has_layout(const at::Tensor& tensor, const TensorLayout& layout, std::int64
          tensor.is_conj() == layout.conjugate && tensor.is_neg() == layout.negative;
 }
 
-// What a launch returned against what was recorded.
+// Describes a launch's result against the recorded layout.
 std::string told_apart(const at::Tensor& result, const TensorLayout& layout,
                        std::int64_t offset_bytes) {
   std::ostringstream message;
@@ -76,7 +76,7 @@ bool equals(const c10::IValue& found, const c10::IValue& recorded) {
   if (found.isDouble() && recorded.isDouble()) {
     const double one = found.toDouble();
     const double other = recorded.toDouble();
-    return std::memcmp(&one, &other, sizeof one) == 0;  // -0.0 is not 0.0, a NaN is itself
+    return std::memcmp(&one, &other, sizeof one) == 0;  // -0.0 is not 0.0, a NaN equals itself
   }
   if (found.isInt() && recorded.isInt()) return found.toInt() == recorded.toInt();
   if (found.isBool() && recorded.isBool()) return found.toBool() == recorded.toBool();
@@ -88,7 +88,7 @@ bool equals(const c10::IValue& found, const c10::IValue& recorded) {
   return false;
 }
 
-// torch's allocator of host memory has no exception of its own (c10/core/impl/alloc_cpu.cpp).
+// torch's host allocator has no exception class for this (c10/core/impl/alloc_cpu.cpp).
 bool tells_of_no_memory(const std::exception& error) {
   if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error) ||
       dynamic_cast<const c10::OutOfMemoryError*>(&error)) {
@@ -122,7 +122,7 @@ void check_result(const at::Tensor& result, const TensorLayout& layout, std::int
   const std::string told = told_apart(result, layout, offset_bytes);
   if (guards_shape) throw BindingError(launch + ": " + told);
   if (result.defined() && result.sizes() == c10::IntArrayRef(layout.shape)) {
-    // No input does that: the program is not what the operator does.
+    // No input causes this: the program does not match the operator.
     throw CaptureError(launch + ": " + told +
                        "; if the operator is your own, mend its fake implementation");
   }

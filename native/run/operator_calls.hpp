@@ -1,5 +1,4 @@
-// What residents share that call torch's operators: looking one up, and what is made of what it
-// returned or threw.
+// What residents that call torch's operators share: lookup, and checks of results and errors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,22 +16,22 @@ namespace offload {
 // Throws std::invalid_argument for an operator that does not exist.
 c10::OperatorHandle find_operator(const std::string& name, const std::string& overload);
 
-// The tensors that an operator left on the stack, lists flattened; undefined ones for non-tensors.
+// The tensors that an operator left on the stack, lists flattened; undefined for non-tensors.
 std::vector<at::Tensor> tensors_on(const std::vector<c10::IValue>& stack);
 
-// Refuses a result that is laid out otherwise than recorded, `launch` being the launch in words:
-// BindingError where the recorded layout is a guard, CaptureError for the right shape laid out in
-// another way, ExecutionError else.
+// Throws for a result whose layout differs from the recorded one: BindingError if the recorded
+// layout is a guard, CaptureError for the right shape in another layout, otherwise ExecutionError.
+// `launch` describes the launch.
 void check_result(const at::Tensor& result, const TensorLayout& layout, std::int64_t offset_bytes,
                   bool guards_shape, const std::string& launch);
 
-// Refuses a number that was read on the host and is not the recorded one: BindingError.
+// Throws BindingError for a number that was read on the host and differs from the recorded one.
 void check_guard(const c10::IValue& found, const c10::IValue& recorded, const std::string& source,
                  const std::string& operator_name);
 
-// Called where a launch's error is being handled: rethrows it as ExecutionError, or OutOfMemory
-// where the allocator of the CPU or of a device has no memory, that says which launch it was.
-// Errors of ours that name it already go on as they are.
+// Called in the handler of a launch's error: rethrows it as ExecutionError, or OutOfMemory if the
+// allocator of the CPU or of a device has no memory, naming the launch. offload's own errors that
+// name it propagate unchanged.
 [[noreturn]] void rethrow_of_launch(const std::string& launch);
 
 }  // namespace offload

@@ -2,8 +2,8 @@
 
 #include <ATen/Parallel.h>
 
-// Of the OpenMP that torch itself uses, and of MKL where torch has it: both are found among torch's
-// libraries when this module is loaded, or are null.
+// Functions of the OpenMP that torch itself uses, and of MKL if torch has it. Both are found among
+// torch's libraries when this module is loaded, or are null.
 // NOLINTBEGIN(readability-identifier-naming)
 extern "C" {
 void omp_set_num_threads(int n_threads) __attribute__((weak));
@@ -18,9 +18,9 @@ bool OperatorThreads::is_supported() {
          at::get_parallel_info().find("ATen parallel backend: OpenMP") != std::string::npos;
 }
 
-// Torch tells a thread what it was set to when it is first asked there, and not later
-// (ATen/ParallelOpenMP.cpp, lazy_init_num_threads). MKL is told separately, and 0 stands for what
-// OpenMP says.
+// Torch passes its setting to a thread when it is first asked there, and not later
+// (ATen/ParallelOpenMP.cpp, lazy_init_num_threads). MKL is set separately; 0 selects OpenMP's
+// number.
 OperatorThreads::OperatorThreads(int n_threads)
     : n_threads_(n_threads), n_before_(n_threads == 0 ? 0 : at::get_num_threads()) {
   if (n_threads_ == 0) return;

@@ -1,21 +1,22 @@
-// How many threads operators share their work among, on whichever thread they run.
+// The number of threads among which operators share their work, on any thread.
 #pragma once
 
 namespace offload {
 
-// While alive, operators on this thread share their work among so many threads; what other threads
-// have is left alone, which at::set_num_threads would change for those that torch hears of later.
+// While it lives, operators on this thread share their work among `n_threads` threads. Other
+// threads are unaffected, unlike with at::set_num_threads, which changes threads that torch first
+// sees later.
 //
 // Owner: a stack frame. Thread: the one that made it. Errors: none where `is_supported`.
 class OperatorThreads {
  public:
-  // 0: as many as they have already.
+  // 0: unchanged.
   explicit OperatorThreads(int n_threads);
   ~OperatorThreads();
   OperatorThreads(const OperatorThreads&) = delete;
   OperatorThreads& operator=(const OperatorThreads&) = delete;
 
-  // Whether this torch shares work among threads of OpenMP's, which can be told so for one thread.
+  // Whether this torch uses OpenMP threads, whose number can be set for a single thread.
   static bool is_supported();
 
  private:

@@ -20,7 +20,7 @@ Range range_of(const at::Tensor& tensor) {
   return {begin, begin + span_bytes_of(tensor)};
 }
 
-// Inputs of which one is written must overlap exactly as recorded, the others not at all.
+// Inputs of which one is written must overlap exactly as recorded, all others not at all.
 void check_written_inputs(const CallSpec& spec, const Call& call) {
   for (std::size_t first = 0; first < spec.inputs.size(); ++first) {
     for (std::size_t second = first + 1; second < spec.inputs.size(); ++second) {
@@ -48,9 +48,9 @@ void check_written_inputs(const CallSpec& spec, const Call& call) {
   }
 }
 
-// Calls `check` with where the model's tensors lie, and with where launches find a weight if that
-// is somewhere else: then the former may be read at any time, to be brought to the latter. Of a
-// weight whose rows are gathered the latter is nowhere.
+// Calls `check` with the ranges of the model's tensors, and with the memory in which launches find
+// a weight if that differs: the former may be read at any time to be copied to the latter. A weight
+// whose rows are gathered has no such memory.
 template <typename Check>
 void for_each_range(const CallSpec& spec, Check check) {
   for (const WeightPlace& place : spec.weight_places) {
@@ -71,7 +71,7 @@ void check_written_weights(const CallSpec& spec, const Call& call) {
   });
 }
 
-// The memory of the given buffers, sorted, so that each other range is found among them quickly.
+// The memory of the given buffers, sorted for quick lookup of other ranges.
 class GivenRanges {
  public:
   explicit GivenRanges(const Tensors& given) {
@@ -91,7 +91,7 @@ class GivenRanges {
     all_ = {ranges_.front().range.begin, ranges_.back().range.end};
   }
 
-  // Refuses a buffer that overlaps `range`, which is that of `name`.
+  // Refuses a buffer that overlaps `range`, the memory of `name`.
   void refuse_overlap(const Range& range, const std::string& name) const {
     if (range.begin == range.end || !range.overlaps(all_)) return;
     const auto after =
@@ -111,7 +111,7 @@ class GivenRanges {
   Range all_{0, 0};  // from the first to the last
 };
 
-// Whether there is memory that no weight may lie in, and some may.
+// Whether some memory of the call that must not overlap weights may do so.
 bool may_overlap(const CallSpec& spec, const Call& call, const Stretches& memory) {
   const auto lies_in = [&](const at::Tensor& tensor) {
     return tensor.defined() && memory.overlap(range_of(tensor));

@@ -1,4 +1,4 @@
-// Which of a call's tensors may share memory.
+// Which tensors of a call may share memory.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace offload {
 
-// What a buffer that the caller gives for a result is called in messages.
+// The name in messages of a buffer that the caller gives for a result.
 std::string given_name(std::size_t index);
 
-// Lists where weights lie, and whether anything is written, for the checks below.
+// Lists the memory of weights, and whether anything is written, for the checks below.
 void prepare_overlap_checks(CallSpec& spec);
 
 // A tensor's memory, from its first byte to one past the last.
@@ -22,8 +22,8 @@ struct Range {
   bool overlaps(const Range& other) const { return begin < other.end && other.begin < end; }
 };
 
-// Memory as the stretches of which it consists, so that whether something lies there is known
-// without looking at each piece. Thread: any may read.
+// A set of memory ranges, merged, so that an overlap is found without looking at each range.
+// Thread: any may read.
 class Stretches {
  public:
   Stretches() = default;
@@ -32,28 +32,27 @@ class Stretches {
   bool overlap(const Range& range) const;
 
  private:
-  std::vector<Range> merged_;  // by address; none touches the next
+  std::vector<Range> merged_;  // by address; no two adjoin
 };
 
-// Where the model's tensors lie, and where launches find a weight if that is somewhere else.
+// The memory of the model's tensors, and that in which launches find a weight if it differs.
 Stretches weight_memory(const CallSpec& spec);
 
-// Each of these refuses memory that a call's tensors share and may not.
+// The following refuse memory that a call's tensors share but must not.
 //
 // Thread: any. Errors: BindingError naming both.
 
-// Inputs that overlap each other otherwise than recorded, one of them being written. Needs the
-// bound inputs.
+// Inputs that overlap otherwise than recorded, if one of them is written. Needs the bound inputs.
 void check_input_overlaps(const CallSpec& spec, const Call& call);
 
 // Buffers for results that overlap each other or an input.
 void check_given_overlaps(const CallSpec& spec, const Call& call);
 
-// A feature map, which is there, that overlaps an input or a buffer for a result.
+// A given feature map that overlaps an input or a buffer for a result.
 void check_feature_map_overlaps(const CallSpec& spec, const Call& call);
 
-// All of these that overlap a weight and may not: buffers, the feature map, and inputs where one of
-// the two is written. `memory`: of the weights; null where it is not known, as they have moved.
+// Overlaps with a weight: of buffers, of the feature map, and of inputs if the input or the weight
+// is written. `memory`: of the weights; null if unknown, as they have moved.
 void check_weight_overlaps(const CallSpec& spec, const Call& call, const Stretches* memory);
 
 }  // namespace offload

@@ -28,7 +28,7 @@ std::uint64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
 }
 
-// True while it lives: a launch may run Python, which may call back.
+// Sets a flag while it lives: a launch may run Python, which may call back.
 class Running {
  public:
   explicit Running(bool& flag) : flag_(flag) { flag_ = true; }
@@ -44,15 +44,15 @@ void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Whether copying a tensor is copying its bytes in one piece.
+// Whether a copy is a copy of contiguous bytes.
 bool is_of_bytes(const Copy& copy) {
   return copy.from.scalar_type() == copy.to.scalar_type() && copy.from.sizes() == copy.to.sizes() &&
          copy.from.strides() == copy.to.strides() && copy.from.is_conj() == copy.to.is_conj() &&
          copy.from.is_neg() == copy.to.is_neg() && copy.from.is_non_overlapping_and_dense();
 }
 
-// Makes a copy, and says whether torch has; its times are kept where a timeline asks. `streams`,
-// which may be null, copy plain bytes.
+// Makes a copy, and returns whether torch made it; its times are kept for a timeline. `streams` may
+// be null; it copies plain bytes.
 bool carry_out(DeviceStreams* streams, const Copy& copy, bool inbound, ExecutionTrace* trace) {
   const std::uint64_t begin_ns = trace == nullptr ? 0 : now_ns();
   const bool is_done =
@@ -96,24 +96,24 @@ void Replay::join(const Replay& other) {
   keeps_turn_order_ = has_streams();
 }
 
-// Threads that carry out launches beside the one that executes.
+// Whether this is a thread that carries out launches beside the executing thread.
 bool Replay::is_launching_here() const {
   return (host_scheduler_ && host_scheduler_->is_device_thread()) ||
          ClaimedLanes::is_helping_with(resident_.get()) ||
          HostStages::is_helping_with(resident_.get());
 }
 
-// A launch may run Python, which may call back: on these threads waiting would never end.
+// A launch may run Python, which may call back: waiting on these threads would deadlock.
 void Replay::refuse_inside_launch() const {
   if (is_own_thread() || is_launching_here()) throw ExecutionError(kCalledItself);
 }
 
-// But where it tells of a ticket's end.
+// Except while the thread runs a ticket's callbacks.
 bool Replay::is_own_thread() const {
   return turn_->lane.is_current_thread() && !Lane::calls_back();
 }
 
-// The mutex is recursive: inside an execution only the thread that executes takes it.
+// The mutex is recursive: during an execution only the executing thread can take it.
 bool Replay::is_executing_here() const {
   const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
   return lock.owns_lock() && turn_->running;
@@ -123,7 +123,7 @@ bool Replay::is_inside_launch() const {
   return is_own_thread() || is_launching_here() || is_executing_here();
 }
 
-// Nor may the thread that has the work to do wait for it while it tells of a ticket's end.
+// A thread that must do the work may not wait for it while it runs a ticket's callbacks, either.
 void Replay::refuse_wait() const {
   refuse_inside_launch();
   if (Lane::calls_back() && !turn_->lane.idle()) {
@@ -138,7 +138,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
   if (turn_->lane.idle()) {
     run(*call, /*queued=*/false);
   } else {
-    if (is_executing_here()) throw ExecutionError(kCalledItself);  // what is ahead waits for this
+    if (is_executing_here()) throw ExecutionError(kCalledItself);  // queued work waits for this
     const auto ticket = std::make_shared<Ticket>();
     enqueue(
         [self = shared_from_this(), call, held = hold_memory(*call)] { self->run_queued(*call); },
@@ -190,7 +190,7 @@ std::shared_ptr<const HeldStorages> Replay::hold_memory(Call& call) const {
   return hold(call, std::move(weights));
 }
 
-// On the lane's thread, whose torch must be told on which stream its own work goes.
+// On the lane's thread, where torch must be set to the stream of its own work.
 void Replay::run_queued(Call& call) {
   c10::OptionalStreamGuard torch_stream;
   if (call.torch_stream) torch_stream.reset_stream(*call.torch_stream);
@@ -198,10 +198,10 @@ void Replay::run_queued(Call& call) {
   run(call, /*queued=*/true);
 }
 
-// Enqueues the execution, and leaves it to the finisher to end the ticket when the device is done,
-// also where it failed: part of it may be under way, and nothing may be when the ticket is done.
-// Nothing of the execution is kept here then, so that it has gone when the ticket is done; closing,
-// which waits for this thread, keeps the replay.
+// Enqueues the execution. The finisher ends the ticket when the device is done, also after a
+// failure, since part of the execution may be under way and must have ended by then. Nothing of the
+// execution is kept here, so that it is destroyed when the ticket is done; closing, which waits for
+// this thread, keeps the replay alive.
 void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> call,
                            std::shared_ptr<const HeldStorages> held, std::shared_ptr<Ticket> ticket,
                            Dependencies after) {
@@ -243,7 +243,7 @@ void Replay::run_submitted(std::shared_ptr<Replay> self, std::shared_ptr<Call> c
 
 void Replay::wait_for_submitted() {
   refuse_wait();
-  // Another thread's execution has begun if it holds the mutex; this thread's may not end first.
+  // If another thread holds the mutex, its execution has begun; this thread's must not end first.
   if (is_executing_here()) throw ExecutionError(kCalledItself);
   if (turn_->lane.idle()) return;
   const auto ticket = std::make_shared<Ticket>();
@@ -306,7 +306,7 @@ void Replay::resize(const Call& call, LastExecution& execution) {
   execution.sizes = call.instance->sizes;
   if (call.instance == instance_) return;
   const std::uint64_t begin_ns = now_ns();
-  const auto before = std::exchange(instance_, nullptr);  // nothing, if it cannot be resized
+  const auto before = std::exchange(instance_, nullptr);  // null if resizing fails
   size_changes_->resize(call.instance->program);
   instance_ = call.instance;
   execution.resize_ns = now_ns() - begin_ns;
@@ -354,7 +354,7 @@ void Replay::run(Call& call, bool queued) {
   check_weights(call);
   check_held(spec_, call);
   std::optional<KernelScope> scope;
-  if (!has_streams() || call.has_copies()) scope.emplace();  // else nothing of torch runs here
+  if (!has_streams() || call.has_copies()) scope.emplace();  // otherwise nothing of torch runs here
   if (has_streams()) streams_->set_stream(call.stream);
   if (keeps_turn_order_) follow(call);
   if (!call.random.empty()) generators_->set_random(call.random);
@@ -379,7 +379,7 @@ void Replay::run(Call& call, bool queued) {
   keep(execution, std::move(trace));
 }
 
-// Under the execution mutex, so that weights stay what they are found to be.
+// Under the execution mutex, so that the weights cannot change after the check.
 void Replay::check_weights(const Call& call) {
   if (!weights_.check()) {
     const std::lock_guard lock(weights_mutex_);
@@ -388,8 +388,8 @@ void Replay::check_weights(const Call& call) {
   check_weight_overlaps(spec_, call, &weights_.memory());
 }
 
-// Torch may leave its own copies to a thread that delivers them later, as torch_npu does: whoever
-// asks for the stream's handle waits until that has happened.
+// Torch may deliver its own copies later from another thread, as torch_npu does; asking for the
+// stream's handle waits for that.
 void Replay::copy_inputs(const Call& call, LastExecution& execution, ExecutionTrace* trace) {
   bool by_torch = false;
   for (const Copy& copy : call.copies_in) {
@@ -405,7 +405,7 @@ void Replay::execute_launches(Call& call, LastExecution& execution, ExecutionTra
   const std::uint64_t shared = call.feature_map.defined() ? address_of(call.feature_map) : 0;
   const Lease lease(shared, shared == 0 ? 0 : shared + call.shapes->feature_map_bytes);
   if (own_arena_.lease_id == 0) return launch(execution, trace);
-  // Taken after the other one by everybody, so that nobody waits in a circle.
+  // Always taken after the other lease, so that executions cannot deadlock.
   const Lease own(own_arena_.lease_id, own_arena_.lease_id + 1);
   launch(execution, trace);
 }
@@ -427,7 +427,7 @@ void Replay::launch(LastExecution& execution, ExecutionTrace* trace) {
   }
 }
 
-// What a finished program leaves: outputs, copies to where the caller wants them, versions.
+// Completes a finished program: outputs, copies to the caller's tensors, versions.
 void Replay::hand_out(Call& call, ExecutionTrace* trace) {
   for (std::size_t index = 0; index < spec_.outputs.size(); ++index) {
     const OutputSpec& output = spec_.outputs[index];
@@ -465,7 +465,7 @@ std::pair<std::uint64_t, std::size_t> Replay::arena() const {
 bool Replay::close() noexcept {
   closed_ = true;
   if (is_launching_here() || is_executing_here()) return false;
-  const std::lock_guard close_lock(close_mutex_);  // a second caller waits as the first does
+  const std::lock_guard close_lock(close_mutex_);  // a concurrent caller waits, too
   if (owns_turn_) turn_->lane.close();
   if (host_scheduler_) host_scheduler_->close();
   if (owns_turn_) turn_->finisher.close();

@@ -25,30 +25,30 @@ namespace offload {
 // One executable: its resident program, header, arena and lane.
 //
 // Owner: shared by the caller and every execution in flight. Thread: any may call; executions run
-// one at a time, submitted ones in order and before later synchronous ones, also those of replays
-// that have joined; where the device queues
-// work, an execution is enqueued while those before it are under way. No method needs or
-// takes the GIL; callers release it around execute, waits and close. Errors: as Resident;
-// BindingError for weights whose storage was swapped; ExecutionError after close.
+// one at a time, submitted ones in order and before later synchronous ones, also those of joined
+// replays. Where the device queues work, an execution is enqueued while earlier ones are under way.
+// No method needs or takes the GIL; callers release it around execute, waits and close. Errors: as
+// Resident; BindingError for weights whose storage was swapped; ExecutionError after close.
 class Replay : public std::enable_shared_from_this<Replay> {
  public:
   // `host_scheduled`: deliver the program launch by launch instead of as one task.
   Replay(CallSpec spec, std::vector<Trigger> triggers, std::shared_ptr<Resident> resident,
          bool host_scheduled);
 
-  // Closes: memory that executions in flight read must not go before they have ended.
+  // Closes: memory that executions in flight read must outlive them.
   ~Replay() { close(); }
 
   const CallSpec& spec() const { return spec_; }
 
-  // Whether the resident has streams: then each call says on which of them it executes, execute
+  // Whether the resident has streams: then each call names the stream on which it executes, execute
   // returns once the work is enqueued, and a ticket is done when the device is.
   bool has_streams() const { return streams_ != nullptr; }
 
-  // Whether the driver's handle of that stream is asked for.
+  // Whether calls must provide the driver's handle of that stream.
   bool needs_stream_handle() const { return !streams_->follows_torch(); }
 
-  // Whether the resident's kernels read the states of generators, which each call brings then.
+  // Whether the resident's kernels read the states of generators, which each call must then
+  // provide.
   bool has_generators() const { return generators_ != nullptr; }
   Resident& resident() { return *resident_; }
 
@@ -57,60 +57,58 @@ class Replay : public std::enable_shared_from_this<Replay> {
   // too. Nobody else may have this one yet, and nothing of it may be in flight.
   void join(const Replay& other);
 
-  // Executes on this thread, or on the lane where submitted work is still ahead.
+  // Executes on this thread, or on the lane if submitted work is queued before it.
   void execute(const std::shared_ptr<Call>& call);
 
-  // Executes on the lane, which waits for what the call depends on first; the ticket ends with it.
-  // May be called back by a ticket.
+  // Executes on the lane, which first waits for what the call depends on; then ends the ticket. May
+  // be called by a ticket's callback.
   void submit(const std::shared_ptr<Call>& call, const std::shared_ptr<Ticket>& ticket,
               Dependencies after);
 
-  // Returns once every execution that was submitted before has begun: what weights hold from now
-  // on is no matter of theirs. Not with the GIL. Throws ExecutionError inside a launch of this very
-  // executable, whose end it would wait for, and after close.
+  // Returns once every execution submitted before has begun: later writes to weights do not affect
+  // these. Not with the GIL. Throws ExecutionError inside a launch of this executable, whose end it
+  // would wait for, and after close.
   void wait_for_submitted();
 
-  // Takes the storages that the weights' tensors have now.
+  // Takes the current storages of the weights' tensors.
   void rebind_weights();
 
-  // Refuses what an execution of this call would refuse before it runs, for whoever changes state
-  // ahead of it. Does not wait for executions in flight.
+  // Throws what an execution of this call would throw before it runs, for callers that change state
+  // before it. Does not wait for executions in flight.
   void check_ready(const Call& call) const;
 
   LastExecution last_execution() const;
 
-  // Address and bytes of the memory in which activations lie where a call gives none; 0 before that
-  // was needed. Waits for executions in flight.
+  // Address and bytes of the memory of activations if a call gives none; 0 before it is first
+  // needed. Waits for executions in flight.
   std::pair<std::uint64_t, std::size_t> arena() const;
 
-  // Of submit, by number, in the resident's words.
+  // The names of submit's substages, in the resident's words.
   const std::vector<std::string>& substages() const { return substages_; }
 
-  // What the first execution that ended well proved; nothing before.
+  // What the first successful execution proved; no value before.
   std::optional<Proof> proof() const;
 
-  // The latest one that streamed weights while a timeline asked how they came, and was measured.
+  // The latest execution that streamed weights and was measured for a timeline.
   LastExecution last_traced() const;
 
-  // Records the executions that end between the two calls. Throws ExecutionError if recording is
-  // on already.
+  // Records the executions that end before stop_trace. Throws ExecutionError if recording is on.
   void start_trace();
   bool is_tracing() const;
   std::vector<ExecutionTrace> stop_trace();
 
-  // How often recording has read the clock.
+  // Clock reads of recording so far.
   std::uint64_t trace_clock_reads() const { return trace_clock_reads_; }
 
-  // Whether the calling thread carries out a launch of this program, in which waiting would not
-  // end.
+  // Whether the calling thread is inside a launch of this program, where waiting would deadlock.
   bool is_inside_launch() const;
 
-  // Waits for what is in flight and gives back what it holds; later executions fail. Inside a
-  // launch of it nothing is waited for or given back, which is false: that is for another close, or
-  // the destructor.
+  // Waits for what is in flight and releases what it holds; later executions fail. Inside one of
+  // its launches nothing is waited for or released, and it returns false: another close, or the
+  // destructor, does so.
   bool close() noexcept;
 
-  // After close: gives back the buffers of copied inputs and outputs. No call may be bound to the
+  // After close: releases the buffers of copied inputs and outputs. No call may be bound to the
   // spec meanwhile or afterwards.
   void release_buffers() noexcept { offload::release_buffers(spec_); }
   bool closed() const { return closed_; }
@@ -148,25 +146,25 @@ class Replay : public std::enable_shared_from_this<Replay> {
   Header header_;
   Weights weights_;                   // changed under both mutexes, read under either
   mutable std::mutex weights_mutex_;  // taken after the execution mutex
-  // The resident's roles, null where it has them not.
+  // The resident's roles; null if absent.
   WeightPasses* weight_passes_;
   DeviceStreams* streams_;
   GeneratorStates* generators_;
   SizeChanges* size_changes_;
   std::vector<std::string> substages_;
   std::shared_ptr<const Instance> instance_;  // of the latest execution, where sizes vary
-  OwnArena own_arena_;                        // at 0: it has none, and the turn has one
-  std::atomic<bool> closed_ = false;          // nothing new is taken
-  bool released_ = false;                     // and nothing taken before is left
+  OwnArena own_arena_;                        // at 0: it has none, and the turn's is used
+  std::atomic<bool> closed_ = false;          // takes no new work
+  bool released_ = false;                     // all earlier work has ended
   std::mutex close_mutex_;
   mutable std::mutex last_mutex_;
   LastExecution last_;
   LastExecution last_traced_;
   std::optional<Proof> proof_;
-  bool has_run_ = false;                               // under the execution mutex
-  std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; under last_mutex_
+  bool has_run_ = false;                               // guarded by the execution mutex
+  std::optional<std::vector<ExecutionTrace>> traces_;  // while recording; guarded by last_mutex_
   std::atomic<std::uint64_t> trace_clock_reads_ = 0;
-  // After what the lane's thread uses.
+  // Declared after what the lane's thread uses.
   std::shared_ptr<Turn> turn_ = std::make_shared<Turn>();
   bool owns_turn_ = true;
   bool keeps_turn_order_ = false;  // on the device, among the replays of its turn

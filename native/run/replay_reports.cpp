@@ -1,4 +1,4 @@
-// What executions of a Replay report: the last one, proofs, and those that a timeline records.
+// Reports of a Replay's executions: the last one, proofs, and those that a timeline records.
 #include <algorithm>
 #include <mutex>
 #include <optional>
@@ -10,7 +10,8 @@
 
 namespace offload {
 
-// Where the device queues work nobody knows when a launch ran, but that it was delivered before.
+// On a device that queues work the time of a launch is unknown, except that it was delivered
+// before.
 void Replay::note_delivery(ExecutionTrace& trace) const {
   trace.launches.begin_ns = has_streams() ? trace.issues.end_ns : trace.issues.begin_ns;
   trace.launches.end_ns = trace.issues.end_ns;
@@ -23,8 +24,8 @@ void Replay::note_proof(LastExecution& execution) {
   proof_ = execution.proof;
 }
 
-// A launch that waited for weights began when they had come, and of transfers the execution has
-// what lies within it: the worker goes on between executions.
+// A launch that waited for weights began when they had arrived. Transfers are cut to the execution,
+// as the worker continues between executions.
 void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
   PassReport report = weight_passes_->take_pass();
   execution.bytes_streamed = report.bytes;
@@ -37,7 +38,7 @@ void Replay::note_weights(LastExecution& execution, ExecutionTrace* trace) {
   }
   if (trace == nullptr) return;
   if (report.is_timed) execution.stream_waits = report.waits;
-  if (report.device_ns) ++trace->clock_reads;  // to say when that was by the host's clock
+  if (report.device_ns) ++trace->clock_reads;  // to map that to the host's clock
   for (const WeightWait& wait : report.waits) {
     std::uint64_t& begin_ns = trace->launches.begin_ns[wait.launch];
     std::uint64_t& end_ns = trace->launches.end_ns[wait.launch];
@@ -84,7 +85,7 @@ std::vector<ExecutionTrace> Replay::stop_trace() {
     traces_.reset();
   }
   if (weight_passes_ == nullptr) return traces;
-  // What was made to trace goes now, or where something executes before the next execution.
+  // Ends tracing now or, if an execution is running, before the next execution.
   const std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
   if (lock.owns_lock() && !turn_->running && !released_) weight_passes_->trace_weights(false);
   return traces;

@@ -1,4 +1,4 @@
-// A weight in memory: what the model's own tensors hold.
+// A weight in memory: the content of the model's own tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,12 +13,12 @@
 
 namespace offload {
 
-// Tensors of one storage, all of which is the weight. Tells when they were written, as
+// Tensors of one storage, all of which is the weight. Detects when they were written, as
 // `write_count` does, and when they have another storage. Torch refuses to resize the storage
 // meanwhile.
 //
-// Owner: the stream. Thread: as WeightSource. Errors: where the storage is shorter than the
-// weight BindingError, and of read FileError.
+// Owner: the stream. Thread: as WeightSource. Errors: if the storage is shorter than the weight,
+// BindingError, and from read FileError.
 class TensorSource final : public WeightSource {
  public:
   // `tensors`: at least one, on the CPU.
@@ -35,7 +35,7 @@ class TensorSource final : public WeightSource {
  private:
   std::vector<at::Tensor> tensors_;
   std::size_t size_bytes_;
-  std::shared_ptr<const c10::Storage> storage_;  // theirs when they were looked up
+  std::shared_ptr<const c10::Storage> storage_;  // that of the tensors at look_up
   std::shared_ptr<const HeldStorages> held_;     // its memory may be read at any time
   std::uint64_t n_writes_ = 0;                   // before they were read
 };

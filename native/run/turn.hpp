@@ -1,4 +1,4 @@
-// Turns: what executables have in common that execute one at a time.
+// Turns: what executables share that execute one at a time.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -15,11 +15,11 @@ class Replay;
 
 // The order of executions, and the memory that activations of one after the other lie in.
 //
-// Owner: shared by its replays, each of which has one of its own until it joins another's. Thread:
-// what stands beside the lane changes under the lane's execution mutex alone.
+// Owner: shared by its replays; each has its own until it joins another's. Thread: members besides
+// the lane change only under the lane's execution mutex.
 struct Turn {
   bool running = false;  // one of its replays is executing
-  c10::DataPtr arena;    // where the device has no other
+  c10::DataPtr arena;    // if the device has no arena
   std::size_t arena_bytes = 0;
 
   // Of replays that keep their order on the device: which of them executed last, and on which of

@@ -1,5 +1,4 @@
-// What residents share whose sizes vary: numbers of tensors, and of what launches are given
-// besides.
+// What residents with varying sizes share: numbers of tensors, and of other arguments of launches.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -16,18 +15,18 @@ namespace offload {
 
 // The numbers of a tensor are its sizes, its strides, and its offset in bytes.
 
-// Puts in the numbers that vary.
+// Sets the numbers that vary.
 void set_numbers(std::vector<std::int64_t>& numbers, const std::vector<VaryingNumber>& varying,
                  const SizedProgram& sizes);
 
-// Likewise of a layout, and the offset in bytes beside it.
+// The same for a layout, and the offset in bytes beside it.
 void set_layout(TensorLayout& layout, std::int64_t& offset_bytes,
                 const std::vector<VaryingNumber>& varying, const SizedProgram& sizes);
 
 // Whether a tensor of these numbers has no elements.
 bool is_empty(const std::vector<std::int64_t>& numbers);
 
-// Throws ExpressionError for numbers below 0, and for a tensor of them that begins in an element or
+// Throws ExpressionError for negative numbers, and for a tensor that begins inside an element or
 // reaches beyond its memory.
 void check_reach(const std::vector<std::int64_t>& numbers, std::int64_t item_bytes,
                  std::size_t room_bytes);
@@ -35,13 +34,13 @@ void check_reach(const std::vector<std::int64_t>& numbers, std::int64_t item_byt
 // Throws ExpressionError for a Value that is larger than its room.
 void check_rooms(const SizedProgram& sizes);
 
-// Throws std::invalid_argument for positions that a tensor of so many axes does not have, the first
-// one also for other numbers than it has.
+// Throws std::invalid_argument for positions that a tensor of `n_axes` axes does not have; the
+// first overload also for a wrong number of numbers.
 void check_numbers(const std::vector<std::int64_t>& numbers,
                    const std::vector<VaryingNumber>& varying, std::size_t n_axes);
 void check_numbers(const std::vector<VaryingNumber>& varying, std::size_t n_axes);
 
-// Throws std::invalid_argument where an argument, or its item, is no number.
+// Throws std::invalid_argument if an argument, or its item, is no number.
 void check_scalar(const c10::IValue& argument, const std::optional<std::size_t>& item);
 
 }  // namespace offload

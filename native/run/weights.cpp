@@ -11,7 +11,7 @@ constexpr const char* kLaidOutAnew =
     ": it has another shape, dtype, strides, offset or size than when it was recorded; give it a "
     "tensor laid out alike, or capture again";
 
-// What torch does to a tensor's bytes when they are read.
+// Transformations that torch applies to a tensor's bytes when they are read.
 constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
 
 bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
@@ -24,7 +24,7 @@ bool is_laid_out_as_recorded(const WeightSpec& weight, std::size_t index) {
          holder.is_neg() == layout.negative && holder.storage().nbytes() >= weight.size_bytes;
 }
 
-// Of a tensor's few numbers, for which calling memcmp, as std::equal does, takes longer.
+// For the few numbers of a tensor, where calling memcmp, as std::equal does, takes longer.
 bool are_equal(const std::int64_t* one, const std::int64_t* other, std::size_t count) {
   for (std::size_t index = 0; index < count; ++index) {
     if (one[index] != other[index]) return false;
@@ -32,7 +32,7 @@ bool are_equal(const std::int64_t* one, const std::int64_t* other, std::size_t c
   return true;
 }
 
-// Asks for an object's cache lines.
+// Prefetches the cache lines of an object.
 template <typename Object>
 void prefetch(const Object* object) {
   constexpr std::size_t kLineBytes = 64;
@@ -40,7 +40,7 @@ void prefetch(const Object* object) {
   for (std::size_t at = 0; at < sizeof(Object); at += kLineBytes) __builtin_prefetch(begin + at);
 }
 
-constexpr std::size_t kHoldersAhead = 4;  // a processor asks for some 10 to 20 lines at once
+constexpr std::size_t kHoldersAhead = 4;  // a processor has some 10 to 20 lines in flight
 
 }  // namespace
 
@@ -130,7 +130,7 @@ bool Weights::check() const {
     const Holder& holder = holders_[index];
     if (holder.tensor->unsafe_storage().unsafeGetStorageImpl() != holder.storage ||
         holder.storage->nbytes() < holder.size_bytes) [[unlikely]] {
-      for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);  // or no advice
+      for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);  // as rebind does
       throw BindingError(specs_[holder.weight].name +
                          ": its storage was swapped since it was bound (param.data = ...); call "
                          "run.rebind_weights() to use the new one");

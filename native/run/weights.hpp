@@ -1,4 +1,4 @@
-// The weights of an executable, held by reference, and whether they still are what was bound.
+// The weights of an executable, held by reference, and whether they are still as bound.
 #pragma once
 
 #include <cstddef>
@@ -13,43 +13,43 @@
 
 namespace offload {
 
-// Refuses a weight whose tensors are laid out otherwise than recorded, or lie in several storages:
-// BindingError.
+// Throws BindingError for a weight whose tensors are laid out otherwise than recorded, or lie in
+// several storages.
 void check_laid_out_as_recorded(const WeightSpec& weight);
 
 // Owner: one Replay. Thread: callers serialise. Errors: BindingError naming the weight.
 class Weights {
  public:
-  // `spec` must outlive this, and its weights not move.
+  // `spec` must outlive this, and its weights must not move.
   explicit Weights(CallSpec& spec) : spec_(spec), specs_(spec.weights) {}
 
-  // What is let go, to be dropped where no lock is held: memory of Python's is freed under the GIL.
+  // What was replaced, to be destroyed without a lock: Python's memory is freed under the GIL.
   struct Replaced {
     std::vector<c10::Storage> storages;
     std::shared_ptr<const StoragePins> pins;
   };
 
-  // Takes the storages that the weights' tensors have now.
+  // Takes the current storages of the weights' tensors.
   [[nodiscard]] Replaced rebind();
 
-  // Of those storages, for executions that hold them.
+  // Pins of those storages, for executions that hold them.
   const std::shared_ptr<const StoragePins>& pins() const { return pins_; }
 
-  // Refuses tensors that lie elsewhere, or are laid out anew, since they were bound, and packed
-  // weights whose memory was moved: other processes may write it now, unseen. Torch tells nobody
-  // when a tensor is given another storage, so that each is looked at once at each execution, when
-  // its memory may have left the caches: what comes soon is asked for meanwhile. Nothing else of an
-  // execution looks at each weight.
+  // Refuses tensors that have moved or changed their layout since they were bound, and packed
+  // weights whose memory was moved, since other processes may now write it unseen. Torch does not
+  // report that a tensor was given another storage, so each execution looks at each tensor once,
+  // possibly out of cache; those that come next are prefetched. Nothing else of an execution looks
+  // at each weight.
   //
-  // Gives whether all memory is where it was at the latest bind, as a rule: a storage may be given
-  // other memory (`share_memory_`).
+  // Returns whether all memory is where it was at the latest bind, which is the usual case: a
+  // storage may be given other memory (`share_memory_`).
   bool check() const;
 
-  // Binds where launches find each weight, and notes it: once the storages are others, and where
-  // memory has moved.
+  // Binds the places at which launches find the weights, and records them: after storages were
+  // replaced, and after memory has moved.
   void bind(Header& header);
 
-  // Where weights lay at the latest bind.
+  // The memory of weights at the latest bind.
   const Stretches& memory() const { return memory_; }
 
  private:
@@ -59,7 +59,7 @@ class Weights {
     const void* address;  // at the latest bind
   };
 
-  // What check compares, side by side in memory.
+  // What check compares, contiguous in memory.
   struct Holder {
     c10::TensorImpl* tensor;
     c10::StorageImpl* storage;
@@ -72,7 +72,7 @@ class Weights {
     std::size_t first_number;  // in numbers_: sizes, strides, offset
   };
 
-  // A weight of which launches read what was derived from it, and where it was then.
+  // A weight from which launches read derived bytes, and its place when they were derived.
   struct Packed {
     std::size_t weight;
     const c10::StorageImpl* storage;

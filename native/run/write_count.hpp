@@ -8,10 +8,9 @@
 
 namespace offload {
 
-// By the count that torch keeps for autograd (`_version`, of tensors that share memory as views one
-// for all; of those that are tied otherwise each has its own). Not counted is what is written
-// through `param.data`, through NumPy, by fused optimizers, or to tensors that were made in
-// inference mode.
+// The sum of the counts that torch keeps for autograd (`_version`; tensors that share memory as
+// views share a count, those tied otherwise have separate ones). Writes through `param.data` or
+// NumPy, by fused optimizers, or to tensors made in inference mode are not counted.
 inline std::uint64_t write_count(const std::vector<at::Tensor>& tensors) noexcept {
   std::uint64_t sum = 0;
   for (const at::Tensor& tensor : tensors) {

@@ -9,7 +9,7 @@
 namespace offload {
 namespace {
 
-// Weights are read in pieces of it.
+// Resident weights are read in pieces of this size.
 constexpr std::size_t kStagingBytes = std::size_t{8} << 20;
 
 const WeightPiece& piece_of(const StreamPlan& plan, const WeightTransfer& transfer) {
@@ -97,7 +97,7 @@ std::uint64_t DeviceWeightStream::load_bytes() const noexcept {
   return n_bytes;
 }
 
-// At rest: nothing on the device reads the store or the weight memory.
+// Called at rest: nothing on the device reads the store or the weight memory.
 void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress, bool is_first) {
   WeightRenewal renewal(content_);
   holds_prologue_ = false;
@@ -121,7 +121,7 @@ void DeviceWeightStream::read(const std::function<void(std::uint64_t)>& progress
   ++generation_;
 }
 
-// What is resident goes to the device by way of it.
+// Size of the buffer through which resident pieces are copied to the device.
 std::size_t DeviceWeightStream::staging_bytes(const std::vector<bool>& stale) const {
   std::size_t most_bytes = 0;
   for (std::size_t weight = 0; weight < stale.size(); ++weight) {
@@ -222,7 +222,7 @@ void DeviceWeightStream::leave(StreamAddress stream) {
 }
 
 void DeviceWeightStream::issue_before(std::size_t launch, StreamAddress stream) {
-  // Last copies of executables, or a prologue whose executable was not launched.
+  // Last copies of executables, or a prologue whose executable was not launched, may still run.
   if (std::exchange(lane_may_run_, false)) rest();
   holds_prologue_ = false;
   for (const std::size_t transfer : first_transfers_[launch]) {
@@ -250,7 +250,7 @@ void DeviceWeightStream::close() noexcept {
 
 void DeviceWeightStream::give_back() noexcept {
   if (!content_.is_closed()) return;
-  const std::lock_guard lock(mutex_);  // two callers may close an executable at once
+  const std::lock_guard lock(mutex_);  // two threads may close an executable at once
   with_device([this] { release_memory(); });
 }
 

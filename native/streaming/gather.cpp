@@ -1,4 +1,4 @@
-// Rows of weights that have no place in the weight memory.
+// Gathering rows of weights that have no place in the weight memory.
 #include "offload/clock.hpp"
 #include "offload/errors.hpp"
 #include "streaming/weight_stream.hpp"
@@ -6,7 +6,7 @@
 namespace offload {
 namespace {
 
-// Where a row begins in its weight. The words of a refusal are those of torch's own kernel.
+// The offset of a row in its weight. The error uses the words of torch's kernel.
 std::size_t row_offset(const std::string& name, const RowTable& table, std::int64_t index) {
   if (index < 0 || static_cast<std::uint64_t>(index) >= table.n_rows) {
     throw ExecutionError("index out of range in self: the table in " + name + " has " +
@@ -24,8 +24,8 @@ void WeightStream::note_wait(std::size_t launch, std::uint64_t begin_ns, std::ui
   if (traced_pass_) report_.waits.push_back({launch, begin_ns, end_ns});
 }
 
-// A fork needs no lock here: it comes between passes, and what is read through the page cache is
-// copied by the processor.
+// A fork needs no lock here: it happens between passes, and the processor copies what is read
+// through the page cache.
 void WeightStream::gather(std::size_t launch, const RowTable& table,
                           const std::vector<std::int64_t>& indices, std::byte* to) {
   const std::string& name = plan_.weights[table.weight].name;

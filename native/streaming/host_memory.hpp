@@ -1,14 +1,14 @@
-// Memory of the host that a device copies from by itself.
+// Host memory from which a device copies by itself.
 #pragma once
 
 #include <cstddef>
 
 namespace offload {
 
-// Begins on a page. What keeps it for the device gives it back.
+// Page-aligned. The derived class registers it with the device and releases it.
 //
-// Owner: one object; nothing on the device may use it any more when it is destroyed. Errors: those
-// of the constructors of devices' own kinds. No bytes: no memory.
+// Owner: one object; the device may no longer use it at destruction. Errors: those of the
+// constructors of each device's class. Zero bytes: no memory.
 class HostMemory {
  public:
   virtual ~HostMemory() = default;

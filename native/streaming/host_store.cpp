@@ -93,7 +93,7 @@ void HostStore::add(const std::shared_ptr<HostSlab>& slab, const StoreKey& key,
   slab->file_offset_bytes_ = offset_bytes;
 }
 
-// One that is about to be destroyed may have been replaced in the listing.
+// The listing may already hold another slab in place of one that is about to be destroyed.
 void HostStore::remove(HostSlab& slab) {
   if (!slab.key_) return;
   const auto listing = listings_.find(*slab.key_);
@@ -104,7 +104,7 @@ void HostStore::remove(HostSlab& slab) {
   if (listing->second.empty()) listings_.erase(listing);
 }
 
-// What is listed of [begin, end), in order. Slabs that are about to be destroyed are taken out.
+// The listed slabs of [begin, end), in order. Removes those that are about to be destroyed.
 std::vector<HostRun> HostStore::listed_in(const StoreKey& key, std::size_t begin, std::size_t end) {
   std::vector<HostRun> runs;
   const auto found = listings_.find(key);
@@ -131,7 +131,7 @@ std::vector<HostRun> HostStore::listed_in(const StoreKey& key, std::size_t begin
   return runs;
 }
 
-// What is let go of on an error goes once the mutex is free: its last user may be this one.
+// On an error, runs are released after the mutex: this may be a slab's last user.
 std::vector<HostRun> HostStore::take(const StoreKey& key, std::size_t offset_bytes,
                                      std::size_t size_bytes, const Make& make) {
   std::vector<HostRun> listed;

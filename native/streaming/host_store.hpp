@@ -1,4 +1,4 @@
-// Bytes of files in host memory that a device copies from: once, for all executables that need
+// Bytes of files in host memory from which a device copies, held once for all executables that need
 // them.
 #pragma once
 
@@ -16,13 +16,14 @@
 
 namespace offload {
 
-// Whose memory it is: what one device of one driver has registered is for its copies alone.
+// The device that may use memory: what one device of one driver has registered serves its copies
+// only.
 struct StoreDevice {
   const void* driver = nullptr;
   int index = 0;
 };
 
-// Where bytes lie: in which file, for which device.
+// Identifies bytes: their file, and the device.
 struct StoreKey {
   StoreDevice device;
   FileIdentity file;
@@ -32,14 +33,14 @@ struct StoreKey {
 
 class HostStore;
 
-// A range of a file in host memory, or other bytes of an executable's own. Read step by step, by
-// whoever comes first.
+// A range of a file in host memory, or other bytes that belong to one executable. It is read in
+// steps, each by the first user that needs it.
 //
-// Owner: the runs of executables, the last of which gives it back with its device's context
-// current. Thread: any. Errors: those of `read`.
+// Owner: the runs of executables, the last of which releases it with its device's context current.
+// Thread: any. Errors: those of `read`.
 class HostSlab {
  public:
-  // Gives bytes of the slab, from an offset in it.
+  // Reads bytes of the slab from an offset in it.
   using Read = std::function<void(std::size_t offset_bytes, std::byte* to, std::size_t n_bytes)>;
 
   static constexpr std::size_t kStepBytes = std::size_t{8} << 20;
@@ -51,16 +52,16 @@ class HostSlab {
   std::byte* data() const { return memory_->data(); }
   std::size_t size_bytes() const { return size_bytes_; }
 
-  // Reads the step that holds the byte at `begin`, unless somebody has; gives how many bytes up to
-  // `end` are there then. What `read` throws leaves the step to the next one that comes.
+  // Reads the step that holds the byte at `begin` unless it was read; returns how many bytes up to
+  // `end` are then present. If `read` throws, the next caller reads the step.
   std::size_t fill(std::size_t begin, std::size_t end, const Read& read);
 
-  // As fill; what has been read before is read again, into `again`, and compared. Gives 0 where it
-  // is not the same.
+  // Like fill, but a step that was read is read again, into `again`, and compared. Returns 0 if it
+  // differs.
   std::size_t fill_or_compare(std::size_t begin, std::size_t end, ReadBuffer& again,
                               const Read& read);
 
-  // Nothing is left to be read: whoever has it alone has written it.
+  // Marks all steps as read; called by an exclusive user that has written all bytes.
   void note_filled();
 
  private:
@@ -70,15 +71,15 @@ class HostSlab {
 
   std::unique_ptr<HostMemory> memory_;
   std::size_t size_bytes_;
-  std::mutex mutex_;          // of what follows, and of reading
+  std::mutex mutex_;          // guards the following, and reading
   std::vector<bool> filled_;  // by step
 
-  // Of the store: where it is listed, so that others find it.
+  // Owned by the store: where it is listed, so that others find it.
   std::optional<StoreKey> key_;
   std::size_t file_offset_bytes_ = 0;
 };
 
-// Bytes of a slab that an executable copies from.
+// Bytes of a slab from which an executable copies.
 struct HostRun {
   std::shared_ptr<HostSlab> slab;
   std::size_t offset_bytes = 0;  // in the slab
@@ -87,45 +88,45 @@ struct HostRun {
   std::byte* data() const { return slab->data() + offset_bytes; }
 };
 
-// The slabs of a process, listed by what they hold. Listed ones never overlap.
+// The slabs of a process, listed by their content. Listed slabs never overlap.
 //
-// A slab lives until its last user lets go of it. An executable that needs more of a file than is
-// there takes new slabs for the rest alone, so what is held is what executables needed when they
-// were loaded, once, each slab rounded up to pages; a slab of which its remaining users need a part
-// stays as a whole, since registered memory cannot be given back in parts.
+// A slab lives until its last user releases it. An executable that needs more of a file than exists
+// takes new slabs for the rest alone. What is held is therefore what executables needed when they
+// were loaded, once, each slab rounded up to pages. A slab of which its remaining users need a part
+// stays whole, since registered memory cannot be released in parts.
 //
 // Owner: the process, never destroyed. Thread: any. Calls are made with the device's context
-// current, since they may make memory or let go of it.
+// current, since they may allocate or release memory.
 class HostStore final : public ThreadOwner {
  public:
-  // Makes memory of so many bytes; what it throws goes through.
+  // Makes memory of `n_bytes`; its exceptions propagate.
   using Make = std::function<std::unique_ptr<HostMemory>(std::size_t n_bytes)>;
 
   // The caller must not hold the GIL.
   static HostStore& of_process();
 
-  // Runs that make up a range of a file, in order: of listed slabs, and of new ones that are listed
-  // then. Whoever takes them fills them.
+  // Runs that make up a range of a file, in order, of listed slabs and of new ones that are then
+  // listed. The caller fills them.
   std::vector<HostRun> take(const StoreKey& key, std::size_t offset_bytes, std::size_t size_bytes,
                             const Make& make);
 
-  // One that nobody finds.
+  // A slab that is not listed.
   std::shared_ptr<HostSlab> take_private(std::size_t size_bytes, const Make& make);
 
-  // All of a range of a file in one listed slab; without a slab where there is none.
+  // A range of a file in a single listed slab; without a slab if there is none.
   HostRun find(const StoreKey& key, std::size_t offset_bytes, std::size_t size_bytes);
 
-  // How many bytes of a range of a file are listed and used. Needs no context, unlike all else.
+  // Bytes of a range of a file that are listed and used. The only call that needs no context.
   std::size_t held_bytes(const StoreKey& key, std::size_t offset_bytes, std::size_t size_bytes);
 
-  // Lets nobody find a slab any more: its file has another content.
+  // Removes a slab from the listing: its file has other content.
   void delist(HostSlab& slab);
 
-  // If none of these runs' slabs has another user, delists them all, and gives -1: whoever has them
-  // may overwrite them. Else delists none and gives the position of one that is used by others.
+  // If no slab of these runs has another user, delists them all and returns -1: the caller may
+  // overwrite them. Otherwise delists none and returns the position of a run that others use.
   std::ptrdiff_t claim(const std::vector<const HostRun*>& runs);
 
-  // Lets others find a slab by what it holds, unless that is listed or overlaps what is.
+  // Lists a slab by its content, unless a listed slab has or overlaps it.
   void list(const std::shared_ptr<HostSlab>& slab, const StoreKey& key, std::size_t offset_bytes);
 
   void hold() noexcept override { mutex_.lock(); }

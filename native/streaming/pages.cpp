@@ -10,7 +10,7 @@
 namespace offload {
 namespace {
 
-// Of x86-64, and of arm64 with small pages; elsewhere only less is gained.
+// On x86-64, and on arm64 with small pages; elsewhere this only gains less.
 constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
 
 }  // namespace
@@ -36,7 +36,7 @@ std::byte* map_pages(std::size_t size_bytes) noexcept {
   if (before_bytes > 0) munmap(begin, before_bytes);
   const std::size_t after_bytes = kHugePageBytes - before_bytes;
   if (after_bytes > 0) munmap(begin + before_bytes + kept_bytes, after_bytes);
-  madvise(begin + before_bytes, kept_bytes, MADV_HUGEPAGE);  // without them it goes on with others
+  madvise(begin + before_bytes, kept_bytes, MADV_HUGEPAGE);  // where refused, small pages serve
   return begin + before_bytes;
 }
 

@@ -70,14 +70,15 @@ void StoredWeights::renew(HostRun& run, std::size_t weight, const Reading& readi
   use(run, std::move(own));
 }
 
-// What is listed of the file as it is now, if copies can read it there and it is what the file has.
+// Brings the listed bytes of the file as it is now, if copies can read them there and they equal
+// the file's content.
 bool StoredWeights::bring_listed(HostRun& run, const FilePlace& place, const Reading& reading) {
   const std::size_t in_file = place.offset_bytes + reading.offset_bytes;
   HostRun found = store_.find(key_of(place), in_file, run.size_bytes);
   const bool is_same_place = found.slab == run.slab && found.offset_bytes == run.offset_bytes;
   if (!found.slab || !(is_same_place || use_.copies_move)) return false;
   HostSlab& slab = *found.slab;
-  if (is_same_place) found.slab.reset();  // the run has it, which may be the only one
+  if (is_same_place) found.slab.reset();  // the run holds it, perhaps as the only user
   const std::size_t slab_in_file = in_file - found.offset_bytes;
   const auto read = [&](std::size_t offset_bytes, std::byte* to, std::size_t n_bytes) {
     place.file->read(slab_in_file + offset_bytes, to, n_bytes, reading.buffer);
@@ -98,7 +99,7 @@ bool StoredWeights::bring_listed(HostRun& run, const FilePlace& place, const Rea
   return true;
 }
 
-// That of the run, if nobody else uses it. Of a larger slab the rest is given back with it.
+// The run's memory unless it has other users. The rest of a larger slab is released with it.
 HostRun StoredWeights::own_memory(const HostRun& run, std::size_t weight) {
   const bool is_own = store_.claim({&run}) < 0;
   if (is_own && (run.size_bytes == run.slab->size_bytes() || !use_.copies_move)) return run;
@@ -119,7 +120,7 @@ void StoredWeights::claim(const std::vector<std::size_t>& weights) {
   std::vector<std::size_t> names;
   const std::lock_guard lock(mutex_);
   for (const std::size_t weight : weights) {
-    if (weight >= runs_.size()) continue;  // they were released
+    if (weight >= runs_.size()) continue;  // released
     for (const auto& piece : runs_[weight]) {
       for (const HostRun& run : piece) {
         runs.push_back(&run);
@@ -133,13 +134,13 @@ void StoredWeights::claim(const std::vector<std::size_t>& weights) {
 }
 
 void StoredWeights::forget_moved() noexcept {
-  std::vector<std::shared_ptr<HostSlab>> moved;  // after the lock
+  std::vector<std::shared_ptr<HostSlab>> moved;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   moved.swap(moved_);
 }
 
 void StoredWeights::release() noexcept {
-  std::vector<std::vector<std::vector<HostRun>>> runs;  // after the lock
+  std::vector<std::vector<std::vector<HostRun>>> runs;  // destroyed after the lock is released
   std::vector<std::shared_ptr<HostSlab>> moved;
   const std::lock_guard lock(mutex_);
   runs.swap(runs_);

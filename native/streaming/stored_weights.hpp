@@ -1,4 +1,4 @@
-// What one executable has in the host store.
+// The part of the host store that one executable uses.
 #pragma once
 
 #include <cstddef>
@@ -13,55 +13,55 @@
 
 namespace offload {
 
-// How a device keeps and reads its part of the host store.
+// How a device uses the host store.
 struct StoreUse {
   StoreDevice device;
-  HostStore::Make make;      // memory that the device copies from
+  HostStore::Make make;      // memory from which the device copies
   bool is_shared = true;     // with other executables that need the same bytes of a file
-  bool copies_move = false;  // copies that an executable holds can be given another source
+  bool copies_move = false;  // copies of an executable can be given another source
 };
 
-// The streamed pieces of the weights of one executable, each in one or more runs of slabs. Bytes of
-// a file are taken from what other executables have of the same file, and never overwritten while
-// they do: new content then goes to memory of this executable's own (copy on write), where copies
-// move; else it is refused.
+// The streamed pieces of an executable's weights, each in one or more runs of slabs. Bytes of a
+// file are shared with other executables that have them, and never overwritten while those do: new
+// content then goes to memory of this executable alone (copy on write) where copies move; otherwise
+// it is refused.
 //
-// Owner: one stream of weights. Thread: read as the resident is called, at rest: nothing of this
-// executable copies; the rest from any. With the device's context, but for claim and the counts.
-// Errors: the constructor throws what making memory throws, and leaves nothing behind; the methods
-// say theirs.
+// Owner: one stream of weights. Thread: read as the resident is called, at rest (no copy of this
+// executable runs); the rest from any. With the device's context, except claim and the counts.
+// Errors: the constructor throws what making memory throws, and leaves nothing behind; each method
+// states its errors.
 class StoredWeights {
  public:
-  // Memory for all streamed pieces; nothing is read. `plan` and `content` live longer.
+  // Allocates memory for all streamed pieces; reads nothing. `plan` and `content` must outlive it.
   StoredWeights(const StreamPlan& plan, const WeightContent& content, StoreUse use);
 
-  // Of a piece, in order; none: it is resident.
+  // The runs of a piece, in order; empty if it is resident.
   const std::vector<HostRun>& runs(std::size_t weight, std::size_t piece) const {
     return runs_[weight][piece];
   }
   bool is_streamed(std::size_t weight) const;
 
-  // Brings the content of a streamed piece. `is_first`: what others have read of the same file is
-  // taken as it is; else all is read again, and where it differs from what others have, the piece
-  // gets memory of its own. `done` gets the bytes that were brought. Throws FileError;
-  // ExecutionError where there is no memory, or where the piece cannot get other memory.
+  // Brings the content of a streamed piece. `is_first`: bytes that others have read of the same
+  // file are used as they are. Otherwise everything is read again, and if it differs from what
+  // others have, the piece gets separate memory. `done` receives the number of bytes brought.
+  // Throws FileError; ExecutionError if there is no memory, or the piece cannot get other memory.
   void read(std::size_t weight, std::size_t piece, bool is_first, ReadBuffer& buffer,
             const std::function<void(std::size_t)>& done);
 
-  // These weights get other content at the next read. Where copies do not move, throws
-  // ExecutionError for one whose bytes others use too; what follows keeps others from them.
+  // Prepares these weights for other content at the next read. Where copies do not move, throws
+  // ExecutionError for a weight whose bytes others use too, and keeps others from using the bytes.
   void claim(const std::vector<std::size_t>& weights);
 
-  // Whether some runs have other memory than copies may still name. As read.
+  // Whether some runs have moved from memory that copies may still refer to. As read.
   bool has_moved() const noexcept { return !moved_.empty(); }
 
-  // The executable's copies read where `runs` says: lets go of what they read before.
+  // Called once the executable's copies read from `runs`: releases their former sources.
   void forget_moved() noexcept;
 
-  // Lets go of all. Nothing may copy any more.
+  // Releases everything. Nothing may copy any more.
   void release() noexcept;
 
-  // Bytes of the streamed pieces, and those of them that other executables use too.
+  // Bytes of the streamed pieces, and the part of them that other executables use too.
   std::size_t size_bytes() const;
   std::size_t shared_bytes() const;
 
@@ -85,9 +85,9 @@ class StoredWeights {
   const WeightContent& content_;
   const StoreUse use_;
   HostStore& store_;
-  mutable std::mutex mutex_;  // of what follows; read alone changes it, and release
+  mutable std::mutex mutex_;  // guards the following, which only read and release change
   std::vector<std::vector<std::vector<HostRun>>> runs_;  // by weight and piece
-  std::vector<std::shared_ptr<HostSlab>> moved_;         // that copies may still name
+  std::vector<std::shared_ptr<HostSlab>> moved_;         // to which copies may still refer
 };
 
 }  // namespace offload

@@ -59,7 +59,7 @@ void check_granule(const StreamPlan& plan) {
   }
 }
 
-// Sorted by begin, a resident piece must end before the next one begins, and begin after all
+// In ascending order, a resident piece must end before the next one begins, and begin after all
 // earlier ones have ended.
 void check_residents(const StreamPlan& plan) {
   struct Range {
@@ -143,7 +143,7 @@ void check_table(const StreamPlan& plan, const RowTable& table) {
 std::vector<std::size_t> transfers_before(const StreamPlan& plan) {
   std::vector<std::size_t> n_before(plan.n_launches, 0);
   for (std::size_t index = 0; index < plan.transfers.size(); ++index) {
-    n_before[plan.transfers[index].first_launch] = index + 1;  // ascending, so the last one stays
+    n_before[plan.transfers[index].first_launch] = index + 1;  // ascending, so the last one remains
   }
   for (std::size_t launch = 1; launch < n_before.size(); ++launch) {
     n_before[launch] = std::max(n_before[launch], n_before[launch - 1]);

@@ -1,4 +1,4 @@
-// Weight streaming as data: what stays in the weight memory, what is copied there, and when.
+// Weight streaming as data: what is resident in the weight memory, what is copied there, and when.
 #pragma once
 
 #include <cstddef>
@@ -8,30 +8,29 @@
 
 namespace offload {
 
-// Bytes of one weight that lie together, and where in the weight memory.
+// Contiguous bytes of one weight, and their place in the weight memory.
 struct WeightPiece {
   std::size_t offset_bytes = 0;  // in the weight
   std::size_t size_bytes = 0;
   std::size_t memory_offset_bytes = 0;
-  bool streamed = false;  // copied by transfers; otherwise it is resident
+  bool streamed = false;  // copied by transfers; otherwise resident
 };
 
 struct WeightPlacement {
   std::string name;
   std::size_t size_bytes = 0;
-  std::vector<WeightPiece> pieces;  // side by side, in ascending offset, all of the weight
-  // It has no place in the weight memory, and no pieces: launches read rows of it from its source.
+  std::vector<WeightPiece> pieces;  // adjacent, in ascending offset, covering the weight
+  // It has no place in the weight memory and no pieces: launches read its rows from its source.
   bool gathered = false;
 };
 
-// One copy of a streamed piece, of which a pass may make several. Transfers run in order, one at a
-// time.
+// One copy of a streamed piece; a pass may make several. Transfers run in order, one at a time.
 struct WeightTransfer {
   std::size_t weight = 0;
   std::size_t piece = 0;         // of that weight
   std::size_t first_launch = 0;  // of the pass, that reads what it brings
-  std::size_t last_launch = 0;   // likewise; behind it the piece may be overwritten
-  std::size_t after_launch = 0;  // it may begin when this one has ended
+  std::size_t last_launch = 0;   // likewise; after it the piece may be overwritten
+  std::size_t after_launch = 0;  // the transfer may begin when this launch has ended
   int after_pass = 0;            // 0: of the same pass; -1: of the pass before
 };
 
@@ -43,7 +42,7 @@ struct StreamPlan {
   std::size_t n_launches = 0;
 };
 
-// A table in a gathered weight: rows that lie side by side.
+// A table in a gathered weight: contiguous rows.
 struct RowTable {
   std::size_t weight = 0;
   std::size_t offset_bytes = 0;  // in the weight
@@ -51,25 +50,26 @@ struct RowTable {
   std::size_t row_bytes = 0;
 };
 
-// Refuses a plan that would never end, or whose resident bytes are not safe. That no transfer
-// overwrites ring bytes too early is for the planner's own checker.
+// Refuses a plan that would never end, or whose resident bytes are not safe. Whether a transfer
+// overwrites ring bytes too early is left to the planner's own checker.
 //
-// Throws PlanError, naming the weight or transfer: a gathered weight with pieces; pieces that do
-// not make up their weight, lie outside the memory, or are mapped off the granule or the system's
-// page; a resident piece that shares bytes with another piece; a streamed piece without a transfer;
-// an index that does not exist; a transfer that waits for a launch which waits for it.
+// Throws PlanError, naming the weight or transfer, for: a gathered weight with pieces; pieces that
+// do not make up their weight, lie outside the memory, or are mapped off the granule or the
+// system's page; a resident piece that shares bytes with another piece; a streamed piece without a
+// transfer; an index that does not exist; a transfer that waits for a launch which waits for it.
 void check_plan(const StreamPlan& plan);
 
-// For a device that maps no pieces side by side. Throws PlanError for a weight in several.
+// For a device that cannot map pieces side by side: throws PlanError for a weight in several
+// pieces.
 void require_whole_weights(const StreamPlan& plan, const char* device_name);
 
 // Throws BindingError for a weight that the plan does not have.
 void check_weight(const StreamPlan& plan, std::size_t weight);
 
-// Throws PlanError for a table of a weight that is not gathered, or that is not within it.
+// Throws PlanError for a table of a weight that is not gathered, or that exceeds its weight.
 void check_table(const StreamPlan& plan, const RowTable& table);
 
-// By launch, how many transfers of its pass have to be done before it may begin.
+// By launch, the number of transfers of its pass that must be done before it may begin.
 std::vector<std::size_t> transfers_before(const StreamPlan& plan);
 
 }  // namespace offload

@@ -80,7 +80,7 @@ bool WeightContent::close() noexcept {
 }
 
 void WeightContent::drop() noexcept {
-  std::vector<std::shared_ptr<WeightSource>> let_go;  // after the lock
+  std::vector<std::shared_ptr<WeightSource>> let_go;  // destroyed after the lock is released
   std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> replaced;
   const std::lock_guard lock(mutex_);
   let_go.swap(sources_);

@@ -1,4 +1,4 @@
-// Where the content of an executable's weights comes from now, and which of it is to be read again.
+// The current sources of an executable's weights, and which weights must be read again.
 #pragma once
 
 #include <atomic>
@@ -18,46 +18,47 @@ namespace offload {
 // WeightRenewal has taken it.
 //
 // Owner: one stream of weights. Thread: refresh, replace, mode, attach, note_stale, is_stale and
-// close from any; renewals and what reads sources one at a time. Errors: the constructor throws
-// BindingError for sources that do not fit; the methods say theirs. Nothing needs the GIL, which
-// letting go of a source may take: no lock is held then.
+// close from any; renewals and readers of sources one at a time. Errors: the constructor throws
+// BindingError for sources that do not fit; each method states its errors. Nothing needs the GIL.
+// Releasing a source may take the GIL; no lock is held then.
 class WeightContent {
  public:
-  // `plan` has passed check_plan and lives longer. All weights are stale.
+  // `plan` has passed check_plan and must outlive it. All weights begin as stale.
   WeightContent(const StreamPlan& plan, std::vector<std::shared_ptr<WeightSource>> sources);
 
-  // The bytes of these weights have changed in their sources, or files at their paths. Throws
+  // Marks these weights as changed in their sources, or by new files at their paths. Throws
   // BindingError for a weight that does not exist, and ExecutionError after close.
   void refresh(const std::vector<std::size_t>& weights);
 
-  // These weights come from somewhere else from now on. Throws BindingError for a weight that does
-  // not exist or a source of another size, and ExecutionError after close; then none is replaced.
+  // Replaces the sources of these weights from now on. Throws BindingError for a weight that does
+  // not exist or a source of another size, and ExecutionError after close; then no source is
+  // replaced.
   void replace(std::map<std::size_t, std::shared_ptr<WeightSource>> sources);
 
-  // How a weight's source is read; one that was let go of was memory. Throws BindingError for a
-  // weight that does not exist, and ExecutionError after close.
+  // How a weight's source is read; a released source was memory. Throws BindingError for a weight
+  // that does not exist, and ExecutionError after close.
   ReadMode mode(std::size_t weight) const;
 
-  // Gives the weights to their executable. Throws ExecutionError if they have one.
+  // Assigns the weights to their executable. Throws ExecutionError if they have one.
   void attach();
 
   void note_stale(std::size_t weight);
   void note_all_stale();
 
-  // Whether something is to be read again.
+  // Whether a weight must be read again.
   bool is_stale() const noexcept { return is_stale_; }
 
-  // Between renewals; null where nothing but a copy of it is left.
+  // Between renewals; null if only a copy of it is left.
   WeightSource* source(std::size_t weight) const noexcept { return sources_[weight].get(); }
 
-  // The weights whose sources tell changes, to be asked between renewals.
+  // The weights whose sources detect changes, to be asked between renewals.
   std::vector<std::size_t> watched() const;
 
-  // Refuses everything from then on. Gives whether it was open.
+  // Refuses all further calls. Returns whether it was open.
   bool close() noexcept;
   bool is_closed() const noexcept { return closed_; }
 
-  // Once closed: lets go of all sources. Nobody may read one.
+  // Once closed: releases all sources. No thread may be reading one.
   void drop() noexcept;
 
   // Around a fork of the process, and in its child.
@@ -73,17 +74,17 @@ class WeightContent {
   const StreamPlan& plan_;
   std::atomic<bool> is_stale_ = true;
   std::atomic<bool> closed_ = false;
-  mutable std::mutex mutex_;  // of all below; sources change in renewals alone
+  mutable std::mutex mutex_;  // guards all below; only renewals change sources
   std::vector<std::shared_ptr<WeightSource>> sources_;
   std::vector<bool> stale_;
   std::vector<std::pair<std::size_t, std::shared_ptr<WeightSource>>> replaced_;
   bool attached_ = false;
 };
 
-// Takes what is stale, to read it. Unless it is committed that is stale again when it ends.
+// Takes the stale weights, to read them. Unless it is committed they are stale again when it ends.
 //
-// Owner: a stack frame, outside of all locks. Thread: one renewal at a time, and nobody reads
-// sources beside begin. Errors: begin throws FileError, BindingError for memory that does not fit,
+// Owner: a stack frame, outside of all locks. Thread: one renewal at a time, and no thread reads
+// sources during begin. Errors: begin throws FileError, BindingError for memory that does not fit,
 // and ExecutionError after close.
 class WeightRenewal {
  public:
@@ -92,14 +93,14 @@ class WeightRenewal {
   WeightRenewal(const WeightRenewal&) = delete;
   WeightRenewal& operator=(const WeightRenewal&) = delete;
 
-  // Puts new sources in the place of old ones, and looks up what they are read from. What is
-  // refreshed from now on is for the next renewal.
+  // Replaces old sources by new ones, and looks up what they are read from. What is refreshed from
+  // now on is left to the next renewal.
   void begin();
 
-  // By weight, what is to be read.
+  // By weight, whether it must be read.
   const std::vector<bool>& stale() const noexcept { return stale_; }
 
-  // A copy of the weight is kept: its source is memory that nobody reads again.
+  // Releases the source of a weight, memory of which a copy is kept and which is not read again.
   void let_go_of_memory(std::size_t weight);
 
   void commit() noexcept { stale_.clear(); }

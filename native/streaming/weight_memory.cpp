@@ -24,8 +24,7 @@ namespace {
   throw ExecutionError(text);
 }
 
-// A file in memory of which every byte is there: a missing page would end the process when it is
-// touched.
+// A memory file of which every page is allocated: touching a missing page would kill the process.
 int make_file(std::size_t size_bytes) {
   const int file = memfd_create("offload weights", MFD_CLOEXEC);
   if (file < 0) fail(size_bytes, "memory", errno);
@@ -105,7 +104,7 @@ void WeightMemory::separate() {
   file_ = file;
 }
 
-// What lies side by side goes at once: of a huge page the system takes no parts back before it is
+// Adjacent weights are discarded together: the system takes no part of a huge page back until it is
 // short of memory.
 std::size_t WeightMemory::discard(const StreamPlan& plan, const std::vector<bool>& discarded) {
   if (base_ == nullptr || is_shared()) return 0;
@@ -130,7 +129,7 @@ std::size_t WeightMemory::discard(const StreamPlan& plan, const std::vector<bool
   return n_bytes;
 }
 
-// As they have no use any more, a failure is none.
+// The memory is no longer used, so failures are ignored.
 void WeightMemory::give_back() noexcept {
   if (base_ == nullptr) return;
   if (is_shared()) {

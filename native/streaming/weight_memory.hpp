@@ -1,4 +1,4 @@
-// The memory that weights have under a budget.
+// The memory of weights under a budget.
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace offload {
 
-// One range of memory of exactly the plan's size, pages rounded up. A weight in one piece lies in
-// it; a weight in several has an address range of its own in which its pieces are mapped side by
-// side, so that two weights may show the same bytes. Only then is the memory a file without a name
+// One memory range of exactly the plan's size, rounded up to pages. A weight in one piece lies in
+// it. A weight in several pieces has a separate address range in which its pieces are mapped side
+// by side, so that two weights may show the same bytes. Only then is the memory an unnamed file
 // (memfd), which a fork does not copy.
 //
 // Owner: one stream. Thread: any may read addresses; callers serialise separate. Errors: the
-// constructor and separate throw OutOfMemory where the system gives no memory or addresses, and
-// leave nothing behind.
+// constructor and separate throw OutOfMemory if the system gives no memory or addresses, and leave
+// nothing behind.
 class WeightMemory {
  public:
   // `plan` has passed check_plan.
@@ -24,23 +24,23 @@ class WeightMemory {
   WeightMemory(const WeightMemory&) = delete;
   WeightMemory& operator=(const WeightMemory&) = delete;
 
-  // Where a weight begins; null for one that is gathered.
+  // The address of a weight; null if it is gathered.
   std::byte* address(std::size_t weight) const noexcept { return addresses_[weight]; }
 
-  // Whether a child of a fork has the same bytes as its parent, not a copy of them.
+  // Whether a forked child shares the bytes of its parent instead of copying them.
   bool is_shared() const noexcept { return file_ >= 0; }
 
-  // In the child of a fork: puts memory of its own at the same addresses, with no content. If it
-  // throws, the addresses may show memory of either.
+  // In the child of a fork: maps new memory at the same addresses, without content. If it throws,
+  // the addresses may show memory of either process.
   void separate();
 
-  // Gives back the whole pages in which only weights lie that are `discarded`: they hold zeros
-  // until they are written. Gives how many bytes that are, also of pages that were given back
-  // before; none of memory that is shared with a fork.
+  // Discards the whole pages that hold only `discarded` weights: they read as zeros until they are
+  // written. Returns the number of such bytes, including pages discarded before; 0 for memory that
+  // is shared with a fork.
   std::size_t discard(const StreamPlan& plan, const std::vector<bool>& discarded);
 
-  // Gives the memory back but for its addresses, which hold zeros from then on. Not between a fork
-  // and separate.
+  // Releases the memory but keeps its addresses, which read as zeros from then on. Not between a
+  // fork and separate.
   void give_back() noexcept;
 
  private:

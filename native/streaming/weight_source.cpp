@@ -18,7 +18,7 @@
 namespace offload {
 namespace {
 
-// What direct reads ask for where the system does not say: a block of every usual device.
+// The alignment of direct reads if the system states none: a block of every common device.
 constexpr std::size_t kUsualBlockBytes = 4096;
 
 std::size_t down(std::size_t value, std::size_t unit) { return value / unit * unit; }
@@ -70,7 +70,7 @@ std::byte* ReadBuffer::memory() {
   return memory_;
 }
 
-// Not to wait for the writer of a pipe, files that cannot be weights are opened as well.
+// O_NONBLOCK opens a pipe without waiting for its writer; it is then refused.
 WeightFile::WeightFile(std::string path) : path_(std::move(path)) {
   int file = open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_DIRECT);
   bool direct = file >= 0;
@@ -85,7 +85,7 @@ WeightFile::WeightFile(std::string path) : path_(std::move(path)) {
   struct statx details{};
   if (statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &details) == 0 &&
       (details.stx_mask & STATX_DIOALIGN) != 0) {
-    direct = direct && details.stx_dio_offset_align != 0;  // 0: no direct reads of this file
+    direct = direct && details.stx_dio_offset_align != 0;  // 0: this file permits no direct reads
     if (direct) {
       offset_alignment_ = details.stx_dio_offset_align;
       memory_alignment_ = details.stx_dio_mem_align;
@@ -102,7 +102,7 @@ WeightFile::~WeightFile() {
   if (cached_file_ >= 0) close(cached_file_);
 }
 
-// By the open file, since its path may show another one by now.
+// Through the open file, since its path may now name another file.
 void WeightFile::open_cached() {
   const std::string path = "/proc/self/fd/" + std::to_string(file_);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -114,7 +114,7 @@ void WeightFile::open_cached() {
   cached_file_ = file;
 }
 
-// Some filesystems take the flag and refuse the reads.
+// Some filesystems accept the flag and refuse the reads.
 void WeightFile::leave_direct() {
   direct_ = false;
   fcntl(file_, F_SETFL, fcntl(file_, F_GETFL) & ~O_DIRECT);
@@ -144,7 +144,7 @@ void WeightFile::read_in_place(std::size_t offset_bytes, std::byte* to, std::siz
                       std::to_string(offset_bytes) + ": " + std::strerror(errno));
     }
     const std::size_t reached_bytes = done_bytes + static_cast<std::size_t>(got);
-    // A direct read goes on at a block; where that is no progress the file has ended.
+    // A direct read continues at a block; if that is no progress, the file has ended.
     const std::size_t next_bytes = reached_bytes < needed_bytes && direct_
                                        ? down(reached_bytes, offset_alignment_)
                                        : reached_bytes;
@@ -155,7 +155,7 @@ void WeightFile::read_in_place(std::size_t offset_bytes, std::byte* to, std::siz
   }
 }
 
-// Reads whole blocks around what is wanted into the buffer, and copies.
+// Reads the whole blocks around the bytes into the buffer, and copies.
 void WeightFile::read_through(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                               std::byte* buffer) {
   std::size_t done_bytes = 0;

@@ -1,4 +1,4 @@
-// Where the bytes of weights come from: a range of a file, or memory that is held.
+// Sources of the bytes of weights: a range of a file, or held memory.
 #pragma once
 
 #include <sys/stat.h>
@@ -18,9 +18,9 @@
 
 namespace offload {
 
-// Memory that unaligned direct reads go through; made when it is first asked for.
+// The buffer of unaligned direct reads, allocated at first use.
 //
-// Owner: whoever reads. Thread: one at a time. Errors: OutOfMemory.
+// Owner: the reader. Thread: one at a time. Errors: OutOfMemory.
 class ReadBuffer {
  public:
   static constexpr std::size_t kSizeBytes = std::size_t{4} << 20;
@@ -41,10 +41,10 @@ class ReadBuffer {
 enum class ReadMode {
   kMemory,    // copied from memory
   kDirect,    // from the file's device, past the page cache
-  kBuffered,  // through the page cache: runs of bytes, or the filesystem takes no direct reads
+  kBuffered,  // through the page cache: runs of bytes, or no direct reads on this filesystem
 };
 
-// Bytes that lie together in a weight.
+// Contiguous bytes of a weight.
 struct ByteRun {
   std::size_t offset_bytes = 0;
   std::size_t size_bytes = 0;
@@ -53,8 +53,9 @@ struct ByteRun {
 class WeightFile;
 class WeightFiles;
 
-// A file as it is: another one under its path, and itself once it was written, are others. The time
-// of the latest change counts as well, as that of the latest write can be set.
+// Identifies a file and its content: another file under its path has another identity, and so has
+// the same file once it was written. The time of the latest change counts too, as that of the
+// latest write can be set.
 struct FileIdentity {
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
@@ -66,16 +67,17 @@ struct FileIdentity {
   bool operator<(const FileIdentity& other) const;
 };
 
-// Where a weight begins in an open file.
+// The position of a weight in an open file.
 struct FilePlace {
   std::shared_ptr<WeightFile> file;
   std::size_t offset_bytes = 0;
 };
 
-// A weight's bytes in the host store.
+// Where a weight's bytes come from.
 //
-// Owner: the stream. Thread: any; reads of one source may run at once, but not beside look_up.
-// Errors: read throws FileError; look_up too, and BindingError for memory that does not fit.
+// Owner: the stream. Thread: any; a source may be read by several threads at once, but not during
+// look_up. Errors: read throws FileError; look_up too, and BindingError for memory that does not
+// fit.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;
@@ -84,28 +86,27 @@ class WeightSource {
   virtual void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,
                     ReadBuffer& buffer) = 0;
 
-  // Copies runs of the weight, one after the other: a few bytes each, which are asked for again and
-  // again.
+  // Copies runs of the weight, one after the other: small runs, of which many recur.
   virtual void read_runs(const std::vector<ByteRun>& runs, std::byte* to);
 
-  // Looks up what it is read from, which may have been replaced, among `files`: at its path, or,
-  // unless `opens`, only if that is open there. If it throws, the source stays as it was.
+  // Looks up its file or memory, which may have been replaced, among `files`: at its path, or,
+  // unless `opens`, only if a file is open there. If it throws, the source is unchanged.
   virtual void look_up(WeightFiles&, bool /*opens*/) {}
 
-  // Whether has_changed can ever say so.
+  // Whether has_changed can ever return true.
   virtual bool tells_changes() const noexcept { return false; }
 
-  // Whether what it is read from has changed since it was looked up.
+  // Whether its file or memory has changed since look_up.
   virtual bool has_changed() const noexcept { return false; }
 
   virtual std::size_t size_bytes() const noexcept = 0;
   virtual ReadMode mode() const noexcept = 0;
 
-  // Where it lies in a file; nothing where it does not.
+  // Its place in a file; no value if it is not in one.
   virtual std::optional<FilePlace> place() const { return std::nullopt; }
 };
 
-// What streams say once they are closed.
+// The message of streams once they are closed.
 inline constexpr const char* kStreamClosed =
     "the executable is closed, or the interpreter is exiting";
 
@@ -116,26 +117,25 @@ void check_source(const WeightPlacement& weight, const WeightSource& source);
 void check_sources(const StreamPlan& plan,
                    const std::vector<std::shared_ptr<WeightSource>>& sources);
 
-// Looks up the sources of stale weights, and then those of others in the same files. A null source
-// has nothing to look up. Throws FileError, and BindingError for memory that does not fit, naming
-// the weight.
+// Looks up the sources of stale weights, then those of others in the same files. A null source is
+// skipped. Throws FileError, and BindingError for memory that does not fit, naming the weight.
 void look_up_sources(const StreamPlan& plan,
                      const std::vector<std::shared_ptr<WeightSource>>& sources,
                      const std::vector<bool>& stale, WeightFiles& files);
 
-// An open file, read with pread: past the page cache (O_DIRECT) where the filesystem takes it, by
-// itself through the cache where it does not. Straight into place where offset and address are
-// multiples of what the device asks for, else by way of a buffer.
+// An open file, read with pread: past the page cache (O_DIRECT) if the filesystem permits it,
+// otherwise through the cache, chosen automatically. Reads go straight to their destination if
+// offset and address are multiples of what the device requires, otherwise through a buffer.
 //
-// bench/streaming/read_rates.cpp measured the ways beside a thread that computes (figures in
+// bench/streaming/read_rates.cpp measured these ways beside a computing thread (figures in
 // docs/design/weight_streaming.md): direct reads into huge pages were the quickest and left the
-// processor to the launches; several in flight, of threads or of io_uring, added nothing.
+// processor to the launches; several reads in flight, by threads or io_uring, added nothing.
 //
-// A file that is written while it is open is refused from then on: some of its weights would be
-// those of before, others those of now.
+// A file that is written while it is open is refused from then on, since some of its weights would
+// be old and others new.
 //
-// Owner: shared by the sources that read from it. Thread: any. Errors: FileError with the path,
-// the offset, what was expected and what came.
+// Owner: shared by the sources that read from it. Thread: any. Errors: FileError with the path, the
+// offset, what was expected and what was read.
 class WeightFile {
  public:
   explicit WeightFile(std::string path);
@@ -146,14 +146,14 @@ class WeightFile {
   void read(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes, ReadBuffer& buffer);
 
   // Reads ranges of the file, one after the other, through the page cache: rows of a table are
-  // smaller than a block, and the same ones come again. Nothing beside them is read. All are asked
-  // for before the first is waited for.
+  // smaller than a block, and the same rows recur. No other bytes are read. All ranges are
+  // requested before the first is waited for.
   void read_runs(const std::vector<ByteRun>& runs, std::byte* to);
 
-  // Bytes of the file when it is asked.
+  // The current size of the file.
   std::size_t size_bytes() const;
 
-  // As it was when it was opened.
+  // Its identity when it was opened.
   FileIdentity identity() const { return FileIdentity::of(opened_); }
 
   const std::string& path() const noexcept { return path_; }
@@ -173,15 +173,15 @@ class WeightFile {
   std::string path_;
   int file_ = -1;
   std::once_flag opens_cached_;
-  int cached_file_ = -1;  // the same file, read through the page cache; opened when it is needed
+  int cached_file_ = -1;  // the same file, read through the page cache; opened on demand
   struct stat opened_{};  // as it was when it was opened
   std::atomic<bool> direct_ = false;
   std::size_t offset_alignment_ = 1;  // of direct reads
   std::size_t memory_alignment_ = 1;
 };
 
-// Files by path, each opened once, however many weights it has; and what sources let go of while
-// they are looked up, for freeing Python's memory takes the GIL, which no lock may be held for.
+// Files by path, each opened once for all its weights; and what sources release during look_up,
+// since freeing Python's memory takes the GIL, during which no lock may be held.
 //
 // Owner: whoever makes or looks up sources. Thread: one at a time. Errors: as WeightFile.
 class WeightFiles {
@@ -195,7 +195,7 @@ class WeightFiles {
   std::vector<std::shared_ptr<const void>> kept_;
 };
 
-// A range of a file. The constructor and look_up throw FileError for a range that ends behind the
+// A range of a file. The constructor and look_up throw FileError for a range beyond the end of the
 // file.
 class FileSource final : public WeightSource {
  public:
@@ -219,7 +219,7 @@ class FileSource final : public WeightSource {
   std::size_t size_bytes_;
 };
 
-// Memory that somebody keeps alive for it. Its bytes must not change while they are read.
+// Memory that the shared pointer keeps alive. Its bytes must not change while they are read.
 class HeldSource final : public WeightSource {
  public:
   HeldSource(std::shared_ptr<const std::byte> memory, std::size_t size_bytes)

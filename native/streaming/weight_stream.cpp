@@ -12,13 +12,13 @@
 namespace offload {
 namespace {
 
-// As lanes do: looking for the other side takes a tenth of a microsecond, waking it ten.
+// As lanes do: a spinning thread sees the other side in 0.1 us, waking one takes 10 us.
 constexpr std::uint64_t kLookForNs = 50'000;
 
-// A fork, close and a new generation wait for no more than this to be read.
+// A fork, close and a new generation wait for at most one chunk to be read.
 constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
 
-// Looks until `reached` holds or the time is over, and says whether it holds.
+// Spins until `reached` holds or the time is over; returns whether it holds.
 template <typename Reached>
 bool look_for(Reached reached) {
   const std::uint64_t until_ns = now_ns() + kLookForNs;
@@ -85,8 +85,8 @@ void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
   loaded_ = true;
 }
 
-// Brings the worker to rest, reads again what is resident and was replaced, and starts the worker
-// at the first transfer.
+// Brings the worker to rest, reads again the resident weights that were replaced, and starts the
+// worker at the first transfer.
 void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& progress) {
   WeightRenewal renewal(content_);
   Lock lock(mutex_);
@@ -153,7 +153,7 @@ std::uint64_t WeightStream::load_bytes() const noexcept {
   return n_bytes;
 }
 
-// Waits until the worker touches nothing.
+// Waits until the worker is idle.
 void WeightStream::rest(Lock& lock) {
   stop_ = true;
   run_ = false;
@@ -179,7 +179,7 @@ void WeightStream::start_worker() {
   ++generation_;
 }
 
-// On the executing thread, which alone changes sources while a pass is under way.
+// On the executing thread, which alone changes sources during a pass.
 void WeightStream::note_changes() {
   for (const std::size_t weight : watched_) {
     if (content_.source(weight)->has_changed()) content_.note_stale(weight);
@@ -207,7 +207,7 @@ void WeightStream::close() noexcept {
   end();
   {
     Lock lock(mutex_);
-    for_others_.wait(lock, [this] { return !working_; });  // whom another thread may be joining
+    for_others_.wait(lock, [this] { return !working_; });  // another thread may be joining it
     if (loading_ || in_pass_) return;
   }
   content_.drop();
@@ -246,7 +246,7 @@ void WeightStream::work() noexcept {
   }
 }
 
-// Until it is told to rest.
+// Runs until it is stopped.
 void WeightStream::stream_passes(ReadBuffer& buffer) {
   const std::uint64_t n_transfers = plan_.transfers.size();
   for (std::uint64_t number = 0;; ++number) {
@@ -264,7 +264,7 @@ void WeightStream::stream_passes(ReadBuffer& buffer) {
   }
 }
 
-// Waits until so many launches have ended; false: it is to rest.
+// Waits until `n_ended` launches have ended; returns false if the worker must rest.
 bool WeightStream::wait_for_launch(std::uint64_t n_ended) {
   const auto reached = [&] { return stop_ || ended_ >= n_ended; };
   if (!look_for(reached)) {
@@ -276,7 +276,7 @@ bool WeightStream::wait_for_launch(std::uint64_t n_ended) {
   return !stop_;
 }
 
-// Makes one transfer, by its number in the generation; false: it is to rest.
+// Makes one transfer, by its number in the generation; returns false if the worker must rest.
 bool WeightStream::carry_out(std::uint64_t number, ReadBuffer& buffer) {
   const std::uint64_t pass = number / plan_.transfers.size();
   const std::size_t index = number % plan_.transfers.size();
@@ -368,7 +368,7 @@ void WeightStream::discard(const std::vector<std::size_t>& weights) {
     const std::vector<WeightPiece>& pieces = plan_.weights[weight].pieces;
     return std::none_of(pieces.begin(), pieces.end(), [](const auto& one) { return one.streamed; });
   };
-  const std::lock_guard lock(mutex_);  // a fork finds memory and what is known of it alike
+  const std::lock_guard lock(mutex_);  // a fork sees the memory and its records in agreement
   if (memory_.is_shared()) return;
   for (const std::size_t weight : weights) discarded_[weight] = is_resident(weight);
   discarded_bytes_ = memory_.discard(plan_, discarded_);
@@ -417,8 +417,8 @@ void WeightStream::release() noexcept {
   read_mutex_.unlock();
 }
 
-// Threads that do not exist here may be neither joined nor notified. A pass can be under way only
-// if one of its launches forks: what its weights hold from now on is undefined.
+// The parent's threads do not exist here and may be neither joined nor notified. A pass can be
+// under way only if one of its launches forks; the content of its weights is then undefined.
 void WeightStream::restart() noexcept {
   new (&worker_) std::thread();
   new (&for_worker_) std::condition_variable();

@@ -50,7 +50,7 @@ void content_is_that_of_the_blocks() {
   CHECK_THAT(content[layout.block_offsets_bytes[0] + 15] == 0xA0);
 }
 
-// What a gather writes is what the host would have written, constants included.
+// A gather writes the same words as the host would, including constants.
 void gather_gives_the_words_of_the_host() {
   const auto blocks = make_blocks();
   const ArgumentLayout layout = offload::acl::lay_out(blocks, kWords, kRelocations, kTriggers);
@@ -88,8 +88,8 @@ void words_must_lie_in_blocks() {
   CHECK_THAT(!lays_out({{0, 8}}, {{0, 0, 0}}));
   CHECK_THAT(lays_out({{4, 0}}, {{0, 0, 0}}));                     // no such block
   CHECK_THAT(lays_out({{0, 4}}, {{0, 0, 0}}));                     // not aligned
-  CHECK_THAT(lays_out({{0, 16}}, {{0, 0, 0}}));                    // behind the block
-  CHECK_THAT(lays_out({{0, ~std::size_t{7}}}, {{0, 0, 0}}));       // far behind it
+  CHECK_THAT(lays_out({{0, 16}}, {{0, 0, 0}}));                    // after the block
+  CHECK_THAT(lays_out({{0, ~std::size_t{7}}}, {{0, 0, 0}}));       // far after it
   CHECK_THAT(lays_out({{0, 8}, {0, 8}}, {{0, 0, 0}, {1, 3, 0}}));  // two words at one place
   CHECK_THAT(lays_out({{0, 0}}, {{0, 9, 0}}));                     // no such slot
   CHECK_THAT(lays_out({{0, 0}}, {}));                              // no relocation

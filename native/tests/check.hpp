@@ -1,4 +1,4 @@
-// The least that a native test needs: a check that says where it failed, and goes on.
+// The minimum of a native test: a check that reports where it failed, and continues.
 #pragma once
 
 #include <cstdio>

@@ -32,8 +32,8 @@ void pause_for(int microseconds) {
   std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
 }
 
-// A random program on random lanes: launch l reads plain memory of earlier ones and writes its own.
-// Each conflict between lanes has its event, so that the sanitizer sees what nothing orders.
+// A random program on random lanes: launch l reads plain memory of earlier launches and writes its
+// own. Each conflict between lanes has an event, so that the sanitizer sees accesses without order.
 struct Program {
   std::vector<std::vector<std::size_t>> reads;
   std::vector<std::uint64_t> expected;
@@ -102,7 +102,7 @@ class Work final : public LaneWork {
 
  private:
   Program program_;
-  std::vector<std::uint64_t> found_;  // no lock: lanes order what touches it
+  std::vector<std::uint64_t> found_;  // no lock: lanes order accesses
 };
 
 struct Made {
@@ -192,7 +192,7 @@ void of_two_failures_the_first_is_told() {
     } catch (const std::runtime_error& error) {
       what = error.what();
     }
-    CHECK_THAT(what == "1" || what == "3");  // 3 where 1 was not begun
+    CHECK_THAT(what == "1" || what == "3");  // 3 if 1 was not begun
   }
 }
 
@@ -233,7 +233,7 @@ void lanes_that_are_wrong_are_refused() {
   }
 }
 
-// What an execution takes, by a rule; returns how many executions helpers took part in.
+// Applies a rule for durations of executions; returns how many executions helpers took part in.
 template <typename Rule>
 std::size_t balance(LaneBalance& balance, int n_executions, std::uint64_t gap_ns,
                     std::uint64_t& now_ns, double& lost, Rule took_ns) {
@@ -260,25 +260,26 @@ void helpers_that_pay_take_part_and_others_do_not() {
   std::uint64_t now_ns = 1;
   double lost = 0;
   const auto gains = [](bool) { return std::uint64_t{55'000}; };
-  // A helper's first executions take long, as its thread makes what operators keep for each thread.
+  // A helper's first executions are slow, as its thread creates what operators keep for each
+  // thread.
   int n_first = 0;
   const auto warms_up = [&](bool) -> std::uint64_t { return ++n_first <= 3 ? 2'000'000 : 55'000; };
   CHECK_THAT(balance(decides, 100, 500, now_ns, lost, warms_up) > 90);
   CHECK_THAT(balance(decides, 1000, 500, now_ns, lost, gains) > 950);
   CHECK_THAT(lost < -0.4);
-  // Another process takes the other processor: now and then a helper does not come for 3 ms.
+  // Another process uses the other processor: now and then a helper is absent for 3 ms.
   int n_calls = 0;
   const auto preempted = [&](bool) -> std::uint64_t { return ++n_calls % 4 ? 55'000 : 3'000'000; };
   balance(decides, 20'000, 500, now_ns, lost, preempted);
   CHECK_THAT(lost < 0.03);
-  // It has gone.
+  // That process has ended.
   balance(decides, 20'000, 500, now_ns, lost, gains);
   CHECK_THAT(lost < -0.35);
-  // Calls with a pause between them, where waking takes more than it gains.
+  // Calls with a pause between them, where waking costs more than it gains.
   const auto asleep = [](bool looking) -> std::uint64_t { return looking ? 55'000 : 130'000; };
   CHECK_THAT(balance(decides, 2000, 10'000'000, now_ns, lost, asleep) < 150);
   CHECK_THAT(lost < 0.03);
-  // And close together again: one is woken for all.
+  // Close together again: one wake-up serves all.
   balance(decides, 2000, 500, now_ns, lost, asleep);
   CHECK_THAT(lost < -0.3);
 }
@@ -303,7 +304,7 @@ void fork_keeps_helpers_usable() {
   made.execute_right(2);
 }
 
-// A launch forks while a helper is in another one: in the child that one never ends.
+// A launch forks while a helper is in another launch, which never ends in the child.
 void a_launch_that_forks_fails_in_the_child() {
   struct Forks final : LaneWork {
     void run(std::size_t, std::size_t& launch, std::size_t last,

@@ -1,5 +1,5 @@
-// Templates of convolutions and of pooling, on memory that ends where a tensor does: the sanitizers
-// see what reads or writes beyond it, and float64 what is wrong.
+// Templates of convolutions and pooling, on memory that ends where a tensor does: sanitizers detect
+// accesses beyond it, and float64 detects wrong results.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -29,7 +29,7 @@ using offload::kernels::Terms;
 
 constexpr float kEpsilon = 1e-3f;
 
-// Just as many numbers as a tensor has.
+// Exactly as many numbers as a tensor has.
 std::unique_ptr<float[]> numbers(long count) {
   static std::mt19937 generator(1);
   std::normal_distribution<float> normal;
@@ -86,7 +86,7 @@ void run_convolution(const float* x, const float* w, Terms terms, float* out) {
   }
 }
 
-// Of a channel: a bias; where the ending is scaled, a batch norm behind it.
+// For a channel: a bias; where the epilogue is scaled, a batch norm after it.
 struct Channels {
   explicit Channels(long count)
       : bias(numbers(count)),
@@ -156,8 +156,7 @@ void check_convolution() {
   }
 }
 
-// The largest number under a window as torch's kernel finds it; a NaN is the last one that is
-// taken.
+// The largest number under a window in the order of torch's kernel; of several NaNs the last.
 float largest_at(const PoolSizes& sizes, const float* plane, long out_row, long out_column) {
   float found = -std::numeric_limits<float>::infinity();
   for (long y = 0; y < sizes.kernel_height; ++y) {

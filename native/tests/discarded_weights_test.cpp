@@ -1,4 +1,4 @@
-// Memory of weights that is given back, and read again.
+// Memory of weights that is discarded, and read again.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@ using namespace streams;
 
 constexpr std::size_t kPage = 4096;
 
-// Resident weights of whole pages at odd places: the pages between them are shared.
+// Resident weights of whole pages at unaligned places: the pages between them are shared.
 StreamPlan resident_plan() {
   StreamPlan plan;
   plan.n_launches = 2;
@@ -53,7 +53,7 @@ void whole_pages_of_discarded_weights_go() {
   run_and_discard(fixture, {0});
   CHECK_THAT(fixture.stream->discarded_bytes() == 3 * kPage);
   CHECK_THAT(arrived(fixture) == (Weights{1, 2, 3, 4, 5}));
-  // The page that 2 and 3 share goes with them both; 1 and 5 are next to them.
+  // The page that 2 and 3 share is discarded with both; 1 and 5 are adjacent to them.
   run_and_discard(fixture, {2});
   CHECK_THAT(fixture.stream->discarded_bytes() == 3 * kPage + kPage);
   run_and_discard(fixture, {3});
@@ -102,7 +102,7 @@ void a_refresh_that_fails_is_tried_again() {
   CHECK_THAT(fixture.stream->discarded_bytes() == 0);
 }
 
-// Streamed bytes come by transfers in each pass, and mapped ones are shared with forks.
+// Streamed bytes arrive by transfers in each pass, and mapped bytes are shared with forks.
 void streamed_weights_stay() {
   Fixture ring(ring_plan(3, 2));
   ring.stream->load(nullptr);

@@ -1,4 +1,4 @@
-// Arithmetic over sizes: what is computed, and that no code reaches beyond its stack.
+// Arithmetic over sizes: its results, and that no code reaches beyond its stack.
 #include "offload/expressions.hpp"
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Rows of weights that have no place in the weight memory.
+// Gathering rows of weights that have no place in the weight memory.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,7 +20,7 @@ using offload::RowTable;
 constexpr std::size_t kRowBytes = 100;
 constexpr RowTable kTable{3, 50, 90, kRowBytes};
 
-// A ring of three weights, and a fourth that is gathered: it takes no memory.
+// A ring of three weights, and a gathered fourth weight that takes no memory.
 StreamPlan plan_with_table() {
   StreamPlan plan = ring_plan(3, 2);
   plan.weights.push_back({"table", 10'000, {}, /*gathered=*/true});
@@ -84,7 +84,7 @@ void rows_come_in_the_order_of_their_indices() {
   CHECK_THAT(fixture.stream->generation() == 1);
 }
 
-// Rows that follow one another in the table are one read.
+// Adjacent rows of the table are a single read.
 void neighbours_are_read_at_once() {
   Gathering fixture;
   const int n_before = fixture.sources[3]->n_reads;

@@ -13,7 +13,7 @@ using offload::Relocation;
 using offload::Trigger;
 
 // Slot 0 an input with three words, slot 1 an output with one, slot 2 the feature map with two,
-// slot 3 a weight with one, slot 4 internal. The relocations come in no order.
+// slot 3 a weight with one, slot 4 internal. The relocations are unsorted.
 Header make_header() {
   return Header(
       {Trigger::kIo, Trigger::kIo, Trigger::kFeatureMap, Trigger::kWeight, Trigger::kInternal},

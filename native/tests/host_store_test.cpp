@@ -64,7 +64,7 @@ void test_a_range_is_held_once() {
   CHECK_THAT(first.size() == 1 && n_live_bytes == 50);
   auto second = store().take(key, 100, 50, make);
   CHECK_THAT(second.size() == 1 && second[0].slab == first[0].slab && n_live_bytes == 50);
-  // What surrounds it is taken beside it, in order.
+  // The bytes around it are taken separately, in order.
   auto third = store().take(key, 80, 90, make);
   CHECK_THAT(third.size() == 3 && total(third) == 90 && n_live_bytes == 90);
   CHECK_THAT(third[1].slab == first[0].slab && third[1].offset_bytes == 0);
@@ -73,7 +73,7 @@ void test_a_range_is_held_once() {
   CHECK_THAT(store().held_bytes(key, 0, 1000) == 90 && store().held_bytes(key, 90, 20) == 20);
   CHECK_THAT(store().held_bytes(key_of(2), 0, 1000) == 0);
   CHECK_THAT(store().held_bytes(key_of(1, 1), 0, 1000) == 0);
-  // The last one lets go of each, in either order.
+  // The last user releases each, in either order.
   first.clear();
   second.clear();
   CHECK_THAT(n_live_bytes == 90);
@@ -106,14 +106,14 @@ void test_who_is_alone_may_write() {
   auto other = store().take(key, 0, 20, make);
   CHECK_THAT(store().claim({&one[0]}) == 0);
   CHECK_THAT(store().claim({&other[1], &other[0]}) == 1);
-  CHECK_THAT(store().held_bytes(key, 0, 20) == 20);  // none was taken from the listing
+  CHECK_THAT(store().held_bytes(key, 0, 20) == 20);  // nothing was removed from the listing
   one.clear();
   CHECK_THAT(store().claim({&other[0]}) == -1);
   CHECK_THAT(store().held_bytes(key, 0, 20) == 10);
   CHECK_THAT(store().find(key, 0, 10).slab == nullptr);
   auto again = store().take(key, 0, 10, make);
   CHECK_THAT(again[0].slab != other[0].slab && n_live_bytes == 30);
-  store().list(other[0].slab, key, 0);  // what is there already stays
+  store().list(other[0].slab, key, 0);  // an existing slab remains
   CHECK_THAT(store().find(key, 0, 10).slab == again[0].slab);
   store().list(other[0].slab, key_of(3), 5);
   CHECK_THAT(store().find(key_of(3), 7, 3).offset_bytes == 2);
@@ -138,7 +138,7 @@ void test_steps_are_read_once() {
   }
   CHECK_THAT(has_thrown);
   CHECK_THAT(slab.fill(kStep - 10, n_bytes, read) == 10 && n_reads == 1);
-  CHECK_THAT(slab.fill(0, n_bytes, fails) == kStep);  // it is there
+  CHECK_THAT(slab.fill(0, n_bytes, fails) == kStep);  // already read
   CHECK_THAT(slab.fill(kStep, kStep + 7, read) == 7 && n_reads == 2);
   CHECK_THAT(slab.fill(2 * kStep, n_bytes, read) == 100 && n_reads == 3);
   for (std::size_t at = 0; at < n_bytes; at += 997) CHECK_THAT(slab.data()[at] == pattern(at));
@@ -154,7 +154,8 @@ void test_steps_are_read_once() {
   CHECK_THAT(slab.data()[n_bytes - 1] == pattern(n_bytes - 1));
 }
 
-// Threads that load at once: each byte is read once, and none waits for what another one began.
+// Threads that load at the same time: each byte is read once, and no thread waits for another's
+// read.
 void test_threads_fill_together() {
   constexpr std::size_t n_bytes = 5 * kStep;
   n_made = 0;
@@ -177,7 +178,7 @@ void test_threads_fill_together() {
   CHECK_THAT(n_made == 1 && n_reads == 5);
 }
 
-// A slab that goes while somebody asks for the same: memory of one or the other, never of none.
+// A slab is released while another thread requests its bytes: their memory is always a live slab's.
 void test_threads_take_and_let_go() {
   std::vector<std::thread> threads;
   for (int index = 0; index < 4; ++index) {

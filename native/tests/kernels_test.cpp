@@ -1,5 +1,5 @@
-// Templates of compiled kernels, on memory that ends where a tensor does: the sanitizers see what
-// reads or writes beyond it, and float64 what is wrong.
+// Templates of compiled kernels, on memory that ends where a tensor does: sanitizers detect
+// accesses beyond it, and float64 detects wrong results.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -31,7 +31,7 @@ using offload::kernels::Strides;
 float widened(float value) { return value; }
 float widened(BFloat16 value) { return offload::kernels::load_first<1>(&value)[0]; }
 
-// Just as many numbers as a tensor has, one beyond what an allocator aligns to.
+// Exactly as many numbers as a tensor has, one past an allocator's alignment.
 template <class Element>
 class Numbers {
  public:
@@ -61,7 +61,7 @@ class Numbers {
 template <class Element>
 constexpr double kRounding = std::is_same_v<Element, float> ? 0.0 : 1.0 / 256;
 
-// `rounded` is what was rounded on the way, beside the result.
+// `rounded`: the intermediate value that was rounded, in addition to the result.
 template <class Element>
 bool is_near(double found, double expected, double rounded = 0.0) {
   return std::abs(found - expected) <=
@@ -152,7 +152,7 @@ void check_products() {
   check_product<BFloat16, m_size, n_size, k_size, Order::kRows, true>();
 }
 
-// Every number in bfloat16, and those on both sides of a tie between two of them.
+// Every number in bfloat16, and the numbers on both sides of a tie between two of them.
 void check_rounding() {
   using offload::kernels::splat;
   bool holds = true;

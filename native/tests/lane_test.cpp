@@ -57,7 +57,7 @@ void errors_go_to_their_ticket() {
   CHECK_THAT(bad->done());
 }
 
-// As an error of Python's, which the GIL is taken for where its last reference goes.
+// Like a Python error, for whose last release the GIL is taken.
 struct HeldError {
   HeldError(std::mutex& mutex, std::atomic<bool>& begins) : held(&mutex), is_going(&begins) {}
   HeldError(const HeldError&) = delete;
@@ -110,7 +110,7 @@ void a_ticket_may_be_handed_on() {
       good, /*hands_on=*/true);
   lane.submit([] { throw std::runtime_error("broken"); }, bad, /*hands_on=*/true);
   lane.submit([] {}, behind);
-  behind->wait();  // the lane has gone on
+  behind->wait();  // the lane has continued
   CHECK_THAT(!good->done());
   CHECK_THAT(bad->done());
   may_end = true;
@@ -160,7 +160,7 @@ void many_threads_submit() {
   CHECK_THAT(n_done == 2000);
 }
 
-// Whoever submits beside a close is told that the lane is closed, or has a ticket that ends.
+// A thread that submits during a close gets an error, or a ticket that ends.
 void threads_submit_beside_a_close() {
   for (int time = 0; time < 50; ++time) {
     Lane lane;
@@ -189,8 +189,8 @@ void threads_submit_beside_a_close() {
   }
 }
 
-// As an executable does it: on the caller's thread under the execution mutex while the lane is
-// idle, queued otherwise; several wait for the same ticket.
+// As an executable does: on the caller's thread under the execution mutex while the lane is idle,
+// otherwise queued; several wait for the same ticket.
 void calls_and_submissions_take_turns() {
   Lane lane;
   int n_done = 0;  // needs no lock
@@ -240,7 +240,7 @@ void a_lane_knows_its_own_thread() {
   CHECK_THAT(!lane.is_current_thread());
 }
 
-// The last reference may go in the worker itself, which cannot wait for itself.
+// The worker itself may release the last reference, and cannot wait for itself.
 void worker_drops_the_last_reference() {
   struct Owner {
     Lane lane;
@@ -266,7 +266,7 @@ void leases_exclude_overlap_only() {
   for (std::thread& thread : threads) thread.join();
   CHECK_THAT(shared == 800);
   const Lease first(0, 100);
-  const Lease second(100, 200);  // would wait for ever if neighbours excluded each other
+  const Lease second(100, 200);  // would wait forever if neighbours excluded each other
   const Lease empty(50, 50);
 }
 
@@ -296,8 +296,8 @@ void fork_keeps_lanes_usable() {
 }
 #endif
 
-// A thread may go on while the interpreter exits, and nobody would join the worker of a lane that
-// it makes.
+// A thread may continue while the interpreter exits, and the worker of a lane that it makes would
+// not be joined.
 void lanes_made_after_the_end_start_no_thread() {
   Lane before;
   Lane::close_all();

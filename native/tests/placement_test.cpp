@@ -21,12 +21,12 @@ using offload::PlacementOptions;
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// The same numbers on every machine, which the standard's distributions do not promise.
+// Random numbers that are the same on every machine, unlike those of the standard's distributions.
 class Numbers {
  public:
   explicit Numbers(std::uint64_t seed) : state_(seed) {}
 
-  // From 0 up to and without `end`.
+  // From 0 up to but excluding `end`.
   std::int64_t below(std::int64_t end) {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return static_cast<std::int64_t>(state_ >> 33) % end;
@@ -36,7 +36,7 @@ class Numbers {
   std::uint64_t state_;
 };
 
-// The error that placing gives, or nothing.
+// The error of a placement, or nothing.
 std::string error_of(const std::vector<Interval>& intervals, const PlacementOptions& options) {
   try {
     place_intervals(intervals, options);
@@ -204,7 +204,7 @@ void checker_finds_what_overlaps() {
   CHECK_THAT(!check_error_of(intervals, {0, 8, 0}).empty());
 }
 
-// Two towers of three values each: within each, the third one takes the first one's place.
+// Two towers of three values each: in each, the third value takes the place of the first.
 offload::PartialIntervals towers(std::int64_t size_bytes) {
   offload::PartialIntervals values;
   values.n_chains = 2;
@@ -229,7 +229,7 @@ void partial_orders_share_bytes_within_a_chain() {
   CHECK_THAT(offload::place_partial({2, {}, {}, {}}, {}).method == "empty");
 }
 
-// Sizes and lifetimes of no order: greedy orders miss the best, and the search goes on from them.
+// Random sizes and live ranges: greedy orders miss the best, and the search improves on them.
 void many_values_in_a_partial_order() {
   offload::PartialIntervals values;
   values.n_chains = 3;

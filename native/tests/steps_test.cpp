@@ -39,7 +39,7 @@ void test_copies_that_take_turns_with_launches() {
 }
 
 void test_copies_ahead_of_their_execution() {
-  // Each piece in a place of its own: the link is never idle.
+  // Each piece in a separate place: the link is never idle.
   const SimulatedSteps found =
       simulate_steps({{wait(0, 1), run(0, 1), record(1), wait(2, 1), run(1, 2), record(3)},
                       {wait(1), copy(0, 1), record(0), wait(3), copy(1, 1), record(2)}},

@@ -13,7 +13,7 @@ namespace {
 
 enum Code { kDone = 0, kRefused = 1, kFault = 2 };
 
-// Streams whose work is a count, done when somebody waits; the next call of a name may fail.
+// Streams whose work is a count, done once it is waited for; the next call of a name may fail.
 class Machine {
  public:
   Code call(const std::string& name) {
@@ -122,7 +122,7 @@ void a_fence_ends_what_came_before_it() {
   CHECK_THAT(order.in_flight());
   late->wait();
   CHECK_THAT(!order.in_flight());
-  early->wait();  // and takes nothing back
+  early->wait();  // and does not lower the count
   CHECK_THAT(!order.in_flight());
 }
 

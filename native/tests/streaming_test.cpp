@@ -20,7 +20,7 @@ using offload::StreamingSimulator;
 using offload::StreamingTransfer;
 using offload::StreamingWeight;
 
-// 1 ns for each byte, and nothing else.
+// 1 ns for each byte, without overhead.
 constexpr double kLink = 1e9;
 
 void test_a_pass_without_transfers_computes() {
@@ -40,7 +40,7 @@ void test_copies_that_take_turns_with_launches() {
 }
 
 void test_copies_beside_launches() {
-  // Each in a place of its own: the link is never idle.
+  // Each in a separate place: the link is never idle.
   const StreamingPass pass = StreamingSimulator({3, 4}).pass({{10, 0, -2}, {20, 1, -1}});
   CHECK_THAT(pass.period_ns == 30);
   CHECK_THAT(pass.transfer_begin_ns == (std::vector<double>{-4, 6}));
@@ -68,7 +68,7 @@ StreamingOptions options(std::int64_t budget_bytes, std::int64_t floor_bytes, bo
   return {kLink, 0, budget_bytes, floor_bytes, 1e18, 64, 4096, tails};
 }
 
-// n weights of these bytes, each read by a launch of its own.
+// `n_weights` weights of this size, each read by its own launch.
 std::vector<StreamingWeight> chain(std::size_t n_weights, std::int64_t size_bytes) {
   std::vector<StreamingWeight> weights;
   for (std::size_t index = 0; index < n_weights; ++index) {
@@ -107,8 +107,8 @@ void test_all_sets_of_a_few() {
   CHECK_THAT(found.best->period_ns == 2 * (1 << 20) + 3e4 - 1e4);
 }
 
-// What the piece at hand waits for: the last reader of whatever lies where it will, each piece
-// being read by the launch of its number, of `n_launches`.
+// What the current piece waits for: the last reader of whatever lies at its position, where each
+// piece is read by the launch of its number, of `n_launches`.
 std::int64_t wait_of(const std::vector<std::int64_t>& sizes, const std::vector<std::size_t>& pieces,
                      const std::vector<std::int64_t>& begins, std::size_t at) {
   const auto n_launches = static_cast<std::int64_t>(sizes.size());
@@ -122,7 +122,7 @@ std::int64_t wait_of(const std::vector<std::int64_t>& sizes, const std::vector<s
   return latest;
 }
 
-// The least period at any positions, in pages, of these pieces in a ring of so many.
+// The least period of these pieces in a ring, in pages, over all positions.
 double all_positions_ns(const std::vector<double>& launch_ns,
                         const std::vector<std::int64_t>& sizes,
                         const std::vector<std::size_t>& pieces, std::int64_t room,
@@ -190,8 +190,8 @@ void test_all_positions_of_a_few() {
 }
 
 void test_pieces_of_one_launch_are_brought_as_places_become_free() {
-  // The second and third weight are first read by one launch, each with a place that another
-  // launch's piece has before; the demand names first the one whose place is free last.
+  // The second and third weight are first read by the same launch, and each takes a place that
+  // another launch's piece had before; the input lists first the one whose place is free last.
   const std::vector<double> launch_ns{5e3, 2e4, 1e3};
   const std::vector<StreamingWeight> weights{
       {4096, 0, 0, false}, {8192, 1, 1, false}, {8192, 2, 2, false}, {4096, 2, 2, false}};
@@ -211,7 +211,7 @@ void test_bad_options_are_refused() {
   };
   const StreamingOptions right = options(1 << 20, 1 << 19, true);
   CHECK_THAT(!fails(chain(1, 4096), right));
-  CHECK_THAT(fails(chain(2, 4096), right));  // the second is read by a launch that there is not
+  CHECK_THAT(fails(chain(2, 4096), right));  // the second is read by a launch that does not exist
   CHECK_THAT(fails({{-1, 0, 0, false}}, right));
   CHECK_THAT(fails({{std::int64_t{1} << 62, 0, 0, false}}, right));
   StreamingOptions wrong = right;

@@ -19,12 +19,12 @@ using offload::TaskPlacementOptions;
 
 using Integers = std::vector<std::int64_t>;
 
-// The same numbers on every machine, which the standard's distributions do not promise.
+// Random numbers that are the same on every machine, unlike those of the standard's distributions.
 class Numbers {
  public:
   explicit Numbers(std::uint64_t seed) : state_(seed) {}
 
-  // From 0 up to and without `end`.
+  // From 0 up to but excluding `end`.
   std::int64_t below(std::int64_t end) {
     state_ = state_ * 6364136223846793005u + 1442695040888963407u;
     return static_cast<std::int64_t>(state_ >> 33) % end;
@@ -77,7 +77,7 @@ TaskGraph random_graph(std::size_t n_tasks, std::size_t n_processors, Numbers& n
   return graph;
 }
 
-// Whether tasks run so: in turn, behind what they read, within memory.
+// Whether tasks run one at a time on each processor, after what they read, and within memory.
 bool is_right(const TaskGraph& graph, const offload::TaskPlacement& placement) {
   const std::size_t n_tasks = graph.memory_bytes.size();
   Integers bytes(graph.n_processors);

@@ -37,7 +37,7 @@ void a_ticket_goes_through_its_states() {
   ticket.issue();
   CHECK_THAT(ticket.running() && ticket.wait_for_issue(std::chrono::nanoseconds(0)));
   CHECK_THAT(!ticket.wait_for(std::chrono::nanoseconds(0)));
-  CHECK_THAT(ticket.begin());  // by who finishes what was handed on
+  CHECK_THAT(ticket.begin());  // by the thread that finishes handed-on work
   ticket.finish(nullptr);
   CHECK_THAT(ticket.done() && !ticket.running() && !ticket.cancel() && !ticket.begin());
   ticket.wait();
@@ -63,7 +63,7 @@ void callbacks_come_in_order_and_once() {
     ticket.when_done([&order, index] { order.push_back(index); });
   }
   ticket.end(nullptr);
-  CHECK_THAT(order.empty());  // they are called without the lock under which it was ended
+  CHECK_THAT(order.empty());  // called without the lock under which the ticket was ended
   ticket.when_done([&order] { order.push_back(9); });
   CHECK_THAT(order == std::vector<int>{9});
   ticket.call_back();
@@ -71,7 +71,7 @@ void callbacks_come_in_order_and_once() {
   CHECK_THAT((order == std::vector<int>{9, 0, 1, 2, 3, 4}));
 }
 
-// What a callback keeps goes when it was called, also where its ticket stays.
+// What a callback captures is released after the call, even if its ticket lives on.
 void callbacks_keep_nothing() {
   Ticket ticket;
   const auto kept = std::make_shared<int>(1);
@@ -127,7 +127,7 @@ void a_callback_may_submit_to_its_lane() {
   CHECK_THAT(!Lane::calls_back() && !Lane::is_own_work(*second));
 }
 
-// Each of two lanes waits for tickets of the other, which were submitted before: none hangs.
+// Two lanes wait for each other's tickets, which were submitted before: no deadlock.
 void lanes_wait_for_each_other() {
   Lane lanes[2];
   std::atomic<int> sum = 0;
@@ -146,7 +146,7 @@ void lanes_wait_for_each_other() {
   CHECK_THAT(sum == 500);
 }
 
-// One of `begin` and `cancel` wins, and whoever registers meanwhile is called once.
+// Either `begin` or `cancel` succeeds, and a callback registered meanwhile is called once.
 void threads_cancel_begin_and_wait() {
   for (int time = 0; time < 300; ++time) {
     const auto ticket = std::make_shared<Ticket>();
@@ -170,7 +170,7 @@ void threads_cancel_begin_and_wait() {
 }
 
 #if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
-// In the child nobody does the parent's work, and whoever waits there is told; also of a ticket
+// In the child the parent's work is not done, and waiting threads get an error; also for a ticket
 // that threads of the parent wait for, whose condition would never be destroyed.
 void tickets_of_the_parent_have_failed_in_the_child() {
   auto waited_for = std::make_shared<Ticket>();

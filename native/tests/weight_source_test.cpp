@@ -26,7 +26,7 @@ std::byte pattern(std::size_t at) {
   return static_cast<std::byte>((at * 2654435761u + (at >> 13)) >> 7 & 0xFF);
 }
 
-// A file that goes with the test.
+// A file that is deleted at the end of the test.
 class File {
  public:
   explicit File(std::size_t size_bytes) {
@@ -66,8 +66,8 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Ranges of all alignments, through the device and through the page cache, into memory of all
-// alignments, and nothing beside the range is written.
+// Ranges of all alignments, through the device and the page cache, into memory of all alignments;
+// nothing outside the range is written.
 void ranges_are_read_exactly(const std::string& path, std::size_t file_bytes) {
   WeightFiles files;
   const auto file = files.open(path);
@@ -118,7 +118,7 @@ void truncated_files_are_told() {
   const std::string error = error_of([&] { source.read(0, memory.data(), 90'000, buffer); });
   CHECK_THAT(has(error, file.path()));
   CHECK_THAT(has(error, "got 50000"));
-  // What is there could be read, but may be of another time than what was read before.
+  // What exists could be read, but may be newer than what was read before.
   const std::string later = error_of([&] { source.read(0, memory.data(), 49'992, buffer); });
   CHECK_THAT(has(later, file.path() + ": it was written since it was opened"));
   CHECK_THAT(has(error_of([&] {
@@ -128,7 +128,7 @@ void truncated_files_are_told() {
                  "the file ends before"));
 }
 
-// Runs of bytes, one after the other, at any offset, and nothing beside them is written.
+// Runs of bytes, one after the other, at any offset; nothing outside them is written.
 void runs_are_read_exactly() {
   const File file(100'000);
   WeightFiles files;
@@ -147,7 +147,7 @@ void runs_are_read_exactly() {
     }
     CHECK_THAT(equal);
     CHECK_THAT(memory.back() == std::byte{0x55});
-    unlink(file.path().c_str());  // the second time the file has no path any more
+    unlink(file.path().c_str());  // from the second turn on the file has no path
   }
   offload::HeldSource held({memory.data(), [](const std::byte*) {}}, memory.size());
   std::byte to[4] = {};
@@ -179,7 +179,7 @@ void what_is_no_file_is_refused() {
   CHECK_THAT(has(error_of([] { WeightFiles().open("/dev/null"); }), "regular file"));
 }
 
-// A path that shows another file from now on is looked up again when it is asked for.
+// A path that names another file is looked up again on request.
 void replaced_files_are_looked_up() {
   const File file(5000);
   WeightFiles files;
@@ -200,7 +200,7 @@ void replaced_files_are_looked_up() {
   CHECK_THAT(memory[1] == std::byte{7} && memory[4999] == std::byte{7});
 }
 
-// The kernel's own files take no direct reads.
+// The kernel's own files permit no direct reads.
 void filesystems_without_direct_reads_work() {
   WeightFiles files;
   const auto file = files.open("/proc/self/maps");

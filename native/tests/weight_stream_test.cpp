@@ -31,12 +31,13 @@ void passes_find_their_weights(StreamPlan plan, int n_passes, int delay_us) {
   CHECK_THAT(n_moved >= n * n_of_pass && n_moved <= (n + 1) * n_of_pass);
 }
 
-// After the last execution the worker goes on to the next pass, as far as bytes are free.
+// After the last execution the worker continues into the next pass, as far as bytes are free.
 void the_next_pass_is_prepared() {
   Fixture fixture(ring_plan(3, 2));
   fixture.stream->load(nullptr);
   fixture.run();
-  // Weight 0 lies where weight 2 did, and weight 1 where it was: both are free, weight 2 is not.
+  // Weight 0 goes to the place of weight 2, and weight 1 to its own: both are free, weight 2's is
+  // not.
   while (fixture.stream->n_transfers() < 5) pause_for(1);
   pause_for(20);
   CHECK_THAT(fixture.stream->n_transfers() == 5);
@@ -60,7 +61,7 @@ void loads_say_how_far_they_are() {
     threw = true;
   }
   CHECK_THAT(threw);
-  fixture.run();  // reads again what the load that ended left
+  fixture.run();  // reads again what the failed load left
   CHECK_THAT(fixture.stream->generation() == 2);
 }
 
@@ -83,7 +84,7 @@ void failed_transfers_surface_at_their_launch() {
   fixture.stream->abandon_pass();
   fixture.run();
   CHECK_THAT(fixture.stream->generation() == 2);
-  // What failed before the pass began waits for its launch as well.
+  // A failure before the pass began surfaces at its launch, too.
   while (fixture.stream->n_transfers() < 4 + 2 + 4 + 2) pause_for(1);
   fixture.sources[0]->broken = true;
   fixture.run();
@@ -120,7 +121,7 @@ void replaced_weights_are_read_again() {
   }
   auto other = std::make_shared<TestSource>(9, fixture.sources[0]->size_bytes());
   fixture.stream->begin_pass(4, false);
-  fixture.stream->replace({{0, other}});  // for the next pass; this one goes on with the old source
+  fixture.stream->replace({{0, other}});  // for the next pass; this one keeps the old source
   for (std::size_t launch = 0; launch < 4; ++launch) fixture.run_launch(launch);
   fixture.stream->end_pass();
   fixture.sources[0] = other;
@@ -132,12 +133,12 @@ void replaced_weights_are_read_again() {
     refused = true;
   }
   CHECK_THAT(refused);
-  // Weights that cannot be read again fail the execution, and the next one tries once more.
+  // Weights that cannot be read again fail the execution, and the next execution tries again.
   fixture.sources[1]->broken = true;
   fixture.stream->refresh({1});
   CHECK_THAT(has(fixture.error_of_run(), "second: disk: broken"));
   fixture.sources[1]->broken = false;
-  fixture.sources[1]->version = 99;  // which only reading it again can bring
+  fixture.sources[1]->version = 99;  // which only reading it again shows
   fixture.run();
 }
 
@@ -146,7 +147,7 @@ void changes_are_seen_by_the_next_pass() {
   for (const auto& source : fixture.sources) source->tells = true;
   fixture.stream->load(nullptr);
   fixture.run();
-  while (fixture.stream->n_transfers() < 5) pause_for(1);  // the next pass's first two as well
+  while (fixture.stream->n_transfers() < 5) pause_for(1);  // also the first two of the next pass
   fixture.sources[1]->version = 1;
   const int n_reads = fixture.sources[0]->n_reads;
   fixture.run();
@@ -203,7 +204,7 @@ void executions_need_loaded_weights() {
   CHECK_THAT(has(fixture.error_of_run(), "closed"));
 }
 
-// A worker in the middle of a pass, whose launches never come.
+// A worker in the middle of a pass whose launches never come.
 void busy_streams_close() {
   for (int time = 0; time < 50; ++time) {
     Fixture fixture(ring_plan(8, 3));
@@ -226,14 +227,14 @@ void waiting_launches_end_with_close() {
   });
   try {
     fixture.stream->before(1);
-    CHECK_THAT(fixture.arrived(1));  // it came in time after all
+    CHECK_THAT(fixture.arrived(1));  // it arrived in time after all
   } catch (const offload::ExecutionError& error) {
     CHECK_THAT(has(error.what(), "closed"));
   }
   closer.join();
 }
 
-// Passes on changing threads, while others refresh, replace and look at the counters.
+// Passes on changing threads, while other threads refresh, replace and read the counters.
 void many_threads_use_one_stream() {
   Fixture fixture(aliasing_plan());
   fixture.delay(20);
@@ -257,7 +258,7 @@ void many_threads_use_one_stream() {
   CHECK_THAT(fixture.stream->generation() > 1);
 }
 
-// Passes, while others replace and refresh until the stream is closed beside them.
+// Passes, while other threads replace and refresh until the stream is closed.
 void threads_replace_beside_passes() {
   Fixture fixture(ring_plan(4, 2));
   fixture.delay(20);
@@ -354,7 +355,7 @@ void interpreter_exit_ends_busy_workers() {
   fixture.stream->load(nullptr);
   offload::Lane::close_all();
   CHECK_THAT(has(fixture.error_of_run(), "closed"));
-  Fixture later(ring_plan(2, 1));  // made by a thread that goes on: it starts no worker
+  Fixture later(ring_plan(2, 1));  // made by a thread that continues: it starts no worker
   bool threw = false;
   try {
     later.stream->load(nullptr);

@@ -1,5 +1,4 @@
-// Streams of weights on sources that do what a test wants of them, and passes that check every
-// byte.
+// Streams of weights on scripted sources, and passes that check every byte.
 #pragma once
 
 #include <atomic>
@@ -29,7 +28,7 @@ inline void pause_for(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
 }
 
-// Bytes that tell the weight and its version; slow, and failing, as the test wants it.
+// Bytes that identify the weight and its version; slow and failing on request.
 class TestSource final : public WeightSource {
  public:
   TestSource(std::size_t weight, std::size_t size_bytes)
@@ -74,7 +73,7 @@ class TestSource final : public WeightSource {
   std::mt19937 random_;
 };
 
-// When a transfer may begin: after the last reader of what lies where it writes.
+// Sets when a transfer may begin: after the last reader of the bytes that it overwrites.
 inline void set_afters(StreamPlan& plan) {
   const auto place = [&](const WeightTransfer& one) {
     const auto& piece = plan.weights[one.weight].pieces[one.piece];
@@ -117,7 +116,7 @@ inline StreamPlan ring_plan(std::size_t n_weights, std::size_t n_slots, std::siz
   return plan;
 }
 
-// Two weights with resident heads, whose tails share one ring with a third; a resident fourth.
+// Two weights with resident heads whose tails share a ring with a third; a resident fourth.
 inline StreamPlan aliasing_plan() {
   constexpr std::size_t kPage = 4096;
   StreamPlan plan;
@@ -149,7 +148,7 @@ class Fixture {
     for (const auto& source : sources) source->delay_us = most_us;
   }
 
-  // The bytes of a weight as launches have to find them.
+  // Whether a weight has the bytes that launches must find.
   bool arrived(std::size_t weight) const {
     const std::byte* const bytes = stream->address(weight);
     for (std::size_t at = 0; at < sources[weight]->size_bytes(); ++at) {
@@ -168,7 +167,7 @@ class Fixture {
     stream->after(launch);
   }
 
-  // One pass; what a launch throws abandons it.
+  // One pass; an exception of a launch abandons it.
   void run(bool traced = false) {
     const std::size_t n_launches = stream->plan().n_launches;
     stream->begin_pass(n_launches, traced);

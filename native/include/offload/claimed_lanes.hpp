@@ -1,4 +1,4 @@
-// Lanes of launches that whichever thread is there claims: the caller's, or a helper's.
+// Lanes of launches that any available thread claims: the caller's, or a helper's.
 #pragma once
 
 #include <atomic>
@@ -16,45 +16,46 @@
 
 namespace offload {
 
-// A step of a lane of launches: launches in a row, the record of an event, or the wait for one.
+// A step of a lane: run consecutive launches, record an event, or wait for an event.
 struct LaneStep {
   enum class Kind : std::uint8_t { kRun, kRecord, kWait };
 
   Kind kind = Kind::kRun;
   std::size_t first = 0;  // launch, or event
-  std::size_t last = 0;   // of a run, the launch behind the last one
+  std::size_t last = 0;   // kRun: the launch after the last one
 };
 
-// What launches are to lanes.
+// The launches that lanes execute.
 //
-// Owner: whoever executes. Thread: run on the caller's or a helper's, of one lane on one at a time;
-// what one thread did of a lane is seen by the next. Errors: run throws those of launches.
+// Owner: the executing object. Thread: run is called on the caller's thread or a helper's, for each
+// lane on one thread at a time; what one thread did for a lane is visible to the next. Errors: run
+// throws those of launches.
 class LaneWork {
  public:
-  // Runs the launches from `launch` up to `last`, counting `launch` on; ends early where `stopped`.
+  // Runs the launches from `launch` up to `last`, advancing `launch`; returns early once `stopped`.
   virtual void run(std::size_t lane, std::size_t& launch, std::size_t last,
                    const std::atomic<bool>& stopped) = 0;
 
-  // On a helper's thread: calls `drive` once, with what the thread needs to run launches in place.
-  // Nothing of this object is touched once `drive` has begun: it may have gone when that returns.
+  // On a helper's thread: calls `drive` once, with the thread set up to run launches. Accesses no
+  // member once `drive` has begun: this object may no longer exist when `drive` returns.
   virtual void take_part(const std::function<void()>& drive) = 0;
 
  protected:
   ~LaneWork() = default;
 };
 
-// Executes lanes. A lane is claimed by a compare-and-swap: by the caller, or by a helper of the
-// process where one comes. A thread whose lane waits for another gives it back where it finds one
-// that can go on, so that no lane waits for a thread that is not there; the caller needs no helper.
-// Who waits looks for a while, then sleeps.
+// Executes lanes. The caller, or an available helper, claims a lane by compare-and-swap. A thread
+// whose lane must wait gives it back if another lane can proceed, so that no lane depends on a
+// particular thread; the caller needs no helper. Waiting threads spin for a while, then sleep.
 //
 // Owner: shared with the helpers that take part. Thread: one executes at a time. Errors: execute
-// throws, once everybody has ended, the error of the first launch in recorded order of those that
-// failed; others of the execution are not begun then. The constructor throws std::invalid_argument
-// for an event that is not recorded once, or a wait for one of the same lane.
+// throws, after all threads have stopped, the error of the failed launch that is first in recorded
+// order; no further launch of the execution begins after a failure. The constructor throws
+// std::invalid_argument for an event that is not recorded exactly once, or a wait for an event of
+// the same lane.
 class ClaimedLanes final : public Helped, public std::enable_shared_from_this<ClaimedLanes> {
  public:
-  // `of`: what is executed, for `is_helping_with`.
+  // `of` identifies the executed object for `is_helping_with`.
   ClaimedLanes(LaneWork& work, std::vector<std::vector<LaneStep>> lanes, const void* of = nullptr);
   ~ClaimedLanes() override;
   ClaimedLanes(const ClaimedLanes&) = delete;
@@ -62,14 +63,14 @@ class ClaimedLanes final : public Helped, public std::enable_shared_from_this<Cl
 
   std::size_t n_lanes() const { return steps_.size(); }
 
-  // Executes all lanes, with so many helpers at the most.
+  // Executes all lanes with at most `n_helpers` helpers.
   void execute(std::size_t n_helpers);
 
-  // Whether the calling thread is a helper that takes part in an execution of this, which another
-  // thread has asked for: waiting for its end would never end there.
+  // Whether the calling thread is a helper in an execution of `of` that another thread started:
+  // waiting for its end there would deadlock.
   static bool is_helping_with(const void* of) noexcept;
 
-  // How many launches helpers have run, of all executions.
+  // Launches that helpers have run, over all executions.
   std::uint64_t n_helped() const noexcept { return n_helped_; }
 
   void help() noexcept override;
@@ -77,10 +78,10 @@ class ClaimedLanes final : public Helped, public std::enable_shared_from_this<Cl
 
  private:
   struct alignas(64) Lane {
-    std::atomic<std::uint64_t> claim = 0;  // the execution, and whether it is free, taken, ended
-    std::atomic<std::size_t> awaited = 0;  // of a free one: 1 + the event without which it waits
-    std::size_t at = 0;                    // the step that comes next
-    std::size_t failed = 0;                // the launch, where there is an error
+    std::atomic<std::uint64_t> claim = 0;  // number of the execution, and free, taken or ended
+    std::atomic<std::size_t> awaited = 0;  // free lane: 1 + the event that it waits for
+    std::size_t at = 0;                    // next step
+    std::size_t failed = 0;                // the failed launch, if there is an error
     std::exception_ptr error;
     std::thread::id owner;
   };
@@ -110,8 +111,8 @@ class ClaimedLanes final : public Helped, public std::enable_shared_from_this<Cl
   std::vector<std::vector<LaneStep>> steps_;  // by lane
   std::unique_ptr<Lane[]> lanes_;
   std::unique_ptr<Event[]> events_;
-  std::atomic<std::uint64_t> execution_ = 0;  // by number, the latest
-  std::atomic<std::size_t> n_ended_ = 0;      // lanes of it
+  std::atomic<std::uint64_t> execution_ = 0;  // number of the latest
+  std::atomic<std::size_t> n_ended_ = 0;      // of the latest execution
   std::atomic<bool> stopped_ = false;         // a launch has failed
   std::atomic<std::uint64_t> n_helped_ = 0;
   std::mutex mutex_;

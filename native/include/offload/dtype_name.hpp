@@ -1,4 +1,4 @@
-// A dtype's name as Python has it, for messages.
+// The Python name of a dtype, for messages.
 #pragma once
 
 #include <c10/core/ScalarType.h>

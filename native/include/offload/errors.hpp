@@ -1,4 +1,4 @@
-// The errors that cross into Python, where they become the classes of offload.errors.
+// Errors that cross into Python, where they become the classes of offload.errors.
 #pragma once
 
 #include <stdexcept>
@@ -12,51 +12,51 @@ class CaptureError : public std::logic_error {
   using std::logic_error::logic_error;
 };
 
-// An argument of an execution does not fit. Raised before anything has run.
+// An argument of an execution does not fit. Raised before anything runs.
 class BindingError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// The device failed while executing. Raised at the wait.
+// The device failed during an execution. Raised at the wait.
 class ExecutionError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A device has no memory left for what was asked: with less it may go. Memory of the host that a
-// device merely reads is another thing, and an ExecutionError.
+// A device lacks memory for a request; a smaller request may succeed. A lack of host memory that a
+// device merely reads is an ExecutionError instead.
 class OutOfMemory : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
 };
 
-// A device has no stream left for what was asked: where less is loaded it may go.
+// A device has no free stream; with fewer loaded programs the request may succeed.
 class OutOfStreams : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
 };
 
-// Work was not begun, since what it depends on has failed; nested is the error of that.
+// Work was not begun because its dependency failed; the nested error is that of the dependency.
 class DependencyError : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
 };
 
-// Work was cancelled before it began, or what it depends on was. In Python the one of
+// Work was cancelled before it began, or its dependency was. In Python this is the class of
 // concurrent.futures.
 class CancelledError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A file cannot be read as what it should be.
+// A file does not have the expected content.
 class FileError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The plan or its placement cannot be made.
+// No plan or placement can be made.
 class PlanError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;

@@ -1,5 +1,5 @@
-// Arithmetic over sizes, as postfix code: what the numbers of a program whose sizes vary are
-// computed by, when the sizes are known.
+// Arithmetic over sizes, as postfix code. It computes the numbers of a program whose sizes vary,
+// once the sizes are known.
 #pragma once
 
 #include <cstddef>
@@ -9,19 +9,19 @@
 
 namespace offload {
 
-// An operation takes its operands from the stack, the last one on top, and puts its result there.
-// Integers are 64 bits wide and reals are doubles; division rounds down and a remainder has the
-// sign of its divisor, as Python's do. What compares gives the integer 1 or 0. The order is that of
+// An operation pops its operands from the stack (the last operand is on top) and pushes its result.
+// Integers are 64 bits wide, reals are doubles. Division rounds down and a remainder has the sign
+// of its divisor, as in Python. Comparisons give the integer 1 or 0. In the order of
 // kOperationNames.
 enum class Operation : std::uint8_t {
-  kInteger,  // of the instruction
-  kReal,     // of the instruction
-  kSize,     // of the dim whose position the instruction's integer is
+  kInteger,  // the instruction's operand
+  kReal,     // the instruction's operand
+  kSize,     // of the dim at the position that the instruction's integer gives
   kAdd,
   kMultiply,
   kFloorDivide,
   kModulo,
-  kPower,  // of an integer, to one that is not negative; of reals
+  kPower,  // integer with a non-negative exponent, or reals
   kMinimum,
   kMaximum,
   kEqual,
@@ -36,7 +36,7 @@ enum class Operation : std::uint8_t {
   kTrueDivide,
   kSquareRoot,
   kLogarithm,
-  kFloor,  // of a real, as an integer; so are the next three
+  kFloor,  // real to integer, like the next three
   kCeiling,
   kTruncate,
   kRound,  // half to even
@@ -63,42 +63,43 @@ struct Bounds {
 
 struct Instruction {
   Operation operation = Operation::kInteger;
-  Number operand;  // of kInteger, kReal and kSize
+  Number operand;  // for kInteger, kReal and kSize
 };
 
-// These sizes have no result: a number leaves 64 bits, is divided by 0, or is no number.
+// No result exists for these sizes: 64-bit overflow, a division by 0, or NaN.
 class ExpressionError : public std::domain_error {
  public:
   using std::domain_error::domain_error;
 };
 
-// Expressions over the same dims, each of which is evaluated alone.
+// Expressions over the same dims, each evaluated independently.
 //
-// Owner: whoever makes it. Thread: any number at once; it does not change.
+// Owner: whoever makes it. Thread: any number at once; it is immutable.
 class Expressions {
  public:
-  // Throws ExpressionError where one leaves no result or more than one, takes more operands than
-  // there are, names a dim that does not exist or an operation that takes no such operand.
+  // Throws ExpressionError if a code does not leave exactly one result, pops more operands than
+  // exist, names a dim that does not exist, or applies an operation to an operand that it does not
+  // take.
   Expressions(std::size_t n_dims, std::vector<std::vector<Instruction>> codes);
 
   std::size_t n_dims() const { return n_dims_; }
   std::size_t size() const { return ends_.size(); }
 
-  // The result of one of them. `sizes` has n_dims of them. Throws ExpressionError.
+  // The result of one expression. `sizes` has n_dims elements. Throws ExpressionError.
   Number evaluate(std::size_t index, const std::int64_t* sizes) const;
 
-  // Between which numbers the result lies for all sizes from `least` to `greatest`, both included;
-  // the bounds need not be reached. Throws ExpressionError where one of these sizes may have no
-  // result, or nothing is known of it.
+  // Bounds of the result for all sizes from `least` to `greatest`, both included; they need not be
+  // tight. Throws ExpressionError if some of these sizes may have no result, or nothing is known of
+  // it.
   Bounds bounds(std::size_t index, const std::int64_t* least, const std::int64_t* greatest) const;
 
-  // A number that no result exceeds for all sizes from `least` to `greatest` that have one: of a
-  // few sizes the greatest result, of many the bound. Throws ExpressionError as bounds does, and
-  // where none of the few has a result.
+  // An upper bound of all results that exist for sizes from `least` to `greatest`: exact if there
+  // are few sizes, else that of `bounds`. Throws ExpressionError as bounds does, and if none of the
+  // few sizes has a result.
   Number greatest(std::size_t index, const std::int64_t* least, const std::int64_t* greatest) const;
 
  private:
-  // Runs the code of one of them over operands of any kind.
+  // Runs the code of one expression over operands of any kind.
   template <typename Operand, typename Apply>
   Operand run(std::size_t index, Apply apply) const;
 
@@ -106,7 +107,7 @@ class Expressions {
   std::vector<std::size_t> dims_of(std::size_t index) const;
 
   std::size_t n_dims_;
-  std::vector<Instruction> code_;  // of all, one behind the other
+  std::vector<Instruction> code_;  // of all expressions, concatenated
   std::vector<std::size_t> ends_;
 };
 

@@ -1,9 +1,9 @@
-// The end of work on a device that returns before its work is done.
+// Waiting for work on a device that returns before the work is done.
 #pragma once
 
 namespace offload {
 
-// A moment of a resident: the end of all that it had enqueued when this was made.
+// The end of all that a resident had enqueued when this was made.
 //
 // Owner: whoever waits; may outlive the resident. Thread: any, one at a time. Errors: wait throws
 // ExecutionError if the device failed.
@@ -11,7 +11,7 @@ class Fence {
  public:
   virtual ~Fence() = default;
 
-  // Blocks until the moment has come. Needs no lock, so that the resident executes meanwhile.
+  // Blocks until that work has ended. Needs no lock, so the resident can execute meanwhile.
   virtual void wait() = 0;
 };
 

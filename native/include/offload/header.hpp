@@ -10,24 +10,24 @@ namespace offload {
 
 // What makes a slot's address change.
 enum class Trigger : std::uint8_t {
-  kIo,          // an input or output: new at any execution
+  kIo,          // an input or output: may be new at each execution
   kFeatureMap,  // the activations' arena moved
   kWeight,      // weights were bound again
-  kInternal,    // an address that the device alone knows: never bound, never patched
+  kInternal,    // known to the device alone: never bound, never patched
 };
 
-// How much an execution has to patch.
+// How much an execution must patch.
 enum class Policy : std::uint8_t { kNone, kIo, kAll };
 
-// Where the resident object holds an address: word = base[slot] + offset_bytes, modulo 2^64, since
-// it may lie before its slot.
+// A place in the resident object that holds an address: word = base[slot] + offset_bytes, modulo
+// 2^64, since the address may lie before its slot.
 struct Relocation {
   std::uint32_t word;
   std::uint32_t slot;
   std::uint64_t offset_bytes;
 };
 
-// One word and what it must hold now.
+// A word and the address that it must hold now.
 struct Patch {
   std::uint32_t word;
   std::uint64_t address;
@@ -41,14 +41,14 @@ struct HeaderCounts {
 
 // Base table and relocations of one executable.
 //
-// Owner: the executable. Thread: callers serialise. Errors: the constructor throws
-// std::invalid_argument for a relocation whose slot does not exist; nothing else throws but
-// std::bad_alloc in the constructor, where all buffers are sized.
+// Owner: the executable. Thread: callers serialise. Errors: the constructor sizes all buffers and
+// throws std::bad_alloc, or std::invalid_argument for a relocation whose slot does not exist. No
+// other method throws.
 class Header {
  public:
   Header(std::vector<Trigger> triggers, std::vector<Relocation> relocations);
 
-  // Notes the address of a slot for the next execution; binding the same one again is free.
+  // Sets the address of a slot for the next execution; binding the same one again is free.
   void bind(std::size_t slot, std::uint64_t address) noexcept {
     if (base_[slot] == address) return;
     base_[slot] = address;
@@ -61,8 +61,8 @@ class Header {
   // What changed since the last refresh. A slot that was moved away and back counts as unchanged.
   Policy policy() noexcept;
 
-  // Fills the patches for the changed slots, those of inputs and outputs in one contiguous run
-  // before those of the feature map, and marks them as done. Valid until the next call.
+  // Returns the patches of the changed slots, those of inputs and outputs contiguously before those
+  // of the feature map, and marks the slots as unchanged. Valid until the next call.
   const std::vector<Patch>& refresh(HeaderCounts& counts) noexcept;
 
   // An address that no slot has.

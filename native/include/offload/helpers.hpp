@@ -1,4 +1,4 @@
-// Helpers: threads of the process that take part in the executions of other threads.
+// Helpers: threads of the process that take part in executions of other threads.
 #pragma once
 
 #include <atomic>
@@ -16,39 +16,39 @@ namespace offload {
 // Work that helpers may take part in.
 //
 // Owner: whoever offers it, and each helper while it helps. Thread: help on a helper's; abandon on
-// the thread that forked. Errors: none; those of the work go to whoever has it done.
+// the thread that forked. Errors: none; those of the work go to the thread that requested it.
 class Helped {
  public:
   virtual ~Helped() = default;
 
-  // Takes part in what is under way, and returns once nothing of it is left. An offer may be taken
-  // up late: then nothing is to be done.
+  // Takes part in the work and returns once nothing of it is left. An offer may be taken up late;
+  // then this is a no-op.
   virtual void help() noexcept = 0;
 
-  // In the child of a fork, where no helper exists: ends what helpers had under way.
+  // In the child of a fork, where no helper exists: ends the work that helpers had begun.
   virtual void abandon() noexcept = 0;
 };
 
-// The helpers of this process. None is started before there is an offer that asks for one; each
-// looks for offers for a while after it has helped, then sleeps.
+// The helpers of this process. A helper is started when an offer first needs it. After helping it
+// spins for offers for a while, then sleeps.
 //
-// Owner: the process; it is never destroyed. Thread: any. Errors: none; where the system has no
-// thread left there are fewer helpers, and once the interpreter exits there are none: whoever
-// offers does all that nobody takes up. After a fork the child starts helpers of its own.
+// Owner: the process; never destroyed. Thread: any. Errors: none. If the system refuses a thread
+// there are fewer helpers, and none once the interpreter exits: the offering thread does the work
+// that no helper takes up. After a fork the child starts its own helpers.
 class Helpers final : public ThreadOwner {
  public:
   static Helpers& instance();
 
-  // Whether so many look for offers now: then nobody has to be woken.
+  // Whether at least `n` helpers are spinning for offers, so that none needs to be woken.
   bool are_looking(std::size_t n) const noexcept { return n_looking_.load() >= n; }
 
-  // Lets so many helpers take part, in any order with other offers.
+  // Lets up to `n` helpers take part, in any order with other offers.
   void offer(const std::shared_ptr<Helped>& work, std::size_t n) noexcept;
 
-  // Takes back what nobody has taken up of the offers of this work.
+  // Withdraws the offers of this work that no helper has taken up.
   void withdraw(const Helped& work) noexcept;
 
-  // Of work that may be offered; it must be removed before it goes. Not inside help.
+  // Registers work that may be offered; it must be removed before it is destroyed. Not inside help.
   void add(Helped& work);
   void remove(Helped& work) noexcept;
 
@@ -76,12 +76,12 @@ class Helpers final : public ThreadOwner {
   std::vector<Offer> offers_;
   std::vector<Helped*> works_;
   std::vector<std::thread> threads_;
-  std::atomic<std::size_t> n_offered_ = 0;  // to how many helpers, for those that look
+  std::atomic<std::size_t> n_offered_ = 0;  // number of helpers on offer, read while spinning
   std::atomic<std::size_t> n_looking_ = 0;
   std::atomic<bool> ended_ = false;
 };
 
-// Lets the processor rest for some nanoseconds, and its sibling work meanwhile.
+// Pauses the processor for some nanoseconds, in favour of its sibling thread.
 inline void rest() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -1,4 +1,4 @@
-// Whether helpers pay, as executions show: what they are given may not cost more than it gains.
+// Whether helpers pay, from measured executions: they may not cost more than they gain.
 #pragma once
 
 #include <algorithm>
@@ -7,26 +7,27 @@
 
 namespace offload {
 
-// Decides before each execution whether helpers take part in it, and is told what it took.
+// Decides before each execution whether helpers take part, from the durations of earlier
+// executions.
 //
-// An execution in which they do is compared with what executions by the caller alone take. What was
-// lost so is paid back, 1.5 % at a time, by executions without them, so that over any longer time
-// no more is lost than that; what was gained before counts little. Whether somebody has to be woken
-// makes a difference: helpers that look for work are an account of their own. Where calls follow
-// one another closely one is woken that others will not have to wake. The first losses count as a
-// helper's warm-up: its thread makes once what operators keep for each thread.
+// An execution with helpers is compared with executions by the caller alone. Time lost is credited
+// back at 1.5 % of each execution without helpers, so that over a longer period the loss stays
+// below that; credit for earlier gains is capped. Spinning helpers have a separate account, since
+// sleeping ones must be woken. Where calls follow closely, a helper is woken even if that does not
+// pay, since later calls then find it spinning. The first losses count as warm-up: a helper's
+// thread creates once what operators keep for each thread.
 //
 // Owner: one executable. Thread: one at a time. Errors: none.
 class LaneBalance {
  public:
-  // `looking`: helpers look for work now.
+  // `looking`: helpers are spinning for work now.
   bool is_shared(bool looking, std::uint64_t now_ns) noexcept {
     const bool is_close = last_end_ns_ != 0 && now_ns - last_end_ns_ < kCloseNs;
     n_close_ = is_close ? n_close_ + 1 : 0;
     kind_ = looking ? kLooking : kAsleep;
     refused_ = false;
     if (alone() == 0) return false;
-    if (++n_since_alone_ > kRefreshAfter) return false;  // what it takes alone may have changed
+    if (++n_since_alone_ > kRefreshAfter) return false;  // alone_ns may be outdated
     if (accounts_[kind_].balance_ns >= 0) return true;
     if (kind_ == kAsleep && n_close_ >= kClose && accounts_[kLooking].balance_ns >= 0) {
       n_close_ = 0;
@@ -50,7 +51,7 @@ class LaneBalance {
     }
     n_since_alone_ = 0;
     double& alone_ns = account.alone_ns;
-    // One that was interrupted says little.
+    // An interrupted execution says little.
     alone_ns =
         alone_ns == 0 ? took_ns : alone_ns + kNewest * (std::min(took_ns, 2 * alone_ns) - alone_ns);
     if (refused_) account.balance_ns = std::min(account.balance_ns + kPaidBack * took_ns, 0.0);
@@ -68,7 +69,7 @@ class LaneBalance {
   static constexpr std::size_t kWarmUps = 4;
 
   struct Account {
-    double alone_ns = 0;  // what an execution takes without helpers; 0: nobody knows
+    double alone_ns = 0;  // duration of an execution without helpers; 0: unknown
     double balance_ns = 0;
   };
 
@@ -80,7 +81,7 @@ class LaneBalance {
   Account accounts_[2];
   std::size_t kind_ = kAsleep;
   bool refused_ = false;
-  std::size_t n_close_ = 0;  // executions in a row that began soon after the one before
+  std::size_t n_close_ = 0;  // consecutive executions that began soon after the one before
   std::size_t n_since_alone_ = 0;
   std::size_t n_warm_ups_ = 0;
   std::uint64_t last_end_ns_ = 0;

@@ -1,14 +1,14 @@
-// Leases: exclusive use of a range of memory that several executables may share.
+// Leases: exclusive use of a memory range that several executables may share.
 #pragma once
 
 #include <cstdint>
 
 namespace offload {
 
-// Holds [begin, end) for one execution; overlapping leases wait for each other.
+// Holds [begin, end) for one execution; overlapping leases exclude each other.
 //
-// Owner: the execution. Thread: taken and given back on the executing thread, without the GIL.
-// Errors: none. An empty range is free.
+// Owner: the execution. Thread: acquired and released on the executing thread, without the GIL.
+// Errors: none. An empty range is a no-op.
 class Lease {
  public:
   Lease(std::uint64_t begin, std::uint64_t end);

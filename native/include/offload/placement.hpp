@@ -1,4 +1,4 @@
-// Static memory planning: byte offsets for values whose lifetimes are known.
+// Static memory planning: byte offsets for values with known live ranges.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace offload {
 
-// A value that exists in the steps [first, last) and then takes size_bytes. With first == last or
+// A value that is live in the steps [first, last) and then takes size_bytes. With first == last or
 // no bytes it takes nothing, conflicts with nothing and is put at offset 0.
 struct Interval {
   std::int64_t first;
@@ -17,13 +17,13 @@ struct Interval {
   std::int64_t size_bytes;
 };
 
-// The search that place_intervals affords by default: about a tenth of a second at the worst.
+// The default limit of place_intervals: at worst about a tenth of a second.
 inline constexpr std::int64_t kDefaultSearchSteps = 30'000'000;
 
 struct PlacementOptions {
-  // Offsets are multiples of it, and sizes count as rounded up to it. A power of two.
+  // Offsets are multiples of it, and sizes are rounded up to it. A power of two.
   std::int64_t alignment_bytes = 1;
-  // An arena that is small enough; without one, as small as the lower bound.
+  // A sufficient arena size; without it, the arena is made as small as the lower bound if possible.
   std::optional<std::int64_t> capacity_bytes;
   // Limits the search, in visits to items and sections (a visit takes two to four nanoseconds).
   // Counted, not timed, so the same input always gives the same placement. 0 turns it off.
@@ -38,28 +38,29 @@ struct Placement {
   std::int64_t search_steps = 0;       // spent
 };
 
-// Gives every interval an offset so that no two overlap both in time and in bytes.
+// Assigns offsets so that no two intervals overlap both in time and in bytes.
 //
 // Tries a portfolio of greedy orders and, if none meets the capacity (or the lower bound),
-// searches. An arena equal to the lower bound is optimal; so is any found for a few intervals, as
-// the search then ends with a proof. If the capacity cannot be met the result is the best placement
-// found. The result has passed check_placement.
+// searches. An arena equal to the lower bound is optimal. So is any result for a few intervals, as
+// the search then ends with a proof. If the capacity cannot be met, the result is the best
+// placement found. The result has passed check_placement.
 //
 // Thread: any; nothing is shared. Errors: PlanError if an interval has last < first or a negative
 // size, if the aligned sizes add up to more than 2^63 - 1 bytes, or if an option is out of range.
 Placement place_intervals(const std::vector<Interval>& intervals, const PlacementOptions& options);
 
-// The bytes that are live in the fullest step, each size rounded up to the alignment.
+// The live bytes in the fullest step, each size rounded up to the alignment.
 //
 // Thread: any. Errors: as place_intervals.
 std::int64_t lower_bound_bytes(const std::vector<Interval>& intervals,
                                std::int64_t alignment_bytes);
 
-// Values that exist in a partial order: what is executed is cut in chains, each of whose steps run
-// in order. By value and chain (value * n_chains + chain), `begins` says how many of its steps have
-// ended, whatever the timing, before the value exists, and `ends` how many must have for it to
-// exist no more. So one value is gone before another exists if none of its ends is beyond the begin
-// of the other in the same chain. A value without an end above 0, or without bytes, takes nothing.
+// Values that are live in a partial order: the execution is divided into chains whose steps run in
+// order. By value and chain (value * n_chains + chain), `begins` is the number of its steps that
+// have ended, whatever the timing, before the value becomes live, and `ends` the number that must
+// have ended before it stops being live. A value is therefore dead before another becomes live if
+// none of its ends exceeds the begin of the other in the same chain. A value without an end above
+// 0, or without bytes, takes nothing.
 struct PartialIntervals {
   std::size_t n_chains = 0;
   std::vector<std::int64_t> begins;
@@ -67,20 +68,20 @@ struct PartialIntervals {
   std::vector<std::int64_t> sizes_bytes;
 };
 
-// As place_intervals, of values in a partial order: greedy orders, and then a search among orders
-// that moves what is highest forward. The lower bound is that of a set of values of which each two
-// may exist at once; a smaller arena than that found may exist.
+// Like place_intervals, for values in a partial order: greedy orders, then a search over orders
+// that moves the highest values forward. The lower bound is that of a set of values of which any
+// two may be live at once; a smaller arena than the result may exist.
 //
 // Thread: any; nothing is shared. Errors: as place_intervals; PlanError if the counts do not fit.
 Placement place_partial(const PartialIntervals& values, const PlacementOptions& options);
 
-// Checks a placement of values in a partial order, whoever made it.
+// Checks a placement of values in a partial order, from any planner.
 //
 // Thread: any. Errors: PlanError as check_placement.
 void check_partial_placement(const PartialIntervals& values,
                              const std::vector<std::int64_t>& offsets_bytes);
 
-// Checks a placement, whoever made it, in O(n log n).
+// Checks a placement, from any planner, in O(n log n).
 //
 // Thread: any. Errors: PlanError if two intervals overlap both in time and in bytes (it names
 // them), if an offset is negative or ends past 2^63 - 1, or if the counts differ; and as

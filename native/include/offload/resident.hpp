@@ -20,7 +20,7 @@
 
 namespace offload {
 
-// When each launch of an execution began and ended; kept only where a timeline asks.
+// When each launch of an execution began and ended; kept only for a timeline.
 struct LaunchTimes {
   explicit LaunchTimes(std::size_t n_launches) : begin_ns(n_launches), end_ns(n_launches) {}
 
@@ -29,36 +29,37 @@ struct LaunchTimes {
   std::uint64_t clock_reads = 0;  // made for these times alone
 };
 
-// The moments of the stage of m_l_t that is the resident's own, submit, in ns of the steady clock.
+// Times of submit, the resident's own stage of m_l_t, in ns of the steady clock.
 struct Submission {
   static constexpr std::size_t kMostSubstages = 8;
 
-  // When it ended: the first launch begins; on a device that queues work the program was delivered.
+  // The end of submit: the first launch begins. On a device that queues work, the program has been
+  // delivered.
   std::uint64_t end_ns = 0;
 
-  // By substage when it ended, each beginning where the one before ended, or where submit began;
-  // 0: this execution had nothing to do there. Together they are submit, if there are any.
+  // The end of each substage. Each begins where the one before ended, or where submit began; 0: not
+  // used in this execution. Together the substages, if there are any, make up submit.
   std::array<std::uint64_t, kMostSubstages> substage_ends_ns{};
 
   void end_substage(std::size_t substage) { substage_ends_ns[substage] = now_ns(); }
 
-  // The last substage, and submit with it.
+  // Ends the last substage and submit.
   void end(std::size_t substage) { substage_ends_ns[substage] = end_ns = now_ns(); }
 };
 
-// What an execution proved before it used it: launches that it ran by two routes and compared.
+// What an execution proved before using it: launches that were run in two ways and compared.
 struct Proof {
   std::uint64_t n_launches = 0;
   std::uint64_t n_failed = 0;  // of these; they run as recorded
-  std::uint64_t ns = 0;        // beyond what the launches themselves took
+  std::uint64_t ns = 0;        // beyond the duration of the launches themselves
 };
 
-// A feature map of a resident's own. Its address stays until the resident is closed.
+// A resident's own feature map. Its address stays until the resident is closed.
 struct OwnArena {
   std::uint64_t address = 0;
 
-  // What stands for it where other residents use the same memory, leased while this one executes or
-  // issues (no tensor lies at that address); 0: nobody else uses it.
+  // A stand-in address, leased while this resident executes or issues, where other residents use
+  // the same memory; no tensor lies at that address. 0: the memory is not shared.
   std::uint64_t lease_id = 0;
 };
 
@@ -68,12 +69,12 @@ struct OwnArena {
 // device fails.
 class WeightPasses {
  public:
-  // Whether the next execution keeps when weights came. Called before each execution, and with
-  // false when nobody asks any more.
+  // Whether the next execution records when weights arrived. Called before each execution, and with
+  // false once no timeline asks.
   virtual void trace_weights(bool traces) = 0;
 
-  // What the last execution did with weights, once. Waits for its outputs where the device's clock
-  // is read for that.
+  // What the last execution did with weights; each report is returned once. Waits for the outputs
+  // where that requires the device's clock.
   virtual PassReport take_pass() = 0;
 
  protected:
@@ -85,24 +86,24 @@ class WeightPasses {
 // Owner, thread: as Resident, and as its methods. Errors: all throw ExecutionError.
 class DeviceStreams {
  public:
-  // Where the next execution and its copies go, after all that this resident has executed and what
-  // was copied for it. Called before each execution. Throws also for a stream that is being
-  // captured.
+  // Sets the stream of the next execution and its copies, which are ordered after all executions
+  // and copies of this resident so far. Called before each execution. Throws also for a stream that
+  // is being captured.
   virtual void set_stream(std::uint64_t stream) = 0;
 
-  // Whether its work goes to torch's current stream of the calling thread, as torch's own does:
-  // then nobody asks for a handle, and set_stream is given 0.
+  // Whether its work goes to torch's current stream of the calling thread, like torch's own work;
+  // then the caller passes 0 to set_stream instead of a handle.
   virtual bool follows_torch() const { return false; }
 
-  // Where it follows torch the stream that was current at set_stream.
+  // If it follows torch, the stream that was current at set_stream.
   virtual std::optional<c10::Stream> torch_stream() const { return std::nullopt; }
 
-  // Enqueues a copy of bytes where set_stream said, and gives true. False: nothing is done, and
-  // torch's own copy is in order.
+  // Enqueues a copy on the stream of set_stream and returns true. False: nothing is done, and
+  // torch's own copy works.
   virtual bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) = 0;
 
-  // The end of what was enqueued so far; null where nothing is under way. Throws once nothing is
-  // under way any more, where the device can tell.
+  // A fence after all enqueued work; null if none is in flight. On errors it throws once the work
+  // has ended, where the device can tell.
   virtual std::unique_ptr<Fence> fence() = 0;
 
  protected:
@@ -112,11 +113,11 @@ class DeviceStreams {
 // The role of a resident whose kernels read the states of random generators from memory.
 //
 // Owner, thread: as Resident, and as its methods. Errors: set_random throws ExecutionError, also
-// for another number of states.
+// for a wrong number of states.
 class GeneratorStates {
  public:
-  // For each generator of the program the seed and the offset that the next execution draws from.
-  // Called after set_stream.
+  // Sets, for each generator of the program, the seed and the offset that the next execution draws
+  // from. Called after set_stream.
   virtual void set_random(const std::vector<std::uint64_t>& seeds_and_offsets) = 0;
 
  protected:
@@ -124,19 +125,19 @@ class GeneratorStates {
 };
 
 // A program that is loaded on a device and can be executed at the addresses that its words hold.
-// What only some devices have is a role of its own: asked for once, null for who has it not, and
+// Features that only some devices have are separate roles: queried once, null where absent, and
 // valid until close.
 //
 // Owner: one Replay, which serialises all calls. Thread: any, without the GIL. Replay has entered a
-// KernelScope (no autograd, none of torch's modes) around execute and issue, but not of a resident
-// with DeviceStreams: there torch's thread-local modes are the caller's. Errors: execute throws
-// ExecutionError for a failing launch, CaptureError for one that lays its result out otherwise than
-// recorded, and BindingError for a failing guard; patch never throws.
+// KernelScope (no autograd, no torch modes) around execute and issue, except for a resident with
+// DeviceStreams, where torch's thread-local modes are the caller's. Errors: execute throws
+// ExecutionError for a failing launch, CaptureError for a launch whose result has another layout
+// than recorded, and BindingError for a failing guard; patch never throws.
 class Resident {
  public:
   virtual ~Resident() = default;
 
-  // Where each relocated word gets its address from; read once, when the header is made.
+  // The source of each relocated word's address; read once, when the header is made.
   virtual std::vector<Relocation> relocations() const = 0;
 
   // Writes words. Called before execute, with every word that changed since the last call.
@@ -144,30 +145,31 @@ class Resident {
 
   virtual std::size_t n_launches() const = 0;
 
-  // Runs all launches, and sets the moments of submit. `times` may be null: then no other clock is
-  // read. Else a launch begins where the one before ended, the first at submission.end_ns, and the
-  // clock is read once behind each and counted; a device that queues work leaves them alone.
+  // Runs all launches, and sets the times of submit. If `times` is null no other clock is read.
+  // Otherwise each launch begins where the one before ended, the first at submission.end_ns, and
+  // the clock is read once after each launch and counted; a device that queues work leaves `times`
+  // unchanged.
   virtual void execute(Submission& submission, LaunchTimes* times) = 0;
 
-  // Runs one launch: what a host does that schedules launch by launch, in program order.
+  // Runs one launch, as a host that schedules launch by launch does, in program order.
   virtual void issue(std::size_t launch) = 0;
 
-  // Whether execute itself delivers launch by launch; the times that it keeps are then those of
-  // delivery. Asked once.
+  // Whether execute itself delivers launch by launch; its times are then those of delivery. Asked
+  // once.
   virtual bool delivers_launches() const { return false; }
 
-  // Hands over an output that its operator allocated itself.
+  // Returns the storage of an output that its operator allocated itself.
   virtual c10::Storage take(std::size_t slot) = 0;
 
-  // What submit consists of on this device, in order, by the words of its own; none: it is a whole.
-  // At most Submission::kMostSubstages. Asked once.
+  // The names of submit's substages on this device, in order; empty: it has none. At most
+  // Submission::kMostSubstages. Asked once.
   virtual std::vector<std::string> substages() const { return {}; }
 
-  // What the last execution proved. Asked after the first execution that ended well, and after
-  // each that had other sizes than the one before.
+  // What the last execution proved. Asked after the first execution that succeeds, and after each
+  // with other sizes than the one before.
   virtual Proof proof() const { return {}; }
 
-  // None: whoever drives it provides the feature map. Asked once.
+  // No value: the caller provides the feature map. Asked once.
   virtual std::optional<OwnArena> arena() const { return std::nullopt; }
 
   virtual WeightPasses* weight_passes() { return nullptr; }
@@ -175,8 +177,8 @@ class Resident {
   virtual GeneratorStates* generator_states() { return nullptr; }
   virtual SizeChanges* size_changes() { return nullptr; }
 
-  // Waits for what was executed and gives back what it holds on the device; nothing is executed
-  // any more. Where nobody can wait, as yet, it gives back when it is closed again, or destroyed.
+  // Waits for all executions and releases what it holds on the device; no execution follows. If
+  // waiting is not possible yet, it releases when it is closed again or destroyed.
   virtual void close() noexcept {}
 };
 

@@ -1,4 +1,4 @@
-// Sizes that vary: what they make of a resident program, and who may be told so.
+// Varying sizes: what they make of a resident program, and the role of residents that accept them.
 #pragma once
 
 #include <c10/core/Storage.h>
@@ -15,8 +15,8 @@
 
 namespace offload {
 
-// A number that an expression gives: of a tensor by position, its sizes first, then its strides,
-// and last its offset in bytes.
+// A number that an expression gives. `position` is within a tensor: its sizes, then its strides,
+// then its offset in bytes.
 struct VaryingNumber {
   std::uint32_t position = 0;
   std::uint32_t expression = 0;
@@ -24,10 +24,10 @@ struct VaryingNumber {
 
 // Where Values lie in the feature map, for all sizes of a range.
 struct SizedPlaces {
-  std::vector<std::int64_t> offsets_bytes;  // by Value; 0 of those that lie elsewhere
-  std::vector<std::size_t> rooms_bytes;     // by Value: the most that it may have
+  std::vector<std::int64_t> offsets_bytes;  // by Value; 0 for those that lie elsewhere
+  std::vector<std::size_t> rooms_bytes;     // by Value: its greatest size
   std::size_t feature_map_bytes = 0;
-  std::size_t number = 0;  // no two of one executable have the same
+  std::size_t number = 0;  // unique within an executable
 };
 
 // What a resident keeps with the numbers of one choice of sizes, such as arguments of kernels.
@@ -43,31 +43,31 @@ struct SizedProgram {
   std::vector<Number> numbers;            // by expression
   std::vector<std::size_t> values_bytes;  // by Value
   std::shared_ptr<const SizedPlaces> places;
-  std::vector<c10::Storage> constants;  // what follows from sizes alone, in the resident's order
-  // Where a device makes these: the stream, and the end of that work.
+  std::vector<c10::Storage> constants;  // determined by sizes alone, in the resident's order
+  // On a device that makes the constants: the stream, and the end of that work.
   std::optional<c10::Stream> constants_stream;
   std::shared_ptr<Fence> constants_end;
   std::shared_ptr<SizedWork> work;  // the resident's own; null: it keeps nothing
 };
 
-// How the sizes of an execution were come by.
+// How the sizes of an execution were obtained.
 struct SizesFound {
-  bool was_ready = false;        // they were kept
-  std::uint64_t prepare_ns = 0;  // else: what making them ready took
+  bool was_ready = false;        // they were cached
+  std::uint64_t prepare_ns = 0;  // otherwise: the time to prepare them
 };
 
-// The role of a resident whose sizes vary. Between two executions all its tensors, and what its
-// launches are given besides, become those of other sizes.
+// The role of a resident whose sizes vary. Between two executions its tensors and the other
+// arguments of its launches take other sizes.
 //
-// Owner, thread: as Resident, and as its methods. Errors: check throws ExpressionError where a
-// tensor would reach beyond its Value, or have a size below 0; resize throws std::bad_alloc alone.
+// Owner, thread: as Resident, and as its methods. Errors: check throws ExpressionError if a tensor
+// would reach beyond its Value or have a negative size; resize throws only std::bad_alloc.
 class SizeChanges {
  public:
-  // Whether the program can be executed with these numbers. Any thread, at any time.
+  // Checks that the program can be executed with these numbers. Any thread, at any time.
   virtual void check(const SizedProgram& sizes) const = 0;
 
-  // Takes these numbers, which were checked, for the executions from now on; they must live until
-  // others are taken. Called before patch.
+  // Uses these numbers, which were checked, for executions from now on; they must live until others
+  // are set. Called before patch.
   virtual void resize(const SizedProgram& sizes) = 0;
 
   // What the resident keeps with these numbers, which were checked; `sizes` by Dim. Any thread, at

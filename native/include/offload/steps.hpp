@@ -1,4 +1,4 @@
-// Steps: what an execution consists of, lane by lane, and how long lanes take for them.
+// Steps: the actions of an execution, lane by lane, and how long lanes take for them.
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 namespace offload {
 
 enum class StepKind : std::int64_t {
-  kRun,     // launches from `first` up to and without `second`
-  kCopy,    // the piece `first`, for the execution that is `second` later: 0 or 1
-  kRecord,  // the event `first`
-  kWait,    // for the event `first`, as the execution recorded it that is `second` older: 0 or 1
+  kRun,     // launches from `first` up to but excluding `second`
+  kCopy,    // piece `first`, for the execution `second` later: 0 or 1
+  kRecord,  // event `first`
+  kWait,    // for event `first`, as recorded by the execution `second` earlier: 0 or 1
 };
 
 struct LaneStep {
@@ -21,8 +21,8 @@ struct LaneStep {
 
 using LaneSteps = std::vector<LaneStep>;
 
-// An execution once the first ones are over. Times count from the end of the last launch of the
-// execution before, so that what was copied ahead may begin before zero.
+// An execution in the steady state. Times count from the end of the last launch of the execution
+// before, so that copies made ahead may begin before zero.
 struct SimulatedSteps {
   double period_ns = 0;
   std::vector<double> launch_begin_ns;  // by launch
@@ -31,13 +31,13 @@ struct SimulatedSteps {
   std::vector<double> copy_end_ns;
 };
 
-// Runs executions one after the other, until two periods in a row agree: three at least, sixteen
-// at most. Each lane carries out its steps in order, an execution's behind those of the one before.
-// What is copied ahead is there for the first execution once its lane has copied it.
+// Simulates consecutive executions until two periods in a row agree: at least three, at most
+// sixteen. Each lane performs its steps in order, after those of the execution before. What is
+// copied ahead is available to the first execution once its lane has copied it.
 //
 // `launch_ns` by launch, `copy_ns` by piece. Thread: any; nothing is shared. Errors: PlanError if a
-// step names a launch, piece, event or age that there is not, a launch is run twice, or lanes wait
-// for one another.
+// step names a launch, piece, event or age that does not exist, a launch is run twice, or lanes
+// wait for one another.
 SimulatedSteps simulate_steps(const std::vector<LaneSteps>& lanes,
                               const std::vector<double>& launch_ns,
                               const std::vector<double>& copy_ns);

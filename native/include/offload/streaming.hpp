@@ -1,7 +1,7 @@
-// Weight streaming: what passes take under a plan, and the search for one.
+// Weight streaming: the duration of passes under a plan, and the search for a plan.
 //
-// A pass is one execution of a program. Weights lie in one range of device memory; part of it, the
-// ring, is written by transfers, each of a piece always at the same position.
+// A pass is one execution of a program. Weights lie in one range of device memory. A part of it,
+// the ring, is written by transfers, each of which writes a piece always at the same position.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace offload {
 
-// One copy of a pass. Transfers run in order, one at a time. It may begin when the launch
+// One copy of a pass. Transfers run in order, one at a time. A transfer may begin when the launch
 // `after_step` has ended: launch l of the same pass is step l, of the pass before l - n_launches.
 // The launch `first_launch` waits for it.
 struct StreamingTransfer {
@@ -20,8 +20,8 @@ struct StreamingTransfer {
   std::int64_t after_step;
 };
 
-// The last simulated pass. Times count from the end of the last launch of the pass before, so
-// transfers that were made early begin before zero.
+// The last simulated pass. Times count from the end of the last launch of the pass before, so that
+// transfers made ahead may begin before zero.
 struct StreamingPass {
   double period_ns = 0;
   std::vector<double> launch_begin_ns;
@@ -30,18 +30,18 @@ struct StreamingPass {
   std::vector<double> transfer_end_ns;
 };
 
-// Runs passes one after the other, the first from an empty ring: three, and more (sixteen at most)
-// until two periods in a row agree. Launches run in order, each when the one before has ended and
-// its transfers have.
+// Simulates consecutive passes, the first from an empty ring: at least three, and at most sixteen,
+// until two periods in a row agree. Launches run in order, each after the one before and its
+// transfers have ended.
 //
-// Owner: the caller; its memory serves one simulation after the other. Thread: one at a time.
-// Errors: PlanError if a transfer waits for a launch that waits for it, or names a launch that
-// there is not.
+// Owner: the caller; its memory is reused between simulations. Thread: one at a time. Errors:
+// PlanError if a transfer waits for a launch that waits for it, or names a launch that does not
+// exist.
 class StreamingSimulator {
  public:
   explicit StreamingSimulator(std::vector<double> launch_ns);
 
-  // The time of the last pass, from the end of its predecessor to its own.
+  // The duration of the last pass, from the end of the pass before to its own end.
   double period_ns(const std::vector<StreamingTransfer>& transfers);
 
   // That pass, in full.
@@ -53,7 +53,7 @@ class StreamingSimulator {
   void launch_until(std::size_t end);
 
   std::vector<double> launch_ns_;
-  std::vector<double> arrival_ns_;  // by launch: when all that it waits for is there
+  std::vector<double> arrival_ns_;  // by launch: when all that it waits for has arrived
   std::vector<double> begin_ns_;
   std::vector<double> end_ns_;
   std::vector<double> last_end_ns_;  // of the pass before
@@ -64,7 +64,7 @@ class StreamingSimulator {
   double copy_ns_ = 0;     // when the copy lane is free
 };
 
-// A weight that is read by the launches first_launch to last_launch, perhaps not by all of them.
+// A weight that the launches first_launch to last_launch read, perhaps not all of them.
 struct StreamingWeight {
   std::int64_t size_bytes;
   std::int64_t first_launch;
@@ -76,37 +76,37 @@ struct StreamingOptions {
   double link_bytes_per_second;
   double link_overhead_ns;
   std::int64_t budget_bytes;
-  // A budget that the caller has a plan for: levels of memory are counted from it.
+  // A budget for which the caller has a plan: levels of memory are counted from it.
   std::int64_t floor_bytes;
   double floor_period_ns;  // of that plan
-  // Weights and pieces that are the whole weight lie at its multiples; divides the granule.
+  // Whole weights, resident or as one piece, lie at its multiples; divides the granule.
   std::int64_t alignment_bytes;
-  // Pieces of weights lie at its multiples; all but the last of a weight are multiples of it.
+  // Pieces of a weight lie at its multiples; all but the last are multiples of it.
   std::int64_t granule_bytes;
   bool tails;  // weights may be streamed in part
 };
 
-// What is streamed of each weight (its last bytes), and where that lies in the ring.
+// What is streamed of each weight (its last bytes), and its position in the ring.
 struct StreamingLayout {
   std::vector<std::int64_t> streamed_bytes;  // by weight
   std::vector<std::int64_t> ring_offset_bytes;
-  std::vector<std::int64_t> order;  // weights, as their transfers run
+  std::vector<std::int64_t> order;  // weights in the order of their transfers
   std::vector<StreamingTransfer> transfers;
   std::int64_t ring_bytes = 0;
   double period_ns = 0;
 };
 
 struct StreamingSearch {
-  std::optional<StreamingLayout> best;  // nothing if none is quicker than the floor's
+  std::optional<StreamingLayout> best;  // no value if none is quicker than the floor's plan
   std::int64_t n_candidates = 0;        // simulated
 };
 
 // The quickest of a fixed family of plans.
 //
 // Its members do not depend on the budget: each belongs to one of a fixed series of levels of
-// memory, and a budget admits those at or below it. So more budget is never slower. Of eight
-// weights or fewer all sets of whole ones are members, with all positions in the ring that fit. A
-// member is left out only if a lower bound of its period is no less than the best one found.
+// memory, and a budget admits those at or below it. More budget is therefore never slower. For
+// eight weights or fewer all sets of whole weights are members, with all positions in the ring that
+// fit. A member is skipped only if a lower bound of its period is no less than the best one found.
 //
 // Thread: any; nothing is shared. Errors: PlanError if an option or a weight is out of range.
 StreamingSearch search_streaming(const std::vector<double>& launch_ns,

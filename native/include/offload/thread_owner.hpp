@@ -1,34 +1,34 @@
-// Threads beside the lanes, which a fork has to find at rest and interpreter exit has to end.
+// Threads besides the lanes, which must be at rest at a fork and end at interpreter exit.
 #pragma once
 
 namespace offload {
 
-// Something with threads of its own that executions wait for.
+// An object with its own threads, for which executions wait.
 //
-// Owner: whoever made it; it must be unregistered before it goes. Thread: hold, release and
-// restart are called inside fork, on the forking thread, after every lane is held (so that no
-// execution of another thread is under way) and in the order of registration; end at interpreter
-// exit, after the lanes have ended. Errors: none.
+// Owner: whoever made it; it must be unregistered before it is destroyed. Thread: hold, release and
+// restart are called inside fork, on the forking thread, after every lane is held (so that no other
+// thread is executing) and in the order of registration; end at interpreter exit, after the lanes
+// have ended. Errors: none.
 class ThreadOwner {
  public:
-  // Before a fork: waits until its threads touch nothing, and keeps them there.
+  // Before a fork: waits until its threads touch nothing, and keeps them so.
   virtual void hold() noexcept = 0;
 
-  // After it, in the parent.
+  // After a fork, in the parent.
   virtual void release() noexcept = 0;
 
-  // After it, in the child, where its threads do not exist: starts anew.
+  // After a fork, in the child, where its threads do not exist: starts anew.
   virtual void restart() noexcept = 0;
 
-  // Ends its threads for good.
+  // Ends its threads permanently.
   virtual void end() noexcept = 0;
 
  protected:
   ~ThreadOwner() = default;
 };
 
-// Both wait while another thread forks. The caller must not hold the GIL. An owner that registers
-// when the interpreter exits is told to end at once.
+// Both wait while another thread forks. The caller must not hold the GIL. `end` is called at once
+// on an owner that registers while the interpreter exits.
 void register_thread_owner(ThreadOwner& owner);
 void unregister_thread_owner(ThreadOwner& owner) noexcept;
 

@@ -16,63 +16,63 @@ namespace offload {
 // The state of one piece of work: it waits, has begun, was issued to a device that queues work, and
 // has ended, or was cancelled before it began.
 //
-// Owner: shared by the caller, who does the work, and what waits for it. Thread: any; one ends it.
-// No method needs the GIL, and those that wait must not be called with it. Errors: wait rethrows
-// what the work threw, at each call. In the child of a fork a ticket of the parent whose work had
-// not ended has ended with an ExecutionError, since the thread that would do it is not there.
+// Owner: shared by the caller, the worker, and those that wait for it. Thread: any; one ends it. No
+// method needs the GIL, and those that wait must be called without it. Errors: wait rethrows the
+// work's error at each call. In the child of a fork a ticket of the parent whose work had not ended
+// has ended with an ExecutionError, since its worker does not exist there.
 class Ticket {
  public:
   Ticket();
-  ~Ticket() { notice_fork(); }  // a condition that threads of the parent wait for never ends
+  ~Ticket() { notice_fork(); }  // destroying a condition that is waited for would block
   Ticket(const Ticket&) = delete;
   Ticket& operator=(const Ticket&) = delete;
 
-  // Whether the work has ended, well or not, or was cancelled.
+  // Whether the work has ended, with or without an error, or was cancelled.
   bool done() const noexcept;
 
   // Whether it has begun and not ended.
   bool running() const noexcept;
 
-  // Of work that has ended: its error, or null. Cancelled: CancelledError.
+  // The error of work that has ended, or null. CancelledError if it was cancelled.
   std::exception_ptr error() const;
 
   // Blocks until it has ended; rethrows its error.
   void wait();
 
-  // Blocks until it has ended, and no longer than this; whether it has.
+  // Blocks until it has ended, for at most `time`. Returns whether it has.
   bool wait_for(std::chrono::nanoseconds time);
 
-  // As wait_for, until it was issued or has ended.
+  // Like wait_for, until it was issued or has ended.
   bool wait_for_issue(std::chrono::nanoseconds time);
 
-  // Blocks until it has ended, whatever the error: for a thread that has nothing else to do, which
-  // looks for the end for a while before it sleeps.
+  // Blocks until it has ended, ignoring its error. For a thread with nothing else to do: it spins
+  // for a while before it sleeps.
   void await_end() noexcept;
 
-  // As await_end, until it was issued or has ended.
+  // Like await_end, until it was issued or has ended.
   void await_issue() noexcept;
 
-  // Says that the work begins. False: it was cancelled, and must not.
+  // Marks the work as begun. False: it was cancelled and must not begin.
   bool begin() noexcept;
 
-  // Says that a device has been given all of it, in order.
+  // Marks the work as delivered to a device completely and in order.
   void issue() noexcept;
 
-  // Ends it as cancelled if it has not begun; whether it is cancelled.
+  // Cancels it if it has not begun. Returns whether it is cancelled.
   bool cancel() noexcept;
 
-  // Says that it has ended, with the error if there was one, and calls back. Once.
+  // Marks the work as ended, with its error if any, and runs the callbacks. Called once.
   void finish(std::exception_ptr error) noexcept;
 
-  // The two halves of finish, for who ends it under a lock: `end`, then without it `call_back`.
+  // The two halves of finish, for ending under a lock: `end` with it, then `call_back` without it.
   void end(std::exception_ptr error) noexcept;
   void call_back() noexcept;
 
-  // Has a function called when it has ended, by the thread that ends it, in the order of these
-  // calls; here and now if it has ended. The function must not throw.
+  // Calls the function when the work has ended, on the thread that ends it, in the order of
+  // registration; immediately if it has ended. The function must not throw.
   void when_done(std::function<void()> function);
 
-  // Which lane does the work, to find who would wait for himself; null: none.
+  // The lane that does the work, to detect a thread that would wait for itself; null: no lane.
   void set_worker(const void* lane) noexcept { worker_ = lane; }
   const void* worker() const noexcept { return worker_; }
 
@@ -93,7 +93,7 @@ class Ticket {
   mutable std::exception_ptr error_;                    // set before the state says kDone
   std::vector<std::function<void()>> callbacks_;        // under the mutex
   std::atomic<const void*> worker_ = nullptr;
-  mutable std::atomic<std::uint64_t> n_forks_;  // of which this process is the child
+  mutable std::atomic<std::uint64_t> n_forks_;  // this process is the child of
 };
 
 }  // namespace offload
