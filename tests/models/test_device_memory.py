@@ -608,3 +608,21 @@ def test_a_timeline_has_launches_on_their_devices_and_transfers_between(tmp_path
         run.timeline(),
     ):
         pass
+
+
+@torch.no_grad()
+def test_the_quicker_device_has_no_room_for_all(monkeypatch):
+    """It is neither tried alone nor the end of the load; what is not timed is estimated."""
+    model, tokens = Table(), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    devices = apart_devices(2, (CpuBackend(threads=1), Limited(100_000)))
+    monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
+    monkeypatch.setattr(
+        device_loading, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
+    )
+    with captured.load(["cpu", "cpu"]) as run:
+        there = run.placement.graph.processors[1]
+        assert there.memory_bytes <= 100_000
+        assert all(None not in one.costs_ns for one in run.placement.graph.tasks[:-2])
+        assert "estimated: weights do not fit for a trial" in run.explain()
+        assert torch.equal(run(tokens), model(tokens))
