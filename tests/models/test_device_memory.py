@@ -23,6 +23,7 @@ from offload.program import Role
 from offload.run import placed_queue, transfers
 from offload.run.deferred import when_ended
 from offload.run.device_choice import Placement
+from offload.timeline import SpanKind
 
 WATTS = (offload.Watts(idle=1.0, busy=100.0), offload.Watts(idle=1.0, busy=2.0))
 
@@ -436,6 +437,7 @@ def test_launches_are_timed_where_they_would_run():
     devices = apart_devices(2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_loading, "placed_devices", lambda *_: devices)
+        patch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
         run = captured.load(["cpu", "cpu"], objective="throughput")
     with run:
         costs = [one.costs_ns for one in run.placement.graph.tasks[:-2]]
@@ -571,3 +573,56 @@ def test_tickets_of_others_are_waited_for_by_transfers():
             assert all(map(torch.equal, found, model(x.exp())))
             made = t.submit(lambda x=x: x * 2)
             assert all(map(torch.equal, run.submit(made).result(), model(x * 2)))
+
+
+@torch.no_grad()
+def test_a_timeline_has_launches_on_their_devices_and_transfers_between(tmp_path):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {1: 1, 2: 1}) as run:
+        run(x)
+        with run.timeline(executions=3) as timeline:
+            for _ in range(3):
+                run(x)
+        names = [one.name for one in captured.program.launches]
+        for one in timeline.executions:
+            launches = sorted(one.of_kind(SpanKind.LAUNCH), key=lambda span: span.launch)
+            assert [span.name for span in launches] == names
+            assert [span.lane for span in launches] == [f"device {at}" for at in (0, 1, 1, 0, 0)]
+            there, back = one.of_kind(SpanKind.TRANSFER)
+            assert (there.size_bytes, back.size_bytes) == (128, 256)
+            assert {there.lane, back.lane} == {"cpu to cpu"}
+            assert launches[0].end_ns <= there.begin_ns <= there.end_ns <= launches[1].begin_ns
+            assert launches[2].end_ns <= back.begin_ns <= back.end_ns <= launches[3].begin_ns
+        timeline.save(tmp_path / "trace.json")
+        assert "cpu to cpu" in (tmp_path / "trace.json").read_text()
+        with (
+            pytest.raises(offload.TimelineError, match="expected 2 executions"),
+            run.timeline(executions=2),
+        ):
+            run(x)
+        run(x)
+    with (
+        apart(captured.bound, {}, kind=Placement.HYBRID, costs_ns=[1e3, 1e3]) as run,
+        pytest.raises(offload.TimelineError, match="placement='static'"),
+        run.timeline(),
+    ):
+        pass
+
+
+@torch.no_grad()
+def test_the_quicker_device_has_no_room_for_all(monkeypatch):
+    """It is neither tried alone nor the end of the load; what is not timed is estimated."""
+    model, tokens = Table(), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    devices = apart_devices(2, (CpuBackend(threads=1), Limited(100_000)))
+    monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
+    monkeypatch.setattr(
+        device_loading, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
+    )
+    with captured.load(["cpu", "cpu"]) as run:
+        there = run.placement.graph.processors[1]
+        assert there.memory_bytes <= 100_000
+        assert all(None not in one.costs_ns for one in run.placement.graph.tasks[:-2])
+        assert "estimated: weights do not fit for a trial" in run.explain()
+        assert torch.equal(run(tokens), model(tokens))

@@ -16,6 +16,7 @@ from offload.errors import (
     CaptureError,
     ExecutionError,
     OutOfMemory,
+    PlanError,
 )
 from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.retarget import why_not_on
@@ -166,12 +167,22 @@ class _DevicesLoad:
         return estimated_ns(program, backend.machine().costs.memory_bytes_per_ns)
 
     def _launch_ns_there(self, at: int, name: str) -> Costs:
-        """The same of a device with memory of its own, for launches that need not stay."""
+        """The same of a device with memory of its own, for launches that need not stay.
+
+        Those are timed whose weights fit half of that memory together; others are estimated.
+        """
         program, backend = self._bound.program, self._devices.backends[at]
-        launches = self._movable(at)
+        groups = self._movable(at)
+        movable = [launch for group in groups for launch in group]
         found: list[float | None] = [None] * len(program.launches)
+        for launch, ns in zip(movable, self._estimated_ns(at, movable), strict=True):
+            found[launch] = ns
+        launches = self._with_room(at, groups)
         if not launches:
             return found
+        if len(launches) < len(movable):
+            n_left = show_count(len(movable) - len(launches), "launch", "launches")
+            self._notes.append(f"{n_left} on {name} estimated: weights do not fit for a trial")
         part = slice_program(self._alone.bound, launches)
         try:
             bound = part_on(self._devices, self._copies, part, at)
@@ -181,31 +192,32 @@ class _DevicesLoad:
             return self._possible_ns(at)
         except (BackendUnavailable, BindingError, ExecutionError) as error:
             self._notes.append(f"launches on {name} are estimated: {error}")
-            times_ns = self._estimated_ns(at, launches)
+            return found
         for launch, ns in zip(launches, times_ns, strict=True):
             found[launch] = ns
         return found
 
-    def _movable(self, at: int) -> list[int]:
-        """Launches of tasks that a device with memory of its own may run, as far as it has room."""
+    def _movable(self, at: int) -> list[tuple[int, ...]]:
+        """The launches of each task that a device with memory of its own may run."""
+        program, kind = self._bound.program, self._devices.memories[at].device.type
+        return [
+            group
+            for group in self._groups
+            if self._stays.isdisjoint(group)
+            and not any(why_not_on(program, program.launches[one], kind) for one in group)
+        ]
+
+    def _with_room(self, at: int, groups: Sequence[tuple[int, ...]]) -> list[int]:
+        """Launches of the first tasks whose weights fit half of the device's memory."""
         program, memory = self._bound.program, self._devices.memories[at]
         room_bytes = self._devices.backends[at].machine(memory.device.index).memory_bytes
-        room_bytes = room_bytes or 1 << 62
         taken: set[int] = set()
         found: list[int] = []
-        for group in self._groups:
-            launches = [program.launches[index] for index in group]
-            if not self._stays.isdisjoint(group) or any(
-                why_not_on(program, one, memory.device.type) for one in launches
-            ):
-                continue
-            weights = taken | {
-                value
-                for one in launches
-                for value in one.touched()
-                if program.values[value].role is Role.WEIGHT
-            }
-            if sum(program.values[value].size_bytes for value in weights) <= room_bytes // 2:
+        for group in groups:
+            used = {value for one in group for value in program.launches[one].touched()}
+            weights = taken | {one for one in used if program.values[one].role is Role.WEIGHT}
+            size_bytes = sum(program.values[value].size_bytes for value in weights)
+            if not room_bytes or size_bytes <= room_bytes // 2:
                 taken = weights
                 found += group
         return found
@@ -273,10 +285,7 @@ class _DevicesLoad:
     def _possible_ns(self, at: int) -> Costs:
         """Estimates for the launches that a device can run, told task by task."""
         found: list[float | None] = [None] * len(self._bound.program.launches)
-        movable = None if self._devices.shares(at) else set(self._movable(at))
-        for group in self._groups:
-            if movable is not None and not movable.issuperset(group):
-                continue
+        for group in self._groups if self._devices.shares(at) else self._movable(at):
             with contextlib.suppress(CaptureError):
                 part = slice_program(self._alone.bound, group)
                 self._devices.backends[at].prepare(part_on(self._devices, self._copies, part, at))
@@ -303,20 +312,12 @@ class _DevicesLoad:
         self, run: PlacedExecutable, tasks: ProgramTasks, costs_ns: Sequence[Costs]
     ) -> TaskPlacement | None:
         """All launches on the best device, where calls are quicker so than on several."""
-        names, home = self._devices.names, self._devices.home
-        whole = [at for at, costs in enumerate(costs_ns) if None not in costs]
-        if self._alone.refusal or not whole or self._objective is Objective.ENERGY:
+        if self._alone.refusal or self._objective is Objective.ENERGY:
             return None
-        best = min(whole, key=lambda at: sum(costs_ns[at]))  # type: ignore[arg-type]
-        alone = [
-            [
-                cost if at == best or (at == home and launch in self._stays) else None
-                for launch, cost in enumerate(costs)
-            ]
-            for at, costs in enumerate(costs_ns)
-        ]
-        placement = self._placing.placed(self._placing.tasks(alone))
-        single = self._made(self._alone.bound, tasks, placement)
+        found = self._best_single(tasks, costs_ns)
+        if found is None:
+            return None
+        best, placement, single = found
         try:
             with weights_kept(self._alone.bound):
                 made_up, what, n_executions = made_up_call, "calls", 1
@@ -329,9 +330,31 @@ class _DevicesLoad:
         placed_ns, single_ns = (ns / n_executions for ns in times_ns)
         self._notes.append(
             f"measured at the load: {what} take {placed_ns / 1e3:,.0f} us each on several devices, "
-            f"and {single_ns / 1e3:,.0f} us on {names[best]} alone"
+            f"and {single_ns / 1e3:,.0f} us on {self._devices.names[best]} alone"
         )
         return placement if single_ns * _QUICKER <= placed_ns else None
+
+    def _best_single(
+        self, tasks: ProgramTasks, costs_ns: Sequence[Costs]
+    ) -> tuple[int, TaskPlacement, PlacedExecutable] | None:
+        """The device on which all launches take least, of those that have room; loaded there.
+
+        What must stay on the recorded device stays there.
+        """
+        home = self._devices.home
+        whole = [at for at, costs in enumerate(costs_ns) if None not in costs]
+        for best in sorted(whole, key=lambda at: sum(costs_ns[at])):  # type: ignore[arg-type]
+            alone = [
+                [
+                    cost if at == best or (at == home and launch in self._stays) else None
+                    for launch, cost in enumerate(costs)
+                ]
+                for at, costs in enumerate(costs_ns)
+            ]
+            with contextlib.suppress(PlanError, CannotRun, OutOfMemory):
+                _, placement = self._placing.fitted(alone)
+                return best, placement, self._made(self._alone.bound, tasks, placement)
+        return None
 
     def _made(
         self, bound: BoundProgram, tasks: ProgramTasks, placement: TaskPlacement

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 from offload.errors import PlanError
 
@@ -144,8 +144,3 @@ def check_placed_transfers(
     if vain := copied.keys() - read:
         value, target = min(vain)
         raise PlanError(f"%{value} is copied to memory {target}, where nothing reads it")
-
-
-def transfer_bytes(one: PlacedTransfer, sizes_bytes: Mapping[int, int]) -> int:
-    """What a transfer copies; `sizes_bytes` by Value."""
-    return sum(sizes_bytes[value] for value in one.values)

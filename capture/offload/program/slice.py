@@ -25,12 +25,14 @@ class Slice:
         inputs: for each argument the Value of the whole Program that it is.
         outputs: likewise for each result: what a launch elsewhere reads, or the caller sees.
         values: for each Value of the slice its index in the whole Program.
+        launches: likewise for each launch.
     """
 
     bound: BoundProgram
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     values: tuple[int, ...] = ()
+    launches: tuple[int, ...] = ()
 
 
 def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
@@ -87,7 +89,7 @@ def slice_program(bound: BoundProgram, launches: Sequence[int]) -> Slice:
     )
     check_program(sliced)
     bindings = _bindings(bound, inputs, positions)
-    return Slice(BoundProgram(sliced, bindings), inputs, outputs, tuple(positions))
+    return Slice(BoundProgram(sliced, bindings), inputs, outputs, tuple(positions), tuple(launches))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -10,10 +11,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from offload.console.amounts import show_bytes, show_count
-from offload.errors import BindingError, CopyError, DependencyError, ExecutionError
+from offload.errors import (
+    BindingError,
+    CopyError,
+    DependencyError,
+    ExecutionError,
+    TimelineError,
+)
 from offload.interpreter.eager_run import tensor_at
-from offload.plan.placed_transfers import INPUTS
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram, Program, TensorView
 from offload.program.structure import unflatten
@@ -21,13 +26,16 @@ from offload.run.arguments import tensors_of_call
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
+from offload.run.placed_explanation import moved_lines, segment_lines, transfer_lines
 from offload.run.placed_inputs import Base, InputChecks, check_caller
 from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued
+from offload.run.placed_timeline import placed_timeline
 from offload.run.placed_weights import WeightPlaces
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
 from offload.run.ticket import Ticket
 from offload.run.transfers import Memory
 from offload.run.weight_copies import WeightCopies
+from offload.timeline import Timeline
 
 
 class PlacedExecutable(Submitting):
@@ -158,45 +166,46 @@ class PlacedExecutable(Submitting):
 
     def explain(self) -> str:
         """Where each segment is and why, and what was measured."""
-        lines = [self.placement.explain(), *self._notes]
-        names = [one.name for one in self.placement.graph.processors]
-        for at, one in enumerate(self.segments):
-            after = one.costs.after
-            others = [name for name, run in zip(names, one.runs, strict=True) if run is not None]
-            others.remove(names[one.costs.planned])
-            lines.append(
-                f"segment {at} on {names[one.costs.planned]}: "
-                f"{show_count(len(one.slice.bound.program.launches), 'launch', 'launches')}"
-                + (f", behind {', '.join(map(str, after))}" if after else "")
-                + (f", or on {', '.join(others)}" if others else "")
-            )
-        lines += self._transfer_lines()
-        if self.choice.n_moved:
-            paces = ", ".join(
-                f"{name} {pace:.2f}" for name, pace in zip(names, self.choice.paces, strict=True)
-            )
-            lines.append(
-                f"segments were moved {self.choice.n_moved} times; what they take over what was "
-                f"expected: {paces}"
-            )
+        lines = [
+            self.placement.explain(),
+            *self._notes,
+            *segment_lines(self.placement, self.segments),
+            *transfer_lines(self.program, self.segments, self._queue, self._copies),
+            *moved_lines(self.placement, self.choice),
+        ]
         return "\n".join(lines)
 
-    def _transfer_lines(self) -> Iterator[str]:
-        """What the planned devices copy, and the weights that lie on others as well."""
-        values, planned = self.program.values, [one.costs.planned for one in self.segments]
-        for one, origin, target in self._queue.transfers(planned):
-            behind = "inputs" if one.producer == INPUTS else f"segment {one.producer}"
-            readers = [f"segment {at}" for at in one.consumers]
-            size_bytes = sum(values[value].size_bytes for value in one.values)
-            yield (
-                f"transfer behind {behind}, from {origin.device} to {target.device}: "
-                f"{show_count(len(one.values), 'value')}, {show_bytes(size_bytes)}, for "
-                f"{', '.join(readers) or 'the caller'}"
+    @contextlib.contextmanager
+    def timeline(self, *, executions: int | None = None) -> Iterator[Timeline]:
+        """Record the executions inside a with-block, which one thread asks for.
+
+        Nothing else is under way at its begin, and all is waited for inside it.
+
+        Args:
+            executions: how many the block is to hold, at least 1. Any number if not given.
+
+        Yields:
+            A Timeline, filled when the block ends: a lane for each device, and one for the
+            transfers of each direction.
+
+        Raises:
+            TimelineError: segments may be moved; or the block held more or fewer executions, or
+                some that failed.
+            ExecutionError: another timeline is being recorded.
+        """
+        if not self.choice.is_static or not self.segments:
+            raise TimelineError(
+                "timeline: expected segments that stay on their devices: load with "
+                "placement='static'"
             )
-        for memory in dict.fromkeys(self._queue.memories):
-            size_bytes = 0 if self._copies is None else self._copies.size_bytes(memory)
-            if size_bytes:
-                yield f"copies of weights on {memory.device}: {show_bytes(size_bytes)}"
+        names = [one.name for one in self.placement.graph.processors]
+        with placed_timeline(self.segments, names, self._queue) as found:
+            yield found
+        if executions not in (None, len(found.executions)):
+            raise TimelineError(
+                f"expected {executions:,} executions inside the with-block of timeline(), got "
+                f"{len(found.executions):,}"
+            )
 
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, as `Executable.rebind_weights`.

@@ -137,6 +137,7 @@ class PlacedQueue:
         self.links = Links()
         self._returned = {result.view.value for result in program.results}
         self._routes: dict[tuple[int, ...], Route] = {}
+        self.n_queued = 0  # executions, the present one included
         self._under_way: list[Ticket] = []  # transfers, which nothing else waits for
         self._readers: deque[Ticket] = deque()  # executions that read copies of weights
         self._refreshing: dict[Memory, list[Ticket]] = {}
@@ -181,6 +182,7 @@ class PlacedQueue:
         for memory in route.memories:
             memory.check()
         held = self._memory(route, given)
+        self.n_queued += 1
         queue = _Queueing(self, route, held, asked)
         try:
             tickets = queue.all_queued(devices)
@@ -276,7 +278,7 @@ class PlacedQueue:
         names = ", ".join(f"%{value} ({values[value].name})" for value in one.values[:3])
         more = f" and {len(one.values) - 3} more" if len(one.values) > 3 else ""
         what = f"{names}{more} from {origin.device} to {target.device}"
-        return self.links.copy(origin, target, pieces, what, **order)
+        return self.links.copy(origin, target, pieces, what, number=self.n_queued, **order)
 
     def weights_ready(self, memories: Set[Memory], ready: Any) -> Mapping[Memory, Sequence[Ticket]]:
         """By memory what its segments wait for, where weights were written since they were copied.
@@ -305,7 +307,9 @@ class PlacedQueue:
         before = (*end_of(tuple(self._readers)), *end_of(self._refreshing.get(memory, ())))
         pieces = copies.pieces(stale)
         what = f"weights that were written to {memory.device}"
-        ticket = self.links.copy(self.home, memory, pieces, what, after=before, ready=(ready,))
+        ticket = self.links.copy(
+            self.home, memory, pieces, what, number=self.n_queued, after=before, ready=(ready,)
+        )
         ticket._call_when_done(lambda: copies.copied(stale, is_right=ticket._outcome() is None))
         self._refreshing.setdefault(memory, []).append(ticket)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -142,6 +143,26 @@ class Piece:
     size_bytes: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CopySpan:
+    """When a transfer was carried out.
+
+    Attributes:
+        number: of the execution, from 1 on.
+        what: was copied, for people.
+        link: from where to where, for people.
+        size_bytes: how much.
+        begin_ns, end_ns: of the native clock.
+    """
+
+    number: int
+    what: str
+    link: str
+    size_bytes: int
+    begin_ns: int
+    end_ns: int
+
+
 class Links:
     """The copies from one memory to another: in order on each link, links beside one another.
 
@@ -154,6 +175,7 @@ class Links:
         self._lock = threading.Lock()
         self._process = os.getpid()
         self.n_copies = 0  # that were carried out
+        self._recorded: list[CopySpan] | None = None
 
     def copy(
         self,
@@ -162,6 +184,7 @@ class Links:
         pieces: Sequence[Piece],
         what: str,
         *,
+        number: int,
         after: Sequence[Ticket] = (),
         ready: Sequence[Any] = (),
     ) -> Ticket:
@@ -172,6 +195,7 @@ class Links:
             target: the memory of the copies.
             pieces: from one to the other.
             what: is copied, for people.
+            number: of the execution, for timelines.
             after: what writes the sources, or reads what lay where the copies go.
             ready: events of torch's behind work on a device that must have ended; None among
                 them counts for nothing.
@@ -183,8 +207,15 @@ class Links:
         ticket = Ticket()
 
         def copy() -> None:
+            begin_ns = time.monotonic_ns()  # the native clock's: std::chrono::steady_clock
             try:
                 copy_pieces(origin, target, pieces, ready)
+                recorded = self._recorded
+                if recorded is not None:
+                    size_bytes = sum(one.size_bytes for one in pieces)
+                    link = f"{origin.device} to {target.device}"
+                    ends_ns = begin_ns, time.monotonic_ns()
+                    recorded.append(CopySpan(number, what, link, size_bytes, *ends_ns))
             except RuntimeError as error:
                 for memory in (origin, target):
                     if not memory.is_host:
@@ -201,6 +232,22 @@ class Links:
 
         when_ended(after, begin)
         return ticket
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[list[CopySpan]]:
+        """The copies that end inside a with-block, as they do.
+
+        Raises:
+            ExecutionError: another one records them.
+        """
+        if self._recorded is not None:
+            raise ExecutionError("another timeline of this executable is being recorded")
+        found: list[CopySpan] = []
+        self._recorded = found
+        try:
+            yield found
+        finally:
+            self._recorded = None
 
     def close(self) -> None:
         """Wait for the copies that have begun; later ones have an ExecutionError."""
