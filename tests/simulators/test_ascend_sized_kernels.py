@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -386,6 +387,34 @@ def test_several_threads_call(host_cores, load):
         for thread in threads:
             thread.join()
     assert results == [True] * 48
+
+
+@pytest.mark.parametrize("host_cores", [1, 3, 6])
+def test_tiles_that_fail_now_and_then(host_cores, ascend, load):
+    """Each ticket has its result or its error, whatever failed before it, and nothing is stale."""
+    rng, fails = random.Random(host_cores), []
+
+    def failing(launch):
+        if fails and rng.random() < 0.3:
+            raise RuntimeError("now and then")
+        return tile(launch)
+
+    options = {"instances": 5_000}
+    kernels = with_tile(failing)
+    with load(model, *inputs(6), kernels=kernels, host_cores=host_cores, options=options) as run:
+        fails.append(True)
+        n_failed = 0
+        for _ in range(6):
+            given = [inputs(rng.randint(1, 900)) for _ in range(10)]
+            tickets = [run.submit(*one) for one in given]
+            for one, ticket in zip(given, tickets, strict=True):
+                if ticket.exception() is None:
+                    assert torch.equal(ticket.result(), model(*one))
+                else:
+                    assert "now and then" in str(ticket.exception())
+                    n_failed += 1
+        assert 0 < n_failed < 60
+    assert ascend.errors == []
 
 
 class Held:

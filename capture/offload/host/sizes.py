@@ -17,9 +17,9 @@ class Sizes:
 
     Attributes:
         instances: the memory that instances may take, in bytes or as text such as `16MiB`. The
-            least recently used go first; the one in use stays. On the CPU an instance is the
-            numbers and constants of its sizes; on other devices an executable of its own, with
-            activations and launches.
+            least recently used go first; the one in use stays. Of a resident of all sizes an
+            instance is the numbers and constants of its sizes, and the grids and argument blocks of
+            a capturer's kernels; else an executable of its own, with activations and launches.
         buckets: by Dim where ranges of sizes end for which activations lie at the same places;
             half steps (16, 24, 32, 48 and so on) where nothing is given, and beyond the last end.
             One that ends later takes more memory, and is planned less often.
