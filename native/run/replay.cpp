@@ -278,8 +278,8 @@ std::uint64_t Replay::feature_map_address(const Call& call) {
   return reinterpret_cast<std::uint64_t>(turn.arena.get());
 }
 
-// Each resident orders its own executions on the device. Behind that of another resident of the turn
-// an event orders them; where torch delivers launches later, from a queue, these are delivered
+// Each resident orders its own executions on the device. Behind that of another resident of the
+// turn an event orders them; where torch delivers launches later, from a queue, these are delivered
 // before a resident that does not use the queue goes on.
 void Replay::follow(const Call& call) {
   if (!call.torch_stream) return;
