@@ -13,6 +13,7 @@
 #include "run/device_storages.hpp"
 #include "run/kernel_scope.hpp"
 #include "run/operator_calls.hpp"
+#include "run/recurrent_call.hpp"
 #include "run/thread_count.hpp"
 #include "run/varying_numbers.hpp"
 
@@ -176,7 +177,7 @@ void DispatchedResident::dispatch(std::size_t index) {
     for (const Argument& argument : arguments_[index]) {
       stack_[argument.position] = given(argument, launch.arguments[argument.position]);
     }
-    launch.call->callBoxed(&stack_);
+    call_operator(*launch.call, launch.overload, stack_);
     if (launch.guard) {
       check_guard(stack_.at(0), *launch.guard, launch.source, launch.operator_name);
     }

@@ -63,9 +63,9 @@ def put(tensor: torch.Tensor, index: Any, number: Any) -> torch.Tensor:
 
 
 def last(layer: nn.RNNBase, rows: torch.Tensor) -> torch.Tensor:
-    steps = rows[None] if layer.batch_first else rows[:, None]
-    output = layer(steps)[0]
-    output = output[0] if layer.batch_first else output[:, 0]
+    batch = torch.stack([rows, rows.flip(0)])
+    output = layer(batch if layer.batch_first else batch.transpose(0, 1))[0]
+    output = output[1] if layer.batch_first else output[:, 1]
     return rows + functional.pad(output, (0, 4 - output.shape[1]))
 
 

@@ -6,6 +6,8 @@ from torch import nn
 from torch.export import Dim
 
 import offload
+from offload.backends import CpuBackend
+from offload.backends.dispatched import DispatchBackend
 
 N = Dim("n", min=2, max=70)
 SIZES = (2, 3, 8, 13, 33, 70)
@@ -43,11 +45,12 @@ def names_of(captured):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
-def test_layers_over_a_length_have_eagers_bits(name):
+def test_layers_over_a_length_have_eagers_bits(name, requires_grad):
     torch.manual_seed(0)
-    layer = LAYERS[name]().eval()
+    layer = LAYERS[name]().eval().requires_grad_(requires_grad)
     captured = offload.capture(layer, request(layer, 7), dynamic_shapes=({1: N},))
     assert len(names_of(captured)) == len(set(names_of(captured)))
     run = captured.load(sizes=offload.Sizes())
@@ -154,14 +157,28 @@ def test_a_length_that_is_computed():
 
     model = Recognizer().eval()
     captured = offload.capture(model, torch.randn(2, 8, 9), dynamic_shapes=({2: N},))
-    for n in SIZES:
+    for n in (3, 4, 8, 13, 33, 70):  # of 2 frames one is left, which takes a path of its own
         x = torch.randn(2, 8, n)
         assert torch.equal(captured(x), model(x)), n
 
 
+@pytest.mark.parametrize("requires_grad", [True, False])
 @torch.no_grad()
-def test_files_promotion_and_memory(tmp_path):
-    layer = nn.GRU(8, 6, 2, batch_first=True).eval()
+def test_launches_that_the_host_delivers_have_eagers_bits(requires_grad):
+    layer = nn.GRU(8, 6, 2, batch_first=True).eval().requires_grad_(requires_grad)
+    captured = offload.capture(layer, request(layer, 7), dynamic_shapes=({1: N},))
+    dispatching = DispatchBackend("dispatched", CpuBackend().machine, "cpu")
+    run = captured.load(dispatching, sizes=offload.Sizes())
+    assert {one.mode for one in run.launch_reports()} == {"dispatched"}
+    for n in (*SIZES, 3):
+        x = request(layer, n)
+        assert same(run(x), layer(x)), n
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@torch.no_grad()
+def test_files_promotion_and_memory(tmp_path, requires_grad):
+    layer = nn.GRU(8, 6, 2, batch_first=True).eval().requires_grad_(requires_grad)
     captured = offload.capture(layer, request(layer, 7), dynamic_shapes=({1: N},))
     captured.save(tmp_path / "layer.offload")
     opened = offload.open(tmp_path / "layer.offload")
@@ -242,3 +259,15 @@ def test_a_layer_of_no_steps_is_refused_as_eager_refuses_it():
         with pytest.raises(offload.BindingError, match="n = 0: expected"):
             captured(torch.randn(0, 2, 8))
         assert same(captured(x := torch.randn(1, 2, 8)), layer(x))
+
+
+def test_a_capture_outside_of_no_grad_records_no_gradients():
+    layer = nn.GRU(8, 6, batch_first=True)
+    captured = offload.capture(layer, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
+    for n in SIZES:
+        x = torch.randn(2, n, 8)
+        got = captured(x)
+        with torch.no_grad():
+            expected = layer(x)
+        assert same(got, expected), n
+        assert not got[0].requires_grad

@@ -94,7 +94,7 @@ class PaddingProof:
                 raise _refusal(position, told, "", "; ".join(lines[:3])) from None
         perturbed = self._perturbed.setdefault(bucket, set())
         for leaf, factor in list(self._perturbations(tensors, perturbed)):
-            given = [one * factor if at == leaf else one for at, one in enumerate(tensors)]
+            given = [one.detach() * factor if at == leaf else one for at, one in enumerate(tensors)]
             how = f", and {self._names[leaf]} is multiplied by {factor:g}"
             self._compare_perturbed(given, base, padded, exact, told=told, how=how)
             perturbed.add(leaf)
