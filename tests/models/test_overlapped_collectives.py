@@ -18,6 +18,8 @@ from offload.plan.collective_lanes import (
 )
 from offload.plan.overlap_collectives import in_order, lower_bound_ns, overlap_collectives
 from offload.plan.steps import Copy, LaneKind, Wait
+from offload.run.predicted_timeline import _exchanging
+from offload.timeline import SpanKind
 
 N_PROGRAMS = 30
 JITTER = 0.1
@@ -134,6 +136,48 @@ def test_every_wrong_neighbour_exchange_is_refused(programs):
         run.close()
     assert n_refused > 50
     assert n_taken > 50
+
+
+def test_a_start_that_moves_behind_a_wait_is_refused(programs):
+    """The way back from a good order: bytes allow it, and ranks could wait for one another."""
+    n_refused = 0
+    for one in programs:
+        program = one.bound.program
+        order = overlap_collectives(program, one.times)[0].order
+        waits_before = sum(
+            program.launches[first].waits and program.launches[second].name.endswith("all_reduce")
+            for at, second in enumerate(order)
+            for first in order[:at]
+        )
+        recorded_before = sum(
+            first.waits and second.name.endswith("all_reduce")
+            for second in program.launches
+            for first in program.launches[: second.index]
+        )
+        assert waits_before <= recorded_before
+        if waits_before < recorded_before:
+            n_refused += 1
+            back = [order.index(launch) for launch in range(len(order))]
+            with pytest.raises(PlanError, match="ranks could wait for one another"):
+                check_reordering(in_order(program, order), back)
+    assert n_refused > N_PROGRAMS // 2
+
+
+def test_predicted_spans_are_those_of_the_simulation(programs):
+    for one in programs:
+        program = one.bound.program
+        spans = list(_exchanging(program, one.times, 0, "cpu"))
+        launches = {span.launch: span for span in spans if span.kind is SpanKind.LAUNCH}
+        exchanges = {span.launch: span for span in spans if span.kind is SpanKind.COLLECTIVE}
+        assert len(launches) == len(program.launches)
+        for found in started_collectives(program):
+            exchange = exchanges.pop(found.start)
+            assert launches[found.start].end_ns <= exchange.begin_ns
+            assert exchange.end_ns <= launches[found.waits[0]].begin_ns + 1  # rounded
+            assert exchange.duration_ns == pytest.approx(one.times.transfer_ns[found.start], abs=1)
+        assert not exchanges
+        last = max(span.end_ns for span in spans)
+        assert last == pytest.approx(simulate_collectives(program, one.times).period_ns, abs=1)
 
 
 def test_each_collective_is_a_copy_on_the_lane_of_its_group(programs):
