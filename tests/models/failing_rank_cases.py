@@ -145,6 +145,14 @@ def another_program_at_the_load() -> Any:
 
 
 @case
+def other_lanes() -> Any:
+    """Rank 0 would execute on made-up inputs, and rank 1 would not."""
+    captured = offload.capture(summed, torch.ones(4))
+    found = told(lambda: captured.load(lanes="auto" if is_first() else 1))
+    return found, captured.load()(torch.ones(4)).tolist()
+
+
+@case
 def refused_at_the_load() -> Any:
     """Rank 1 has given a weight another shape, which its load refuses."""
     model = torch.nn.Linear(4, 4).requires_grad_(False)

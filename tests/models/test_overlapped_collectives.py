@@ -8,7 +8,12 @@ import pytest
 import torch
 from virtual_ranks import VirtualProgram, virtual_program
 
+import offload
+from offload.backends import find_backend
 from offload.errors import PlanError
+from offload.load.options import Options
+from offload.load.overlap import _OverlapLoad
+from offload.load.ranks import LoadedTogether
 from offload.plan.check_plan import check_order
 from offload.plan.check_reordering import check_reordering
 from offload.plan.collective_lanes import (
@@ -18,6 +23,10 @@ from offload.plan.collective_lanes import (
 )
 from offload.plan.overlap_collectives import in_order, lower_bound_ns, overlap_collectives
 from offload.plan.steps import Copy, LaneKind, Wait
+from offload.program import BoundProgram, Role, check_program
+from offload.program.rewrite import renumbered
+from offload.run.predicted_timeline import _exchanging
+from offload.timeline import Scheduling, SpanKind
 
 N_PROGRAMS = 30
 JITTER = 0.1
@@ -43,7 +52,7 @@ def test_executed_orders_take_what_the_simulation_says_within_15_percent(program
         assert recorded_ns == pytest.approx(orders[-1].predicted_ns, rel=0.15)
         for order in (orders[0], orders[len(orders) // 2]):
             check_reordering(program, order.order)
-            run = one.executable(in_order(program, order.order))
+            run = one.executable(in_order(program, order.order).program)
             makespan_ns, result = one.makespan_ns(run)
             assert makespan_ns == pytest.approx(order.predicted_ns, rel=0.15)
             assert torch.equal(result, expected)
@@ -128,12 +137,92 @@ def test_every_wrong_neighbour_exchange_is_refused(programs):
                 continue
             n_taken += 1
             if n_taken % 10 == 0:
-                other = one.executable(in_order(program, order))
+                other = one.executable(in_order(program, order).program)
                 assert torch.equal(one.makespan_ns(other)[1], expected)
                 other.close()
         run.close()
     assert n_refused > 50
     assert n_taken > 50
+
+
+def test_a_start_that_moves_behind_a_wait_is_refused(programs):
+    """The way back from a good order: bytes allow it, and ranks could wait for one another."""
+    n_refused = 0
+    for one in programs:
+        program = one.bound.program
+        order = overlap_collectives(program, one.times)[0].order
+        waits_before = sum(
+            program.launches[first].waits and program.launches[second].name.endswith("all_reduce")
+            for at, second in enumerate(order)
+            for first in order[:at]
+        )
+        recorded_before = sum(
+            first.waits and second.name.endswith("all_reduce")
+            for second in program.launches
+            for first in program.launches[: second.index]
+        )
+        assert waits_before <= recorded_before
+        if waits_before < recorded_before:
+            n_refused += 1
+            back = [order.index(launch) for launch in range(len(order))]
+            with pytest.raises(PlanError, match="ranks could wait for one another"):
+                check_reordering(in_order(program, order).program, back)
+    assert n_refused > N_PROGRAMS // 2
+
+
+def test_predicted_spans_are_those_of_the_simulation(programs):
+    for one in programs:
+        program = one.bound.program
+        spans = list(_exchanging(program, one.times, 0, "cpu"))
+        launches = {span.launch: span for span in spans if span.kind is SpanKind.LAUNCH}
+        exchanges = {span.launch: span for span in spans if span.kind is SpanKind.COLLECTIVE}
+        assert len(launches) == len(program.launches)
+        for found in started_collectives(program):
+            exchange = exchanges.pop(found.start)
+            assert launches[found.start].end_ns <= exchange.begin_ns
+            assert exchange.end_ns <= launches[found.waits[0]].begin_ns + 1  # rounded
+            assert exchange.duration_ns == pytest.approx(one.times.transfer_ns[found.start], abs=1)
+        assert not exchanges
+        last = max(span.end_ns for span in spans)
+        assert last == pytest.approx(simulate_collectives(program, one.times).period_ns, abs=1)
+
+
+def test_values_without_a_use_move_no_weight():
+    """Bindings follow the Values, where an order drops some that no launch uses."""
+    model = torch.nn.Linear(4, 4).requires_grad_(False)
+    bound = offload.capture(model, torch.ones(2, 4)).bound
+    unused = dataclasses.replace(bound.program.values[0], index=0, role=Role.ACTIVATION)
+    behind = {value.index: value.index + 1 for value in bound.program.values}
+    program = bound.program
+    moved = dataclasses.replace(
+        program,
+        values=(
+            unused,
+            *(dataclasses.replace(one, index=one.index + 1) for one in program.values),
+        ),
+        launches=tuple(renumbered(one, one.index, behind) for one in program.launches),
+        inputs=tuple(dataclasses.replace(one, value=one.value + 1) for one in program.inputs),
+        results=tuple(
+            dataclasses.replace(one, view=dataclasses.replace(one.view, value=one.view.value + 1))
+            for one in program.results
+        ),
+        weight_views={
+            index + 1: tuple(dataclasses.replace(one, value=one.value + 1) for one in views)
+            for index, views in program.weight_views.items()
+        },
+    )
+    check_program(moved)
+    load = _OverlapLoad(
+        BoundProgram(moved, bound.bindings.moved(behind)),
+        find_backend("cpu"),
+        Options(Scheduling.OFFLOAD, fuse=False, budget=None, is_streamed=False, lanes=2),
+        None,
+        LoadedTogether(bound),
+    )
+    run = load.loaded()
+    x = torch.randn(2, 4)
+    assert torch.equal(run(x), model(x))
+    assert len(run.program.values) == len(program.values)
 
 
 def test_each_collective_is_a_copy_on_the_lane_of_its_group(programs):

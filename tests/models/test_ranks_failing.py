@@ -20,6 +20,7 @@ _WHOLE = (
     "a_group_that_is_gone",
     "another_shape_on_one_rank",
     "a_guard_that_fails_on_one_rank",
+    "other_lanes",
     "failing_while_orders_are_timed",
 )
 
@@ -156,3 +157,10 @@ def test_a_rank_that_ends_while_orders_are_timed_is_an_error_at_once():
     first = found.of_rank(0, "killed_while_orders_are_timed")
     assert first["kind"] == "ExecutionError"
     assert codes[1] == -9
+
+
+def test_ranks_that_ask_for_other_lanes_are_refused_at_once(found):
+    for one, again in found.of("other_lanes"):
+        assert one["kind"] == "CaptureError"
+        assert "lanes='auto'" in one["message"]
+        assert again == [5.0] * 4

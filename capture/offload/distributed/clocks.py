@@ -115,7 +115,7 @@ def _round_trips(
             dist.recv(message, rank, group=group)
             end_ns = clock()
             middle_ns = (begin_ns + end_ns) / 2
-            # Half a round trip, and the half nanosecond to which a clock is rounded.
+            # Half a round trip, and the nanosecond to which clocks are rounded.
             error_ns = (end_ns - begin_ns) / 2 + 1
             found.append((error_ns, int(message[0]) - middle_ns, end_ns))
         error_ns, offset_ns, measured_ns = min(found)

@@ -193,7 +193,8 @@ class _OverlapLoad:
 
     def _in_order(self, bound: BoundProgram, order: CollectiveOrder) -> BoundProgram:
         check_reordering(bound.program, order.order)
-        return dataclasses.replace(bound, program=in_order(bound.program, order.order))
+        found = in_order(bound.program, order.order)
+        return BoundProgram(found.program, bound.bindings.moved(found.positions))
 
     def _plan(self, bound: BoundProgram) -> Plan:
         return place(self._backend.prepare(bound), self._backend)

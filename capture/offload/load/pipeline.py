@@ -59,7 +59,7 @@ def load_program(
     with (
         telling(progress),
         switched(name) as asked,
-        loaded_together(bound, groups, name) as ranks,
+        loaded_together(bound, groups, name, "" if lanes == 1 else f", lanes={lanes!r}") as ranks,
     ):
         found = ranks.bound
         backend, index = named_backend(found.program.device if device is None else device)

@@ -44,7 +44,7 @@ class LoadedTogether:
 
 @contextlib.contextmanager
 def loaded_together(
-    bound: BoundProgram, groups: Mapping[str, Any] | None, name: str
+    bound: BoundProgram, groups: Mapping[str, Any] | None, name: str, how: str = ""
 ) -> Iterator[LoadedTogether]:
     """Load with the other ranks of a Program's groups; what one refuses, all do.
 
@@ -52,6 +52,7 @@ def loaded_together(
         bound: what is loaded.
         groups: by their recorded names process groups that are to be used instead.
         name: of what is loaded, for people.
+        how: it is loaded, where ranks must ask for the same.
 
     Returns:
         The Program over the groups of here, to be loaded in the block, and what ranks tell one
@@ -73,7 +74,10 @@ def loaded_together(
     bound = dataclasses.replace(bound, program=_renamed(bound.program, here))
     rendezvous = Rendezvous("load", name)
     try:
-        for arrival in [rendezvous.come(one) for one in _summaries(bound.program)]:
+        summaries = [
+            dataclasses.replace(one, what=f"{one.what}{how}") for one in _summaries(bound.program)
+        ]
+        for arrival in [rendezvous.come(one) for one in summaries]:
             arrival.wait()
         yield LoadedTogether(bound, rendezvous)
         rendezvous.agree("the program is loaded")

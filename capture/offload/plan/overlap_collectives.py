@@ -21,7 +21,7 @@ from offload.plan.collective_lanes import (
 from offload.plan.launch_conflicts import Conflict, launch_conflicts
 from offload.plan.simulate_steps import simulate_steps
 from offload.program import Program
-from offload.program.rewrite import rewrite
+from offload.program.rewrite import Rewritten, rewrite
 
 RECORDED = "recorded order"
 
@@ -49,14 +49,14 @@ class CollectiveOrder:
         return all(at == launch for at, launch in enumerate(self.order))
 
 
-def in_order(program: Program, order: Sequence[int]) -> Program:
-    """The same launches over the same Values, in another order.
+def in_order(program: Program, order: Sequence[int]) -> Rewritten:
+    """The same launches in another order; Values that no launch uses are dropped.
 
     Raises:
         ProgramError: a Value would be used before it is made, or a collective waited for before it
             is started.
     """
-    return rewrite(program, [program.launches[one] for one in order]).program
+    return rewrite(program, [program.launches[one] for one in order])
 
 
 def overlap_collectives(program: Program, times: CollectiveTimes) -> tuple[CollectiveOrder, ...]:
@@ -106,7 +106,7 @@ def lower_bound_ns(program: Program, times: CollectiveTimes) -> float:
 
 
 def _simulated_ns(program: Program, order: Sequence[int], times: CollectiveTimes) -> float:
-    lanes = collective_lanes(in_order(program, order))
+    lanes = collective_lanes(in_order(program, order).program)
     launch_ns = [times.launch_ns[one] for one in order]
     transfer_ns = [times.transfer_ns[one] for one in order]
     return simulate_steps(lanes, launch_ns, transfer_ns).period_ns

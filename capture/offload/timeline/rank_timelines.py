@@ -34,8 +34,10 @@ class RankTimeline:
     @property
     def error_ns(self) -> float:
         """How far its spans may lie from where they belong among those of the first rank."""
-        moments = [self.origin_ns]
-        moments += [self.origin_ns + one.end_ns for one in self.timeline.executions]
+        executions = self.timeline.executions
+        if not executions:
+            return self.offset.error_ns
+        moments = [self.origin_ns, *(self.origin_ns + one.end_ns for one in executions)]
         return max(self.offset.error_at_ns(one) for one in moments)
 
 
