@@ -27,4 +27,11 @@ CpuLaunch to_launch(const std::function<at::Tensor(std::size_t)>& tensor,
                     std::vector<std::size_t> releases, pybind11::handle guard, bool guards_shape,
                     const std::string& source);
 
+// Lets tensors of a resident require gradients, which composite operators look at; none are
+// recorded. Throws std::out_of_range for a tensor that does not exist.
+template <typename Launches>
+void require_gradients(Launches& resident, const std::vector<std::size_t>& tensors) {
+  for (const std::size_t index : tensors) resident.tensor(index).set_requires_grad(true);
+}
+
 }  // namespace offload

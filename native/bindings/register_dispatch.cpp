@@ -44,7 +44,8 @@ void register_dispatch(py::module_& module) {
            py::arg("held"))
       .def("add", &add_launch, py::kw_only(), py::arg("operator_name"), py::arg("overload"),
            py::arg("arguments"), py::arg("made"), py::arg("releases"), py::arg("guard"),
-           py::arg("guards_shape"), py::arg("source"));
+           py::arg("guards_shape"), py::arg("source"))
+      .def("require_gradients", &require_gradients<DispatchedResident>, py::arg("tensors"));
 }
 
 }  // namespace offload

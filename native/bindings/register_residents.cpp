@@ -171,6 +171,7 @@ void register_residents(py::module_& module) {
             resident.set_packed_weights(std::move(packed));
           },
           py::arg("weights"))
+      .def("require_gradients", &require_gradients<CpuResident>, py::arg("tensors"))
       .def("derive_again", &CpuResident::derive_again)
       .def_property_readonly("launch_modes", &launch_modes);
   py::class_<CpuReplaced>(module, "CpuReplaced")

@@ -13,6 +13,7 @@
 #include "cpu/lanes.hpp"
 #include "offload/errors.hpp"
 #include "run/operator_threads.hpp"
+#include "run/recurrent_call.hpp"
 #include "run/thread_count.hpp"
 
 namespace offload {
@@ -256,7 +257,7 @@ void CpuResident::push(const std::vector<c10::IValue>& arguments, const CpuLaunc
 
 void CpuResident::call(CpuLaunch& launch, std::vector<c10::IValue>& stack) {
   push(launch.arguments, launch, stack);
-  launch.call->callBoxed(&stack);
+  call_operator(*launch.call, launch.overload, stack);
   if (launch.guard) check_guard(stack.at(0), *launch.guard, launch.source, launch.operator_name);
   if (launch.mode == CpuMode::kCopied) {
     const std::vector<at::Tensor> results = tensors_on(stack);

@@ -13,6 +13,7 @@
 #include "run/device_storages.hpp"
 #include "run/kernel_scope.hpp"
 #include "run/operator_calls.hpp"
+#include "run/recurrent_call.hpp"
 #include "run/thread_count.hpp"
 #include "run/varying_numbers.hpp"
 
@@ -176,7 +177,7 @@ void DispatchedResident::dispatch(std::size_t index) {
     for (const Argument& argument : arguments_[index]) {
       stack_[argument.position] = given(argument, launch.arguments[argument.position]);
     }
-    launch.call->callBoxed(&stack_);
+    call_operator(*launch.call, launch.overload, stack_);
     if (launch.guard) {
       check_guard(stack_.at(0), *launch.guard, launch.source, launch.operator_name);
     }
@@ -210,6 +211,7 @@ c10::IValue DispatchedResident::given(const Argument& argument, const c10::IValu
 at::Tensor DispatchedResident::tensor_at(std::size_t index) {
   const auto& [slot, offset_bytes, layout] = tensors_[index];
   at::Tensor tensor = tensor_on_described(storage_of(slot), offset_bytes, layout, device_);
+  if (stand_ins_[index].requires_grad()) tensor.set_requires_grad(true);
   if (needs_description_[slot]) {
     describe_storage(tensor);
     needs_description_[slot] = false;

@@ -24,7 +24,9 @@ from offload.record import (
     PlainCall,
     Recorder,
     Recording,
+    SizedFunctions,
     VaryingSizes,
+    WholeLayers,
     WholeProgram,
     device_of_call,
     parameters_of,
@@ -266,6 +268,8 @@ class BlockRecording:
         plain: PlainCall | None = None,
         read_untold: str = "",
     ) -> Recorder:
+        is_varying = self._varying is not None
+        sized = SizedFunctions(WholeLayers()) if is_varying else None
         return Recorder(
             host_reads=self._host_reads,
             function=self._function,
@@ -274,9 +278,10 @@ class BlockRecording:
             fakes=fakes,
             plain=plain,
             read_untold=read_untold,
-            keeps_seen=self._varying is not None,
+            keeps_seen=is_varying,
             trains=self._training,
             rendezvous=self._rendezvous,
+            sized=sized,
         )
 
     def _leave(self) -> None:

@@ -58,7 +58,9 @@ def tensor_at(storage: torch.UntypedStorage, base_bytes: int, view: TensorView) 
     tensor.set_(storage, offset, view.shape, view.strides)
     if view.conjugate:
         tensor = torch._conj(tensor)
-    return torch._neg_view(tensor) if view.negative else tensor
+    if view.negative:
+        tensor = torch._neg_view(tensor)
+    return tensor.requires_grad_() if view.requires_grad else tensor
 
 
 def flat(outcome: Any) -> list[Any]:

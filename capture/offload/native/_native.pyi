@@ -437,6 +437,7 @@ class CpuResident(Resident):
         source: str,
         table: tuple[int, int, int, int] | None = None,
     ) -> None: ...
+    def require_gradients(self, tensors: Sequence[int]) -> None: ...
     def add_kernel(
         self,
         *,
@@ -495,6 +496,7 @@ class DispatchedResident(Resident):
         guards_shape: bool,
         source: str,
     ) -> None: ...
+    def require_gradients(self, tensors: Sequence[int]) -> None: ...
 
 class CpuReplaced:
     def __init__(

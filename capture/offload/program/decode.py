@@ -143,8 +143,10 @@ def _content(node: Node) -> bytes:
 
 
 def _view(node: Node) -> TensorView:
-    value, offset_bytes, shape, strides, dtype, conjugate, negative = node.fields(
-        "value", "offset_bytes", "shape", "strides", "dtype", "conjugate", "negative"
+    names = ("value", "offset_bytes", "shape", "strides", "dtype", "conjugate", "negative")
+    has_gradients = "requires_grad" in set(node.keys())
+    value, offset_bytes, shape, strides, dtype, conjugate, negative, *gradients = node.fields(
+        *names, *["requires_grad"] * has_gradients
     )
     return TensorView(
         value.integer(),
@@ -153,6 +155,7 @@ def _view(node: Node) -> TensorView:
         _dtype(dtype),
         conjugate.boolean(),
         negative.boolean(),
+        gradients[0].boolean() if gradients else False,
     )
 
 

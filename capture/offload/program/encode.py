@@ -81,7 +81,7 @@ def _value(value: Value) -> dict[str, Any]:
 
 
 def _view(view: TensorView) -> dict[str, Any]:
-    return {
+    return ({"requires_grad": True} if view.requires_grad else {}) | {
         "value": view.value,
         "offset_bytes": view.offset_bytes,
         "shape": list(view.shape),

@@ -50,6 +50,25 @@ def numbers_of_value(value: Value) -> list[Any]:
     return _kept(_value, value)
 
 
+def launch_of_number(program: Program, place: int) -> Launch | None:
+    """The launch that has a number, or makes the Value which has it.
+
+    Args:
+        program: of operators alone.
+        place: of the number, in the order of `map_numbers`.
+    """
+    for value in program.values:
+        place -= len(numbers_of_value(value))
+        if place < 0:
+            makers = (one for one in program.launches if value.index in one.writes)
+            return next(makers, None)
+    for launch in program.launches:
+        place -= len(_kept(_launch, launch))
+        if place < 0:
+            return launch
+    return None
+
+
 def _kept(map_part: Callable[[Any, Convert], object], part: Any) -> list[Any]:
     found: list[Any] = []
 

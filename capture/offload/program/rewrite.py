@@ -157,7 +157,14 @@ class _Moved:
         # A view for each argument of each launch: dataclasses.replace would take three times as
         # long.
         return TensorView(
-            value, old.offset_bytes, old.shape, old.strides, old.dtype, old.conjugate, old.negative
+            value,
+            old.offset_bytes,
+            old.shape,
+            old.strides,
+            old.dtype,
+            old.conjugate,
+            old.negative,
+            old.requires_grad,
         )
 
     def argument(self, old: Argument) -> Argument:

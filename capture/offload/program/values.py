@@ -47,7 +47,9 @@ class TensorView:
     """A strided view of a Value: what an operator is given, or what a caller gets.
 
     Shapes: `shape` and `strides` count elements; `offset_bytes` counts from the Value's base.
-    `conjugate` and `negative` are torch's lazy bits.
+    `conjugate` and `negative` are torch's lazy bits. `requires_grad`: a composite operator is given
+    it, which computes otherwise where gradients may be asked for (`should_fold` in
+    aten/src/ATen/native/LinearAlgebra.cpp); executions record none.
     """
 
     value: int
@@ -57,6 +59,7 @@ class TensorView:
     dtype: str
     conjugate: bool = False
     negative: bool = False
+    requires_grad: bool = False
 
     @property
     def end_bytes(self) -> int:

@@ -9,8 +9,11 @@ from offload.record.plain_call import PlainCall
 from offload.record.recorder import Recorder
 from offload.record.recording import Recording
 from offload.record.repeatable_call import called_again, is_called_again
+from offload.record.same_outcome import is_close, same_but_for_kernels
+from offload.record.sized_functions import SizedFunctions
 from offload.record.surroundings import refuse_transforms
 from offload.record.verify import OutcomeDiffers, verify
+from offload.record.whole_layers import WholeLayers
 from offload.record.whole_program import WholeProgram
 
 is_not_called(__name__)
@@ -23,15 +26,19 @@ __all__ = [
     "PlainCall",
     "Recorder",
     "Recording",
+    "SizedFunctions",
     "VaryingSizes",
+    "WholeLayers",
     "WholeProgram",
     "called_again",
     "device_of_call",
     "is_called_again",
+    "is_close",
     "is_plain_class",
     "parameters_of",
     "refuse_hidden_reads",
     "refuse_transforms",
+    "same_but_for_kernels",
     "varying_sizes",
     "verify",
 ]

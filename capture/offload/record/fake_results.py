@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 
+from offload.record.sized_functions import RULES
+from offload.record.whole_layers import LSTM, STEPPING, layer_rule
+
 _MASK_MULTIPLE_BITS = 128
 _BYTE_BITS = 8
 
 
 def device_rule(func: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """What to call for an operator under fake tensors: its own rule, or that of the device."""
-    return _RULES.get((device.type, func), func)
+    return _RULES.get((device.type, func)) or _OF_ALL.get(func, func)
 
 
 def _native_dropout_of_npu(
@@ -49,6 +52,11 @@ def _mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     results = torch.ops.aten.mkldnn_rnn_layer.default(*args, **kwargs)
     return (*results[:3], None)
 
+
+_OF_ALL: dict[Any, Callable[..., Any]] = {
+    getattr(torch.ops.aten, name).input: layer_rule(is_lstm=name == LSTM)
+    for name in (LSTM, *STEPPING)
+} | dict(RULES)
 
 _RULES: dict[tuple[str, Any], Callable[..., Any]] = {
     ("cpu", torch.ops.aten._native_multi_head_attention.default): _native_multi_head_attention,

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError, CaptureError
+from offload.native import _planner
 from offload.program import (
     Launch,
     Program,
@@ -26,21 +27,30 @@ from offload.program import (
     rewrite,
     used_strides,
 )
-from offload.program.expressions import Expression
+from offload.program.expressions import REAL, Expression, expressions
 from offload.program.family import (
     BoundFamily,
+    Dim,
     Family,
     SizeGuard,
     SizePlace,
     constants_of,
     with_constants,
 )
-from offload.program.numbers import map_numbers, numbers_of, numbers_of_value
+from offload.program.numbers import (
+    launch_of_number,
+    map_numbers,
+    numbers_of,
+    numbers_of_value,
+)
 from offload.program.structure import Structure
 from offload.record.hidden_sizes import hides_size
 from offload.record.size_expressions import to_expression
 from offload.record.symbolic_sizes import SymbolicSizes
 from offload.record.whole_program import WholeProgram
+
+_MOST_SIZES = 500
+_FRACTIONS = (REAL, "true_divide", "square_root", "logarithm", "to_real")
 
 
 class _Numbers:
@@ -55,14 +65,31 @@ class _Numbers:
         expression = to_expression(self._sizes.expression_of(number), self._positions)
         return self.expressions.setdefault(expression, len(self.expressions))
 
-    def varying(self, numbers: Sequence[Any]) -> dict[int, int]:
-        """Of those that vary the place, with their expression."""
-        return {
-            place: self.index_of(number)
-            for place, number in enumerate(numbers)
-            if isinstance(number, (torch.SymInt, torch.SymFloat))
-            and self._sizes.expression_of(number).free_symbols
-        }
+    def varying(self, numbers: Sequence[Any], program: Program | None = None) -> dict[int, int]:
+        """Of those that vary the place, with their expression.
+
+        Args:
+            numbers: that may vary.
+            program: whose numbers they are; None: those of arguments or results.
+
+        Raises:
+            CaptureError: one cannot be repeated; the message names the user's line.
+        """
+        found = {}
+        for place, number in enumerate(numbers):
+            is_symbolic = isinstance(number, (torch.SymInt, torch.SymFloat))
+            if not is_symbolic or not self._sizes.expression_of(number).free_symbols:
+                continue
+            try:
+                found[place] = self.index_of(number)
+            except CaptureError as error:
+                launch = None if program is None else launch_of_number(program, place)
+                raise (error if launch is None else _located(launch.source, error)) from None
+        return found
+
+
+def _located(place: str, error: CaptureError) -> CaptureError:
+    return CaptureError(f"{place}: {error}") if place else error
 
 
 def family_of(
@@ -100,7 +127,7 @@ def family_of(
     numbers = _Numbers(sizes)
     found = dataclasses.replace(symbolic, program=_at_recorded(symbolic, sizes))
     with sizes.deciding():
-        varying = numbers.varying(numbers_of(symbolic.program))
+        varying = numbers.varying(numbers_of(symbolic.program), symbolic.program)
     arguments = numbers.varying(constants_of(symbolic.arguments))
     results = numbers.varying(constants_of(symbolic.results))
     family = Family(
@@ -171,7 +198,10 @@ def without_unused(bound: BoundFamily) -> BoundFamily:
 def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
     guards = []
     for condition, place in sizes.guards():
-        guard = SizeGuard(to_expression(condition, sizes.positions), place)
+        try:
+            guard = SizeGuard(to_expression(condition, sizes.positions), place)
+        except CaptureError as error:
+            raise _located(place, error) from None
         if guard not in guards:
             guards.append(guard)
     names = [one.name for one in sizes.dims]
@@ -181,17 +211,55 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
             place = next(
                 (one.place for one in guards if one.condition.dims == {at} and one.place), ""
             )
-            raise CaptureError(
-                f"{names[at]} may not vary: the call needs it to be {fixed}"
-                f"{f' ({place})' if place else ''}, as when a size is made a Python number or "
-                "text, or compared with the recorded one. Instead of int(a), float(n), "
-                "torch.tensor(n) and x[list(range(n))] write torch.sym_int(a), torch.sym_float(n), "
-                "torch.full((), n) and x[torch.arange(n)]; a loop over range(n) or len(x) makes "
-                "other launches at each size; a size of 1 or 0 often takes a path of its own, so "
-                "record a larger one. Otherwise leave the Dim out, and capture the model for each "
-                "size"
-            )
+            raise _may_not_vary(names[at], fixed, place)
+        pinned = _pinned(guards, at, sizes.dims[at], len(names))
+        if pinned is not None:
+            raise _may_not_vary(names[at], sizes.dims[at].recorded, pinned.place)
     return tuple(guards)
+
+
+def _may_not_vary(name: str, size: int, place: str) -> CaptureError:
+    return CaptureError(
+        f"{name} may not vary: the call needs it to be {size}{f' ({place})' if place else ''}, as "
+        "when a size is made a Python number or text, or compared with the recorded one. Instead "
+        "of int(a), float(n) and x[list(range(n))] write torch.sym_int(a), torch.sym_float(n) and "
+        "x[torch.arange(n)]; a loop over range(n) or len(x) makes other launches at each size; a "
+        "size of 1 or 0 often takes a path of its own, so record a larger one. Otherwise leave the "
+        "Dim out, and capture the model for each size"
+    )
+
+
+def _pinned(guards: Sequence[SizeGuard], at: int, dim: Dim, n_dims: int) -> SizeGuard | None:
+    """A guard that no size of a Dim but the recorded one fulfils, as that of `int(n * 0.5)`.
+
+    torch notices where the guard is an equation of integers. Of wide ranges the sizes near the
+    recorded one and near the least are looked at.
+    """
+    if dim.minimum == dim.maximum:
+        return None
+    most = dim.recorded + _MOST_SIZES if dim.maximum is None else dim.maximum
+    ranges = (
+        range(dim.minimum, min(most, dim.minimum + _MOST_SIZES) + 1),
+        range(max(dim.minimum, dim.recorded - _MOST_SIZES), dim.recorded),
+        range(dim.recorded + 1, min(most, dim.recorded + _MOST_SIZES) + 1),
+    )
+    for guard in guards:
+        code = guard.condition.code
+        is_of_fractions = any(operation in _FRACTIONS for operation, _ in code)
+        if guard.condition.dims != {at} or code[-1][0] != "equal" or not is_of_fractions:
+            continue
+        condition = expressions(n_dims, [guard.condition])
+        others = (size for sizes in ranges for size in sizes if size != dim.recorded)
+        if not any(_holds(condition, [size] * n_dims) for size in others):
+            return guard
+    return None
+
+
+def _holds(condition: _planner.Expressions, sizes: Sequence[int]) -> bool:
+    try:
+        return bool(condition.evaluate(0, sizes))
+    except BindingError:
+        return False
 
 
 def _check_same(family: Family, found: WholeProgram) -> None:

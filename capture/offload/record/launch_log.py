@@ -76,6 +76,7 @@ class LaunchLog:
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn
         self._unused = UnusedResults()
+        self._is_composite = False  # what is launched now
 
     def note_refusal(self, refusal: OffloadError) -> None:
         """Keep what is refused, if it is the first."""
@@ -233,7 +234,10 @@ class LaunchLog:
         if isinstance(argument, torch.Tensor):
             tracked = self.table.find(argument)
             assert tracked is not None
-            return self.table.view(argument, tracked)
+            view = self.table.view(argument, tracked)
+            if self._is_composite and argument.requires_grad:
+                return dataclasses.replace(view, requires_grad=True)
+            return view
         if isinstance(argument, (list, tuple)):
             return tuple(self.described(item) for item in argument)
         if type(argument) is torch.Generator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,26 @@ class LaunchRecorder(LaunchLog):
             if func.namespace in NAMESPACES:
                 return self.collectives.dispatch(func, args, kwargs)
             return self.launch(func, args, kwargs)
+
+    @property
+    def device(self) -> torch.device:
+        """Of the recording."""
+        return self.table.device
+
+    def launch_directly(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """As `dispatch`, called above the modes, of an operator that need not be one kernel.
+
+        torch's own function is not called, which would decompose it, or ask sizes for numbers.
+        Gradients are not recorded.
+        """
+        with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
+            self._is_composite = True
+            try:
+                return self.dispatch(func, args, dict(kwargs or {}))
+            finally:
+                self._is_composite = False
 
     def launch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same, where the operator is what is to be recorded."""

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType, ModuleType
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from offload.errors import CaptureError, OffloadError
 from offload.native import _native
 from offload.record import host_reads
 from offload.record.operators import is_wrapper
+from offload.record.sized_functions import SizedFunctions
 from offload.record.step_numbers import StepNumbers
 from offload.record.used_generators import UsedGenerators
 
@@ -37,6 +38,15 @@ class Watcher(Protocol):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operator and record it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Of the recording."""
+
+    def launch_directly(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = ...
+    ) -> Any:
+        """Record an operator without calling the function that would call it."""
 
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record a read of a tensor's values on the host, or refuse it."""
@@ -187,10 +197,16 @@ def _refusal(name: str) -> CaptureError:
 class FunctionMode(TorchFunctionMode):
     """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
 
-    def __init__(self, watcher: Watcher, numbers: StepNumbers | None = None) -> None:
+    def __init__(
+        self,
+        watcher: Watcher,
+        numbers: StepNumbers | None = None,
+        sized: SizedFunctions | None = None,
+    ) -> None:
         super().__init__()
         self._watcher = watcher
         self._numbers = numbers
+        self._sized = sized
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
@@ -217,7 +233,12 @@ class FunctionMode(TorchFunctionMode):
                 self._watcher.guard_content(tensor, f"torch.{name}")
         outside, self._watcher.running = self._watcher.running, name
         try:
-            outcome = func(*args, **kwargs)
+            outcome = NotImplemented
+            if self._sized is not None:
+                with _refusals_kept(self._watcher):
+                    outcome = self._sized.call(func, name, args, kwargs, self._watcher)
+            if outcome is NotImplemented:
+                outcome = func(*args, **kwargs)
         finally:
             self._watcher.running = outside
         return host_reads.without_write_access(name, outcome)

@@ -17,7 +17,9 @@ from offload.record.dynamic_shapes import VaryingSizes
 from offload.record.fake_weights import device_of_call
 from offload.record.family import check_family, difference_of, family_of, without_unused
 from offload.record.recorder import Recorder
+from offload.record.sized_functions import SizedFunctions
 from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
+from offload.record.whole_layers import WholeLayers
 from offload.record.whole_program import WholeProgram
 
 # Beyond the recorded size, where a Dim has no greatest one; odd, and a power of nothing.
@@ -99,6 +101,7 @@ class SecondRecordings:
             parameters=parameters_of(self._function),
             fakes=sizes,
             read_untold=self._read_untold,
+            sized=SizedFunctions(WholeLayers(sizes.layer_by_steps)),
         )
         try:
             result = recorder.call_again(*self._arguments(sizes.sizes))

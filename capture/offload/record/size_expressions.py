@@ -83,8 +83,10 @@ def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
         repeated = repeated or _OF_INTEGERS.get(kind)
     if repeated:
         return _chain(parts, repeated)
-    if kind is sympy.Abs and node.is_integer:
-        return [*parts[0], *parts[0], (INTEGER, -1), ("multiply", 0), ("maximum", 0)]
+    if kind is sympy.Abs:
+        code = [*parts[0], *parts[0], (INTEGER, -1), ("multiply", 0), ("maximum", 0)]
+        # Of a fraction that may be -0.0, which is no less than 0.0.
+        return code if node.is_integer else [*code, (REAL, 0.0), ("add", 0)]
     plain = _PLAIN.get(kind)
     if kind is sympy.Pow and node.is_integer and node.exp.is_Integer and node.exp >= 0:
         plain = "power"

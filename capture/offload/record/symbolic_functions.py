@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import select_one_layer_lstm_function
 from torch.fx.experimental.sym_node import SymNode
 from torch.utils._sympy.functions import OpaqueUnaryFn_log
 
@@ -21,8 +20,8 @@ from offload.errors import CaptureError
 
 IsWatched = Callable[[Any], bool]
 
-# ideep::rnn_kind::LSTM (third_party/ideep/include/ideep/abstract_types.hpp).
-_LSTM = 2
+_MOST_EXACT_ROOT = 2**52
+_MOST_EXACT_LOGARITHM = 2**40
 
 # The options of torch.max_pool1d in order.
 _POOLED = {"kernel_size": 1, "stride": None, "padding": 0, "dilation": 1, "ceil_mode": False}
@@ -34,13 +33,9 @@ def functions(is_watched: IsWatched) -> Iterator[tuple[Any, str, Callable[..., A
     Args:
         is_watched: whether a size is a symbol of a recording.
     """
-    yield math, "sqrt", _root(math.sqrt, is_watched)
-    yield math, "log", _logarithm(math.log, is_watched)
+    for name, replacement in _OF_MATH.items():
+        yield math, name, replacement(getattr(math, name), is_watched)
     yield torch, "max_pool1d", _pooled(torch.max_pool1d, is_watched)
-    layers = torch._VF
-    yield layers, "lstm", _lstm(layers.lstm, is_watched)
-    for name in ("gru", "rnn_tanh", "rnn_relu"):
-        yield layers, name, _stepping(getattr(layers, name), is_watched)
 
 
 def _root(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
@@ -54,6 +49,12 @@ def _root(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any
     return root
 
 
+def _natural_logarithm(number: Any) -> torch.SymFloat:
+    node = number.node
+    expression = OpaqueUnaryFn_log(node.expr)
+    return torch.SymFloat(SymNode(expression, node.shape_env, float, math.log(node.hint)))
+
+
 def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
     """As math_log of Modules/mathmodule.c: one natural logarithm divided by the other."""
 
@@ -61,9 +62,7 @@ def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[...
         # The sizes of which Python raises an error are guarded.
         if not is_watched(number) or number <= 0:
             return own(number)
-        node = number.node
-        expression = OpaqueUnaryFn_log(node.expr)
-        return torch.SymFloat(SymNode(expression, node.shape_env, float, own(node.hint)))
+        return _natural_logarithm(number)
 
     @functools.wraps(own)
     def logarithm(number: Any, /, *base: Any) -> Any:
@@ -72,6 +71,45 @@ def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[...
         return natural(number) / natural(base[0]) if base else natural(number)
 
     return logarithm
+
+
+def _power(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
+    """As math.pow, which makes fractions of both."""
+
+    @functools.wraps(own)
+    def power(base: Any, exponent: Any, /) -> Any:
+        # What is special of other numbers (Modules/mathmodule.c, math_pow_impl) is Python's own.
+        if not any(map(is_watched, (base, exponent))) or base <= 0:
+            return own(base, exponent)
+        return torch.sym_float(base) ** torch.sym_float(exponent)
+
+    return power
+
+
+def _integer_root(own: Callable[..., int], is_watched: IsWatched) -> Callable[..., Any]:
+    """As math.isqrt: up to 2**52 the square root of a double rounds down to it."""
+
+    @functools.wraps(own)
+    def root(number: Any, /) -> Any:
+        if not is_watched(number) or isinstance(number, torch.SymFloat) or number < 0:
+            return own(number)
+        return math.floor(torch.sym_sqrt(number)) if number <= _MOST_EXACT_ROOT else own(number)
+
+    return root
+
+
+def n_bits(number: Any) -> Any:
+    """As int.bit_length of a symbol.
+
+    The logarithm of the number and a half more is that of no power of 2. Up to 2**40 it is further
+    from these than it is rounded.
+    """
+    magnitude = abs(number)
+    if magnitude == 0:
+        return 0
+    if magnitude > _MOST_EXACT_LOGARITHM:
+        return int(number).bit_length()
+    return math.floor(_natural_logarithm(magnitude + 0.5) / math.log(2)) + 1
 
 
 def _pooled(own: Callable[..., Any], is_watched: IsWatched) -> Callable[..., Any]:
@@ -105,86 +143,32 @@ def _only(option: Any) -> Any:
     return option
 
 
-def _lstm(own: Callable[..., Any], is_watched: IsWatched) -> Callable[..., Any]:
-    """As mkldnn_rnn of aten/src/ATen/native/mkldnn/RNN.cpp, which runs a layer as one operator."""
+def layer_by_steps(name: str, args: tuple[Any, ...], is_watched: IsWatched) -> Any:
+    """What stands in the place of a recurrent layer that is not recorded as one launch.
 
-    @functools.wraps(own)
-    def lstm(given: torch.Tensor, *options: Any) -> Any:
-        is_packed = not isinstance(options[0], (tuple, list))
-        if is_packed or not any(map(is_watched, given.shape)):
-            return own(given, *options)
-        states, flat, has_biases, n_layers, dropout, train, is_bidirectional, batch_first = options
-        n_each = 4 if has_biases else 2
-        weights = [flat[at : at + n_each] for at in range(0, len(flat), n_each)]
-        chosen = select_one_layer_lstm_function(given, states, weights)
-        is_one = chosen.__name__ == "mkldnn_one_layer_lstm" and given.numel() != 0
-        if not is_one or (train and dropout):
-            raise CaptureError(
-                f"{user_location()}: an LSTM asks its sizes for Python numbers where oneDNN does "
-                "not compute it as one operator: give one on the CPU in float32 or bfloat16, "
-                "without proj_size and without dropout, or capture the model for each size"
-            )
-        given = (given.transpose(0, 1) if batch_first else given).contiguous()
-        output, hidden, cells = _layers(
-            given, states, weights, n_layers, (has_biases, is_bidirectional, batch_first, train)
-        )
-        return (output.transpose(0, 1) if batch_first else output), hidden, cells
+    Args:
+        name: of the function of torch.
+        args: that it is called with.
+        is_watched: whether a size is a symbol of a recording.
 
-    return lstm
+    Returns:
+        NotImplemented: none of its sizes varies.
 
-
-def _stepping(own: Callable[..., Any], is_watched: IsWatched) -> Callable[..., Any]:
-    """A layer that launches each of its steps: none stands in its place."""
-
-    @functools.wraps(own)
-    def layer(given: torch.Tensor, *options: Any) -> Any:
-        is_packed = len(options) != 8
-        if not is_packed and is_watched(given.shape[1 if options[-1] else 0]):
-            raise CaptureError(
-                f"{user_location()}: a recurrent layer launches each of its steps, whose number "
-                "varies: use nn.LSTM, which is one operator on the CPU, or capture the model for "
-                "each length"
-            )
-        return own(given, *options)
-
-    return layer
-
-
-def _layers(
-    given: torch.Tensor,
-    states: Sequence[torch.Tensor],
-    weights: Sequence[Sequence[torch.Tensor]],
-    n_layers: int,
-    options: tuple[bool, ...],
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _, is_bidirectional, _, _ = options
-    layer = torch.ops.aten.mkldnn_rnn_layer.default
-    hidden, cells = states[0].contiguous(), states[1].contiguous()
-    n_hidden = hidden.shape[2]
-    n_directions = 2 if is_bidirectional else 1
-    after: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for at in range(n_layers):
-        outputs = []
-        for direction in range(n_directions):
-            number = at * n_directions + direction
-            output, last_hidden, last_cells, _ = layer(
-                given, *_with_biases(weights[number]), hidden[number], cells[number],
-                direction > 0, [], _LSTM, n_hidden, n_layers, *options,
-            )  # fmt: skip
-            outputs.append(output)
-            after.append((last_hidden, last_cells))
-        given = outputs[0] if n_directions == 1 else torch.cat(outputs, -1)
-    return given, torch.stack([one for one, _ in after]), torch.stack([one for _, one in after])
-
-
-def _with_biases(weights: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The weights of a layer with zeros for biases that it has not."""
-    if len(weights) != 2:
-        return weights
-    of_state, of_input = (
-        torch.ops.aten.zeros.default(
-            one.shape, dtype=one.dtype, layout=one.layout, device=one.device
-        )
-        for one in reversed(weights)  # as the compiler evaluates arguments
+    Raises:
+        CaptureError: one does, and the number of launches may vary with it.
+    """
+    if not any(map(is_watched, args[0].shape)):
+        return NotImplemented
+    raise CaptureError(
+        f"{user_location()}: torch.{name} launches each of its steps where it drops out in "
+        "training, needs gradients, or runs under autocast, and the sizes of its input vary: "
+        "capture the model for each size, or call the layer otherwise"
     )
-    return (*weights, of_input, of_state)
+
+
+_OF_MATH: Mapping[str, Callable[..., Callable[..., Any]]] = {
+    "sqrt": _root,
+    "log": _logarithm,
+    "pow": _power,
+    "isqrt": _integer_root,
+}

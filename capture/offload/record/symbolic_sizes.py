@@ -26,7 +26,8 @@ from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.program.family import Dim
 from offload.record.fake_weights import FakeWeights
-from offload.record.watched_numbers import WatchedEnvironment, watching
+from offload.record.symbolic_functions import layer_by_steps
+from offload.record.watched_numbers import WatchedEnvironment, is_watched, watching
 
 Axes = Mapping[int, int]
 """Of one tensor the axes that may vary, each with the position of its Dim."""
@@ -131,6 +132,10 @@ class VariedSizes(FakeWeights):
         self._keep(fake)
         return fake.requires_grad_(tensor.requires_grad)
 
+    def layer_by_steps(self, name: str, args: tuple[Any, ...]) -> Any:
+        """What stands in the place of a recurrent layer that is not recorded as one launch."""
+        return NotImplemented
+
     def _placed(self, tensor: torch.Tensor, shape: Sequence[Any], leaf: int) -> torch.Tensor:
         """A fake tensor of another shape that lies in memory as a given one does."""
         order = _memory_order(tensor)
@@ -210,6 +215,10 @@ class SymbolicSizes(VariedSizes):
     def recording(self) -> contextlib.AbstractContextManager[None]:
         """Watch what the call does with sizes besides what torch follows."""
         return watching()
+
+    def layer_by_steps(self, name: str, args: tuple[Any, ...]) -> Any:
+        """As `symbolic_functions.layer_by_steps`."""
+        return layer_by_steps(name, args, is_watched)
 
     def expression_of(self, number: torch.SymInt | torch.SymFloat) -> Any:
         """The sympy expression of a number, where sizes that are equal by a guard are one."""

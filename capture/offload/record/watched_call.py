@@ -43,6 +43,7 @@ from offload.record.plain_call import PlainCall
 from offload.record.python_random import PythonRandom
 from offload.record.recording_device import Allocations, recording_device, refuse_capturing
 from offload.record.repeatable_call import Surroundings, called_again
+from offload.record.sized_functions import SizedFunctions
 from offload.record.storages import StorageTable, alias
 from offload.record.surroundings import (
     LeafGradients,
@@ -78,6 +79,7 @@ class WatchedCall:
         keeps_seen: bool = False,
         trains: bool = False,
         rendezvous: Rendezvous | None = None,
+        sized: SizedFunctions | None = None,
     ) -> None:
         """Look at what is going to be called.
 
@@ -93,7 +95,9 @@ class WatchedCall:
             keeps_seen: the Recording keeps all that was seen.
             trains: the call may record gradients and step optimizers.
             rendezvous: where the ranks that record the call as well meet; None: there are none.
+            sized: what stands for functions of torch, as sizes are to vary; None: nothing does.
         """
+        self._sized = sized
         self.rendezvous = rendezvous
         self._keeps_seen = keeps_seen
         self._returned: tuple[list[torch.Tensor], Structure] | None = None
@@ -262,7 +266,7 @@ class WatchedCall:
         numbers = None if self._trained is None else self._trained.numbers(self._log)
         if numbers is not None:
             enter(numbers.stacked())
-        enter(FunctionMode(self._log, numbers))
+        enter(FunctionMode(self._log, numbers, self._sized))
         enter(dispatch_mode(self._log))
 
     def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

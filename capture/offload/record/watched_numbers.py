@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils._sympy.functions import Identity
 
 from offload.console.user_code import is_user_file, user_location
 from offload.errors import CaptureError
-from offload.record.symbolic_functions import functions
+from offload.record.symbolic_functions import functions, n_bits
 from offload.record.symbolic_resizes import resizes
 
 _NUMBERS: tuple[tuple[type, type], ...] = (
@@ -95,10 +96,17 @@ class _Watch:
         for kind, plain in _NUMBERS:
             self._replace(kind, "__getattribute__", _with_class(plain))
             self._replace(kind, "__repr__", _text_of(kind, plain))
-        for name, resize in resizes(_is_watched):
+        for name, resize in resizes(is_watched):
             self._replace(torch._C._nn, name, resize)
-        for owner, name, function in functions(_is_watched):
+        self._replace(torch.SymInt, "bit_length", n_bits)
+        of_math: dict[int, Any] = {}
+        for owner, name, function in functions(is_watched):
+            if owner is math:
+                of_math[id(getattr(math, name))] = function
             self._replace(owner, name, function)
+        for module, name, found in _globals_of_users():
+            if id(found) in of_math:
+                self._replace(module, name, of_math[id(found)])
 
     def _replace(self, kind: Any, name: str, new: Any) -> None:
         self._replaced.append((kind, name, kind.__dict__.get(name)))
@@ -121,6 +129,14 @@ def watching() -> Iterator[None]:
         yield
     finally:
         _watch.end()
+
+
+def _globals_of_users() -> Iterator[tuple[ModuleType, str, Any]]:
+    """Every global of modules that are neither torch's nor offload's, which may name a function."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(module, ModuleType) and (name == "__main__" or (file and is_user_file(file))):
+            yield from ((module, key, found) for key, found in list(vars(module).items()))
 
 
 def _kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,7 +217,7 @@ def _asked_by_user(number: Any) -> bool:
     while frame is not None:
         is_users = _is_users(frame.f_code.co_filename)
         if is_users is not None:
-            return is_users and _is_watched(number)
+            return is_users and is_watched(number)
         frame = frame.f_back
     return False
 
@@ -212,6 +228,7 @@ def _is_users(filename: str) -> bool | None:
     return None if filename.startswith("<") else is_user_file(filename)
 
 
-def _is_watched(number: Any) -> bool:
+def is_watched(number: Any) -> bool:
+    """Whether a number is a symbol of a recording."""
     node = getattr(number, "node", None)
     return isinstance(getattr(node, "shape_env", None), WatchedEnvironment)

@@ -149,6 +149,7 @@ class Builder:
                 self._add_collective(resident, launch, description)
                 continue
             add_described(resident.add, launch, description)
+        self._require_gradients(resident)
         if stream is not None:
             resident.set_packed_weights(self._packed_weights())
         set_lanes(resident, self._program, self._plan, self._operator_allocated)
@@ -304,6 +305,14 @@ class Builder:
             self._tensors.append(_native.CpuTensor(place.slot, offset_bytes, native_layout(view)))
             self._views.append(view)
         return self._index[key]
+
+    def _require_gradients(
+        self, resident: _native.CpuResident | _native.DispatchedResident
+    ) -> None:
+        """Let tensors require gradients that did where composite operators were given them."""
+        tensors = [at for at, view in enumerate(self._views) if view.requires_grad]
+        if tensors:
+            resident.require_gradients(tensors)
 
     def _key(self, view: TensorView) -> Hashable:
         """What tells a view from others, which have tensors of their own."""

@@ -75,6 +75,7 @@ class DispatchedBuilder(SizedBuilder):
         )
         for launch, description in zip(launches, descriptions, strict=True):
             add_described(resident.add, launch, description)
+        self._require_gradients(resident)
         _native.set_sizes(resident, **self._varying())
         return resident
 
