@@ -14,12 +14,8 @@ from offload.program.structure import Structure
 from offload.program.varying_numbers import varying_of, varying_program
 
 
-def pad_values(family: Family, pad: Mapping[str, float]) -> list[float]:
-    """By input what it is padded with; 0 where it has no size that varies.
-
-    Raises:
-        BindingError: one that varies has no value, or a value is of no input.
-    """
+def input_names(family: Family) -> dict[int, str]:
+    """By input the name of the parameter that it is given as, or is part of."""
     program = varying_program(family)
     positional, keyword = program.arguments_structure.children
     names: dict[int, str] = {}
@@ -29,6 +25,16 @@ def pad_values(family: Family, pad: Mapping[str, float]) -> list[float]:
         names |= dict.fromkeys(_leaves(child), name or f"args[{position}]")
     for key, child in zip(keyword.keys, keyword.children, strict=True):
         names |= dict.fromkeys(_leaves(child), str(key))
+    return names
+
+
+def pad_values(family: Family, pad: Mapping[str, float]) -> list[float]:
+    """By input what it is padded with; 0 where it has no size that varies.
+
+    Raises:
+        BindingError: one that varies has no value, or a value is of no input.
+    """
+    program, names = varying_program(family), input_names(family)
     if unknown := set(pad).difference(names.values()):
         raise BindingError(
             f"sizes.pad: expected values for {', '.join(dict.fromkeys(names.values()))}, got one "

@@ -12,9 +12,10 @@ from typing import Any, NoReturn, cast
 
 import torch
 
-from offload.errors import BindingError, CaptureError, CopyError, ExecutionError
+from offload.errors import BindingError, CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes, with_arguments
-from offload.host.pad_values import pad_values
+from offload.host.pad_values import input_names, pad_values
+from offload.host.padding_proof import PaddingProof
 from offload.host.promoted_sizes import FusedLoad, FusedSizes
 from offload.host.promoter import Promoter
 from offload.host.promotion import PromotionReport
@@ -28,10 +29,6 @@ from offload.run import Executable
 from offload.run.arguments import tensors_of_call
 
 LoadAt = Callable[[Mapping[str, int]], Executable]
-
-# So many calls of a bucket are compared at the most. Some inputs, such as token types, always are
-# what they are padded with, so that no call ever tells more.
-_MOST_PROOFS = 8
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,7 +72,8 @@ class PaddedExecutable:
 
     A call's tensors are padded to the least bucket that holds its sizes, and the results are views
     of that execution's: their strides are those of the bucket. The first call that each bucket pads
-    is executed at its own sizes as well, and the results must be the same within rounding. Where
+    is executed at its own sizes as well, and the results must be the same within rounding; also
+    where floating-point inputs are negated and doubled (`padding_proof`). Where
     all elements of an input are what it is padded with, as zeros are where one warms up, that tells
     little: then the next ones are compared, too, up to the eighth.
 
@@ -130,8 +128,14 @@ class PaddedExecutable:
         self._values = pad_values(self.family, sizes.pad)
         self._runs: dict[tuple[int, ...], Executable] = {}
         self._bucket_numbers: dict[tuple[int, ...], Sequence[int | float]] = {}
-        self._proved: set[tuple[int, ...]] = set()
-        self._n_proofs: dict[tuple[int, ...], int] = {}
+        self._proof = PaddingProof(
+            program,
+            input_names(self.family),
+            [
+                value if varying else None
+                for (_, varying), value in zip(self._inputs, self._values, strict=True)
+            ],
+        )
         self._loading = threading.Lock()
         self._counting = threading.Lock()
         self._n_calls = self._n_elements = self._n_padded = 0
@@ -175,8 +179,8 @@ class PaddedExecutable:
             self._load(bucket)
         call = _Call(tensors, sizes, bucket, own, self._bucket_numbers[bucket])
         found = self._executed(call)
-        if sizes != bucket and bucket not in self._proved:
-            self._prove(call, found, args, kwargs)
+        if sizes != bucket and not self._proof.is_proved(bucket):
+            self._prove(call, found)
         return found
 
     def _load(self, bucket: tuple[int, ...]) -> None:
@@ -188,63 +192,62 @@ class PaddedExecutable:
                 self._bucket_numbers[bucket] = self.family.numbers_at(bucket)
                 self._runs[bucket] = self._load_at(named)
 
-    def _prove(
-        self, call: _Call, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _prove(self, call: _Call, found: Any) -> None:
         """Compare the result of a call that is padded with that without padding.
 
         Raises:
             CaptureError: it is another.
         """
         names = self.family.names
-        with self._load_at(dict(zip(names, call.sizes, strict=True))) as exact:
-            expected = exact(*args, **kwargs)
-        results = [flatten(one, _is_tensor, share_same=False)[0] for one in (found, expected)]
-        for position, (one, other) in enumerate(zip(*results, strict=True)):
-            try:
-                torch.testing.assert_close(
-                    one.cpu(), other.cpu(), equal_nan=True, check_stride=False
-                )
-            except AssertionError as error:
-                lines = [line for line in str(error).splitlines() if line.strip()]
-                raise CaptureError(
-                    f"result {position} at {_told(names, call.sizes)} is another where inputs are "
-                    f"padded to {_told(names, call.bucket)}: {'; '.join(lines[:3])}. Mask the "
-                    "padding in the model, pad with other values, or load without pad="
-                ) from None
-        n_proofs = self._n_proofs.get(call.bucket, 0) + 1
-        self._n_proofs[call.bucket] = n_proofs
-        if n_proofs == _MOST_PROOFS or self._tells_padding_apart(call):
-            self._proved.add(call.bucket)
 
-    def _tells_padding_apart(self, call: _Call) -> bool:
-        """Whether each input that was padded has an element that its padding has not."""
-        return all(
-            bool((tensor != value).any())
-            for tensor, (_, varying), value in zip(
-                call.tensors, self._inputs, self._values, strict=True
+        def padded(tensors: Sequence[torch.Tensor]) -> Any:
+            given = dataclasses.replace(call, tensors=tensors)
+            args, kwargs = self._arguments(self._padded_inputs(given), call.ends)
+            return self._cut(self._runs[call.bucket](*args, **kwargs), call.own)
+
+        with self._load_at(dict(zip(names, call.sizes, strict=True))) as run:
+
+            def exact(tensors: Sequence[torch.Tensor]) -> Any:
+                args, kwargs = self._arguments(tensors, call.own)
+                return run(*args, **kwargs)
+
+            told = _told(names, call.sizes), _told(names, call.bucket)
+            self._proof.compare(
+                call.bucket, call.tensors, found, padded=padded, exact=exact, told=told
             )
-            if varying
-        )
 
     def _executed(self, call: _Call) -> Any:
         """The result of a call, executed at the sizes of its bucket and cut to its own."""
-        padded = [
+        padded = self._padded_inputs(call)
+        args, kwargs = self._arguments(padded, call.ends)
+        result = self._run(call.bucket, args, kwargs)
+        self._count(call.tensors, padded)
+        return self._cut(result, call.own)
+
+    def _padded_inputs(self, call: _Call) -> list[torch.Tensor]:
+        return [
             _padded(tensor, _shape(*described, call.ends), value)
             for tensor, described, value in zip(
                 call.tensors, self._inputs, self._values, strict=True
             )
         ]
-        arguments = self.family.arguments_at(self._bound.arguments_structure, call.ends)
-        args, kwargs = unflatten(arguments, padded)
-        result = self._run(call.bucket, args, kwargs)
-        self._count(call.tensors, padded)
+
+    def _arguments(
+        self, tensors: Sequence[torch.Tensor], numbers: Sequence[int | float]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call with these inputs."""
+        arguments = self.family.arguments_at(self._bound.arguments_structure, numbers)
+        args, kwargs = unflatten(arguments, list(tensors))
+        return args, kwargs
+
+    def _cut(self, result: Any, own: Sequence[int | float]) -> Any:
+        """The part of a bucket's result that a call of other sizes gives."""
         leaves, _ = flatten(result, _is_tensor, share_same=True)
         cut = [
-            _cut(tensor, _shape(*described, call.own))
+            _cut(tensor, _shape(*described, own))
             for tensor, described in zip(leaves, self._results, strict=True)
         ]
-        return unflatten(self.family.results_at(self._bound.result_structure, call.own), cut)
+        return unflatten(self.family.results_at(self._bound.result_structure, own), cut)
 
     def _run(self, bucket: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Execute a bucket, by kernels of its own where it has them."""

@@ -1,0 +1,195 @@
+"""Whether padding changes results: calls are executed with and without it, and compared.
+
+The values of one call may hide that a model reads the padding: `x.amax(1)` of positive numbers does
+not show that it reads the zeros behind them. So the call is also executed with other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from offload.errors import CaptureError, OffloadError
+from offload.interpreter.torch_names import find_dtype
+from offload.program import Launch, Program, TensorView
+from offload.program.structure import flatten
+from offload.record import is_close, same_but_for_kernels
+
+# So many calls of a bucket are compared at the most. Some inputs, such as token types, always are
+# what they are padded with, so that no call ever tells more.
+_MOST_PROOFS = 8
+
+# What floating-point inputs are multiplied by: small, so that numbers such as -1e4, which models
+# take for minus infinity, stay as far away.
+_FACTORS = (-1.0, 2.0, -2.0)
+
+# A mask that is given as floating-point numbers has two values at most. Models rely on them:
+# `(1 - mask) * -1e9` is no mask any more where it is negated.
+_MOST_VALUES_OF_MASKS = 2
+
+_COPIES = ("aten::_to_copy", "aten::copy_")
+
+Execute = Callable[[Sequence[torch.Tensor]], Any]
+"""Executes a call with these inputs, and gives its results."""
+
+
+class PaddingProof:
+    """What was compared of each bucket. Thread: any number at once.
+
+    Owner: one PaddedExecutable.
+    """
+
+    def __init__(
+        self, program: Program, names: Mapping[int, str], padded: Sequence[float | None]
+    ) -> None:
+        """Begin without comparisons.
+
+        Args:
+            program: what is executed, at any sizes.
+            names: of the inputs.
+            padded: by input what it is padded with; None: its sizes do not vary.
+        """
+        self._names = names
+        self._padded = padded
+        self._may_perturb = all(map(_may_be_given_others, program.launches))
+        self._proved: set[tuple[int, ...]] = set()
+        self._n_proofs: dict[tuple[int, ...], int] = {}
+        self._perturbed: dict[tuple[int, ...], set[int]] = {}
+
+    def is_proved(self, bucket: tuple[int, ...]) -> bool:
+        """Whether calls of a bucket need not be compared any more."""
+        return bucket in self._proved
+
+    def compare(
+        self,
+        bucket: tuple[int, ...],
+        tensors: Sequence[torch.Tensor],
+        found: Any,
+        *,
+        padded: Execute,
+        exact: Execute,
+        told: tuple[str, str],
+    ) -> None:
+        """Compare the result of a call that was padded with that without padding.
+
+        Args:
+            bucket: of the call.
+            tensors: its inputs.
+            found: its result.
+            padded: executes the call with padding.
+            exact: executes it without.
+            told: the sizes of the call and of its bucket, for the message.
+
+        Raises:
+            CaptureError: the result is another.
+        """
+        base = _results(exact(tensors))
+        for position, (one, other) in enumerate(zip(_results(found), base, strict=True)):
+            try:
+                torch.testing.assert_close(one, other, equal_nan=True, check_stride=False)
+            except AssertionError as error:
+                lines = [line for line in str(error).splitlines() if line.strip()]
+                raise _refusal(position, told, "", "; ".join(lines[:3])) from None
+        perturbed = self._perturbed.setdefault(bucket, set())
+        for leaf, factor in list(self._perturbations(tensors, perturbed)):
+            given = [one.detach() * factor if at == leaf else one for at, one in enumerate(tensors)]
+            how = f", and {self._names[leaf]} is multiplied by {factor:g}"
+            self._compare_perturbed(given, base, padded, exact, told=told, how=how)
+            perturbed.add(leaf)
+        n_proofs = self._n_proofs.get(bucket, 0) + 1
+        self._n_proofs[bucket] = n_proofs
+        if n_proofs == _MOST_PROOFS or all(map(_tells_apart, tensors, self._padded)):
+            self._proved.add(bucket)
+
+    def _perturbations(
+        self, tensors: Sequence[torch.Tensor], perturbed: set[int]
+    ) -> Iterator[tuple[int, float]]:
+        """Inputs that may have other values as well, each with what it is multiplied by."""
+        if not self._may_perturb:
+            return
+        for leaf, (tensor, value) in enumerate(zip(tensors, self._padded, strict=True)):
+            is_fraction = tensor.is_floating_point() or tensor.is_complex()
+            is_fraction = is_fraction and tensor.element_size() > 1  # torch computes with no float8
+            if value is None or not is_fraction or leaf in perturbed or _is_mask(tensor):
+                continue
+            for factor in _FACTORS:
+                yield leaf, factor
+
+    def _compare_perturbed(
+        self,
+        given: Sequence[torch.Tensor],
+        base: Sequence[torch.Tensor],
+        padded: Execute,
+        exact: Execute,
+        *,
+        told: tuple[str, str],
+        how: str,
+    ) -> None:
+        """Compare results for other values, which tell nothing where the model takes none such.
+
+        Raises:
+            CaptureError: they differ.
+        """
+        try:
+            pairs = list(zip(_results(padded(given)), _results(exact(given)), strict=True))
+        except OffloadError:  # an operator refuses the values
+            return
+        if any(
+            _overflows(one, usual) for pair, usual in zip(pairs, base, strict=True) for one in pair
+        ):
+            return
+        for position, (one, other) in enumerate(pairs):
+            if not (same_but_for_kernels(other, one) or is_close(other, one)):
+                why = "with the values of the call itself padding makes no difference"
+                raise _refusal(position, told, how, why)
+
+
+def _refusal(position: int, told: tuple[str, str], how: str, why: str) -> CaptureError:
+    return CaptureError(
+        f"result {position} at {told[0]} is another where inputs are padded to {told[1]}{how}: "
+        f"{why}. Mask the padding in the model, pad with other values (a maximum with -inf), or "
+        "load without pad="
+    )
+
+
+def _results(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, on the host."""
+    leaves, _ = flatten(result, lambda one: isinstance(one, torch.Tensor), share_same=False)
+    return [one.cpu() for one in leaves]
+
+
+def _tells_apart(tensor: torch.Tensor, value: float | None) -> bool:
+    """Whether an input that was padded has an element that its padding has not."""
+    return value is None or bool((tensor != value).any())
+
+
+def _is_mask(tensor: torch.Tensor) -> bool:
+    return not tensor.is_complex() and len(tensor.unique()) <= _MOST_VALUES_OF_MASKS
+
+
+def _overflows(result: torch.Tensor, usual: torch.Tensor) -> bool:
+    """Whether a result has numbers that are not finite where those of the call itself are."""
+    return bool((~result.isfinite() & usual.isfinite()).any())
+
+
+def _may_be_given_others(launch: Launch) -> bool:
+    """Whether it can be given the results of other values: what becomes an index stays in range."""
+    if not launch.name.startswith("aten::"):
+        return False
+    if not launch.name.startswith(_COPIES):
+        return True
+    given = [one for one in launch.arguments if isinstance(one, TensorView)]
+    *_, source = given
+    made = [*launch.made(), *(one for one in given[:1] if len(given) > 1)]
+    return not (_is_fraction(source) and any(map(_is_integer, made)))
+
+
+def _is_fraction(view: TensorView) -> bool:
+    return find_dtype(view.dtype).is_floating_point
+
+
+def _is_integer(view: TensorView) -> bool:
+    dtype = find_dtype(view.dtype)
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
