@@ -1,4 +1,4 @@
-"""Plans: where the Values of a Program lie, and what moves when. No torch, no device.
+"""Plans: where the Values of a Program lie, and when data move. No torch, no device.
 
 The data are in `plan`, `streaming` and `machine`; the rest are pure functions from data to data.
 """
