@@ -1,9 +1,9 @@
-"""Where ranks that do the same thing meet: by keys in the store of torch.distributed.
+"""Meetings of ranks that do the same work, by keys in the store of torch.distributed.
 
-A collective whose peers never come waits for the group's timeout, one that meets another
-collective may wait as long, end the process or give wrong numbers. So ranks that record, or load,
-meet beforehand and say what they are about to do. A rank that refuses says so in the same place,
-and the others refuse at once.
+A collective whose peers never arrive waits for the group's timeout; a collective that meets a
+different one may wait as long, end the process or give wrong numbers. So ranks that record or load
+meet beforehand and announce their next action. A rank that refuses announces that in the same
+place, and the others refuse at once.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
 from offload.program.collectives import Meeting
 
-# How long a rank sleeps between two looks at the store, which doubles from the first to the last.
+# A rank's sleep between two reads of the store, doubling from the first to the last.
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 
-# How many recordings or loads of this process have come to a channel in one epoch of it, and how
-# many it has begun, by what they are of.
+# Counts of this process's recordings or loads that have come to a channel in one epoch of it, and
+# of those that it has begun, by kind and name.
 _counts: Counter[str] = Counter()
 _begun: Counter[str] = Counter()
-# By channel the first epoch of which this process does not know yet how it has ended.
+# By channel, the first epoch whose end this process does not know yet.
 _unknown: Counter[str] = Counter()
 
 
 class Rendezvous:
-    """The meetings of one recording, or of one load, with the same of other ranks.
+    """The meetings of one recording, or of one load, with its counterparts on other ranks.
 
-    Ranks meet in channels: groups, or two ranks of one. What belongs together is in each process
-    the n-th that comes to a channel in one epoch of it. The epoch is a number in the store; whoever
-    refuses begins the next one, so that all count anew. Who has refused before he came to a channel
-    is known by the name of what he refused, and by the how many-eth of this name it was.
+    Ranks meet in channels: groups, or pairs of ranks of a group. Counterparts are, in each process,
+    the n-th to come to a channel in one epoch of it. The epoch is a number in the store; a rank
+    that refuses begins the next epoch, so that all count anew. A refusal before a rank came to a
+    channel is identified by the name of the refused work, and by its count under this name.
 
-    Owner: who records or loads. Thread: one.
+    Owner: the recording or load. Thread: one.
     """
 
     def __init__(self, kind: str, name: str) -> None:
-        """Begin one that other ranks begin as well, if what they do has collectives.
+        """Begin a rendezvous that other ranks begin as well, if their work has collectives.
 
         Args:
-            kind: what is done, for people: `capture`, `load`.
-            name: of what it is done with.
+            kind: the kind of work, for the user: `capture`, `load`.
+            name: the name of its subject.
         """
         self._kind, self._name = kind, name
         _begun[f"{kind}/{name}"] += 1
@@ -69,14 +69,14 @@ class Rendezvous:
         """A group that takes part from now on.
 
         Raises:
-            BindingError: there is none of this name.
+            BindingError: there is no group of this name.
         """
         if name not in self._groups:
             self._groups[name] = group_here(name)
         return self._groups[name]
 
     def come(self, meeting: Meeting) -> Arrival:
-        """Say that this rank has come to a meeting; the Arrival waits for the others.
+        """Announce that this rank has come to a meeting; the Arrival waits for the others.
 
         Raises:
             ExecutionError: the store is gone.
@@ -90,14 +90,14 @@ class Rendezvous:
             return Arrival(self, channel, meeting.what)
 
     def agree(self, what: str) -> None:
-        """Wait until all ranks that were met before have come to the same.
+        """Wait until all ranks that were met before reach the same point.
 
         Args:
-            what: has been done, in words.
+            what: the point, in words.
 
         Raises:
-            CaptureError: a rank came to something else, or refused.
-            ExecutionError: one did not come in time.
+            CaptureError: a rank came to another point, or refused.
+            ExecutionError: a rank did not arrive in time.
         """
         channels = [self._channels[name] for name in sorted(self._channels)]
         arrivals = [self.come(dataclasses.replace(one.first, what=what)) for one in channels]
@@ -105,17 +105,17 @@ class Rendezvous:
             arrival.wait()
 
     def gather(self, values: Sequence[float]) -> dict[int, tuple[float, ...]]:
-        """Exchange numbers with all ranks that were met before, and with those that these have met.
+        """Exchange numbers with all ranks that were met before, and with those that they have met.
 
         Args:
-            values: of this rank, finite or not.
+            values: this rank's numbers, finite or not.
 
         Returns:
-            By rank in the world its numbers: this rank's, and those of all others.
+            By rank in the world, the numbers of this rank and of all others.
 
         Raises:
             CaptureError: a rank refused.
-            ExecutionError: one did not come in time, or the store is gone.
+            ExecutionError: a rank did not arrive in time, or the store is gone.
         """
         channels = {
             channel.word_key(self._n_gathered): channel for channel in self._channels.values()
@@ -142,7 +142,7 @@ class Rendezvous:
         return found
 
     def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
-        """What a rank has left under a key, once it has."""
+        """Wait for the data of a rank under a key, and return them."""
         slowest = max(timeout_s(one.group.name) for one in self._channels.values())
         until, sleep_s = time.monotonic() + slowest, _FIRST_SLEEP_S
         while not _store().check([key]):
@@ -158,9 +158,9 @@ class Rendezvous:
         return numbers, beside
 
     def refuse(self, why: str) -> None:
-        """Let the others know that this rank goes no further; once.
+        """Announce to the others, once, that this rank stops.
 
-        Those of groups that it has not come to yet are told as well, if they do this by the same
+        Members of groups to which it has not come yet learn it as well, if they do work of the same
         name.
         """
         if self._over:
@@ -175,16 +175,16 @@ class Rendezvous:
                     Channel(self._kind, Meeting(group.name, None, None, ""), group).end(told)
 
     def check_unrefused(self, channel: Channel) -> None:
-        """Look whether one of those who are to come to a channel has refused.
+        """Check whether an expected member of a channel has refused.
 
         Raises:
-            CaptureError: one has.
+            CaptureError: a member has.
         """
         self._heed(channel, channel.refusals())
         channel.follow()
 
     def _heed(self, channel: Channel, refusals: Iterable[Refusal]) -> None:
-        """Refuse as well, if one of these refusals is of this."""
+        """Refuse as well if one of these refusals concerns this work."""
         for refusal in refusals:
             if refusal.is_of(channel, self._which):
                 self._over = True
@@ -195,7 +195,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def _store_watched(self) -> Iterator[None]:
-        """Say what it means if the store is gone."""
+        """Explain the error if the store is gone."""
         try:
             yield
         except (RuntimeError, ValueError) as error:
@@ -250,21 +250,21 @@ class Rendezvous:
 
 
 def _store() -> Any:
-    """Where keys are kept that all ranks of the world see."""
+    """The key store that all ranks of the world see."""
     return distributed()._get_default_store()
 
 
 class Channel:
-    """Where a Rendezvous meets the other ranks of a group, or one of them.
+    """The place where a Rendezvous meets the other ranks of a group, or one of them.
 
     Owner: the Rendezvous.
 
     Attributes:
         first: the first meeting there.
         group: the group.
-        members: who meets, by their numbers in the group their ranks in the world.
+        members: ranks in the world of the meeting members, by number in the group.
         own: the number of this rank.
-        has_met: some meeting there is over.
+        has_met: a meeting there is over.
     """
 
     def __init__(self, kind: str, first: Meeting, group: Group) -> None:
@@ -290,7 +290,7 @@ class Channel:
         return self.first.sender is None
 
     def add(self, arrival: Arrival) -> int:
-        """Count an arrival; gives its number."""
+        """Count an arrival; return its number."""
         if self._number is None:
             begun = f"{self._prefix}/{self._epoch}"
             self._number = _counts[begun]
@@ -299,46 +299,46 @@ class Channel:
         return len(self._arrivals) - 1
 
     def is_at(self, prefix: str, where: str) -> bool:
-        """Whether what meets here is what was refused there."""
+        """Whether the work that meets here was refused there."""
         return prefix == self._prefix and bool(where) and where == self._where
 
     @property
     def _where(self) -> str:
-        """Its epoch and its number in it; empty: it has not come yet."""
+        """The epoch and this rank's number in it; empty: it has not come yet."""
         return "" if self._number is None else f"{self._epoch}.{self._number}"
 
     def key(self, arrival: int, member: int) -> str:
-        """Under which a member leaves word that it is at an arrival of this number."""
+        """The key under which a member announces an arrival of this number."""
         return f"{self._prefix}/{self._epoch}/{self._number}/{arrival}/{member}"
 
     def word_key(self, number: int) -> str:
-        """Under which members leave numbers, each behind a `/` and its own number."""
+        """The key for members' numbers; each member appends `/` and its own number."""
         return f"{self._prefix}/{self._epoch}/{self._number}/numbers/{number}"
 
     def end(self, told: str) -> None:
-        """Leave word of a refusal, and begin the next epoch."""
-        ended = _store().add(f"{self._prefix}/epoch", 1) - 1  # others may have ended one as well
+        """Announce a refusal, and begin the next epoch."""
+        ended = _store().add(f"{self._prefix}/epoch", 1) - 1  # others may have ended one too
         where = f"{self.group.rank}|{self._where}|{told}"
         _store().set(f"{self._prefix}/{ended}/refused", where)
 
     def refusals(self) -> Iterator[Refusal]:
-        """Those since it was begun, each once."""
+        """Yield refusals since the channel began, each once."""
         for prefix, known in list(self._known.items()):
             self._known[prefix] = _store().add(f"{prefix}/epoch", 0)
             for epoch in range(known, self._known[prefix]):
                 yield Refusal.read(prefix, epoch)
 
     def ended_before(self) -> Iterator[Refusal]:
-        """Those before it was begun, of which this process did not know."""
+        """Yield refusals from before the channel began that this process did not know."""
         for prefix, known in self._known.items():
             unknown = range(_unknown[prefix], known)
             _unknown[prefix] = known
             yield from (Refusal.read(prefix, one) for one in unknown)
 
     def follow(self) -> None:
-        """Come to the present epoch, as what was refused was something else.
+        """Move to the current epoch, as the refusal concerned other work.
 
-        Not where the others were met: what one of them refuses then, it does after this.
+        Not after a meeting: a later refusal of a member concerns later work.
         """
         if self.has_met or self._epoch == self._known[self._prefix]:
             return
@@ -350,15 +350,15 @@ class Channel:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refusal:
-    """How an epoch of a channel has ended.
+    """The refusal that ended an epoch of a channel.
 
     Attributes:
         prefix: of the channel's keys.
-        rank: who refused.
-        where: which epoch of the channel was refused, and the how many-eth to come there; empty: it
-            had not come yet.
-        name, which: of what was refused, and the how many-eth of this name it was.
-        why: it was refused.
+        rank: the rank that refused.
+        where: the refused epoch of the channel, and the rank's number in it; empty: it had not come
+            yet.
+        name, which: the name of the refused work, and its count under this name.
+        why: the reason.
     """
 
     prefix: str
@@ -370,21 +370,21 @@ class Refusal:
 
     @classmethod
     def read(cls, prefix: str, epoch: int) -> Refusal:
-        """That which ended an epoch."""
+        """Read the refusal that ended an epoch."""
         told = _store().get(f"{prefix}/{epoch}/refused").decode()
         return cls(prefix, *told.split("|", 4))
 
     def is_of(self, channel: Channel, which: str) -> bool:
-        """Whether it is of what meets in a channel, and has this name and number."""
+        """Whether it concerns the work that meets in a channel, or work of this name and count."""
         return f"{self.name}|{self.which}" == which or channel.is_at(self.prefix, self.where)
 
 
 class Arrival:
-    """This rank at one meeting. Owner: who came. Thread: as the Rendezvous.
+    """This rank at one meeting. Owner: its caller. Thread: as the Rendezvous.
 
     Attributes:
-        channel: where.
-        what: it is here for.
+        channel: its place.
+        what: its purpose.
     """
 
     def __init__(self, rendezvous: Rendezvous, channel: Channel, what: str) -> None:
@@ -397,26 +397,26 @@ class Arrival:
             self.come()
 
     def come(self) -> None:
-        """Leave word that this rank is here, where others do not wait for it to agree."""
+        """Announce this rank, unless others wait for it to agree."""
         self._number = self.channel.add(self)
         was_told, self._is_told = self._is_told, False
         if was_told or self.channel.own == self._leader or not self.channel.is_of_all:
             self._tell()
 
     def wait(self) -> None:
-        """Return once all are here for the same.
+        """Return once all members are here for the same purpose.
 
         Raises:
-            CaptureError: a rank is here for something else, or one refused.
-            ExecutionError: one is not here when the group's timeout is over.
+            CaptureError: a rank is here for another purpose, or a rank refused.
+            ExecutionError: a rank is missing when the group's timeout is over.
         """
         if len(self.channel.members) > 1:
             self._rendezvous.wait(self)
 
     def stages(self) -> Iterator[Sequence[int]]:
-        """Whom to wait for, one after the other: the first rank, with which each agrees, and all.
+        """Yield the members to wait for, in stages: the first rank, with which each agrees; all.
 
-        A rank leaves word only once it agrees, so that none goes on where one does not.
+        A rank announces itself only once it agrees, so that no rank continues if one disagrees.
         """
         if self.channel.own != self._leader:
             yield (self._leader,)
@@ -424,18 +424,18 @@ class Arrival:
         yield tuple(self.channel.members)
 
     def missing(self, members: Sequence[int]) -> Sequence[int]:
-        """Who of these has left no word."""
+        """The members among these that have not announced themselves."""
         if _store().check([self._key(one) for one in members]):
             return ()
         return [one for one in members if not _store().check([self._key(one)])]
 
     def who_differs(self, members: Sequence[int]) -> int | None:
-        """Who of these, of all the first or the other of two, is here for something else."""
+        """A member here for another purpose: the first of a whole group, or the other of a pair."""
         asked = [one for one in members if one == self._leader or not self.channel.is_of_all]
         return next((one for one in asked if self.word_of(one) != self.what), None)
 
     def word_of(self, member: int) -> str:
-        """What a member that has come is here for."""
+        """The purpose of a member that has come."""
         return str(_store().get(self._key(member)).decode())
 
     def _tell(self) -> None:
