@@ -41,7 +41,7 @@ def check_node_order(program: Program, plan: Plan, graph: NodeGraph) -> None:
 
 
 def _reached(graph: NodeGraph) -> list[int]:
-    """For each node, as bits, the nodes that begin after its end at any timing.
+    """For each node, as bits, the nodes that begin after its end, whatever the timing.
 
     An edge that lets kernels overlap orders allocator memory: see `NodeGraph.overlapping`.
     """

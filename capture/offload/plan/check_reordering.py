@@ -1,4 +1,4 @@
-"""Checks an order of a Program's launches against the recorded order; independent of planners.
+"""Checks an order of a Program's launches against the recorded order.
 
 It shares no code with planners. Everything that launches touch (a Value, memory that inputs share,
 an effect) has a version, which every write increments. In both orders each launch must find the

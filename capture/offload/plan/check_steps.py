@@ -4,8 +4,8 @@ Two steps that touch the same bytes, or the same effect, one of them writing, mu
 path of lanes and events, in one execution and from one to the next; and a reader must find the
 content that it expects, brought or made by the last writer. Paths are found by vector clocks (C.
 Fidge, "Timestamps in Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern,
-"Virtual Time and Global States of Distributed Systems", 1988): for each lane, how much has ended at
-any timing (happens-before).
+"Virtual Time and Global States of Distributed Systems", 1988): for each lane, how much has ended,
+whatever the timing (happens-before).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Touch:
     Attributes:
         memory: the name of the memory; for an effect, the effect itself, as a single byte.
         begin, end: the bytes, end exclusive.
-        content: the content there, before or after; None where it is unknown, as for an effect.
+        content: the content that is read or written; None where it is unknown, as for an effect.
         is_write: it is written; otherwise it is read, and must have been written.
     """
 
@@ -61,7 +61,7 @@ class Touches(Protocol):
 
 
 def check_steps(lanes: Sequence[Lane], n_launches: int, touches: Touches) -> None:
-    """Prove that nothing is read or overwritten too early, at any timing of the lanes.
+    """Prove that nothing is read or overwritten too early, whatever the lanes' timing.
 
     Raises:
         PlanError: lanes wait for one another, or for an event that never comes; an event is
@@ -252,7 +252,7 @@ class _Walk:
 
 
 def _has_ended(actor: _Actor | None, clock: Sequence[int]) -> bool:
-    """Whether an actor has ended at any timing, given how much of each lane has."""
+    """Whether an actor has ended, whatever the timing, given how much of each lane has."""
     return actor is None or actor.number < clock[actor.lane]
 
 

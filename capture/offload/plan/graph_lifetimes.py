@@ -19,8 +19,8 @@ class Chains:
 
     Attributes:
         chain, position: of each node.
-        ended: for each node and chain, how many nodes of the chain have ended at any timing when
-            the node begins.
+        ended: for each node and chain, how many nodes of the chain have ended, whatever the timing,
+            when the node begins.
     """
 
     n_chains: int

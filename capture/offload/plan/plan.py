@@ -27,7 +27,7 @@ class Slot:
     """A logical allocation whose base address is known only at an execution.
 
     Attributes:
-        kind: who allocates: the caller (input, output, weight), the arena (feature_map), the
+        kind: the allocator: the caller (input, output, weight), the arena (feature_map), the
             operator that makes the Value (operator), or the executable for as long as it is open
             (derived: one slot for all).
         size_bytes: bytes that lie at the base address.
@@ -57,8 +57,8 @@ class Lifetime:
     chain its `last` is beyond the other's `first`. With one chain it is an interval.
 
     Attributes:
-        first: the number of steps of the first chain that have ended, at any timing, before it
-            begins.
+        first: the number of steps of the first chain that have ended, whatever the timing, before
+            it begins.
         last: the number of them that must have ended for it to be over.
         beside: the same two numbers for each further chain.
     """

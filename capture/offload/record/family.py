@@ -263,7 +263,7 @@ def _holds(condition: _planner.Expressions, sizes: Sequence[int]) -> bool:
 
 
 def _check_same(family: Family, found: WholeProgram) -> None:
-    """Refuse a Family that at the recorded sizes differs from what was seen over sizes.
+    """Refuse a Family that at the recorded sizes differs from the recording over sizes.
 
     Raises:
         CaptureError: it differs.

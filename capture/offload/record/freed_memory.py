@@ -1,4 +1,4 @@
-"""Returns memory that a recording has freed to the system."""
+"""Gives memory that a recording has freed back to the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_BYTES = 2**23
 
 
 def give_back_freed(program: Program) -> None:
-    """Return memory that a recording has freed from the C library to the system.
+    """Give the system the freed memory of a recording that the C library keeps.
 
     A recording holds each value of the call until its end, since a value's memory is its identity:
     many times what the call or an execution needs at once. Freed in pieces below memory in use, it

@@ -6,7 +6,7 @@ torch reads them on the host when it launches a kernel, whose arguments then hol
 each execution must find the recorded values (see `native/replay/host_constants.hpp`), and results
 that the call computes from them alone are constant too: such launches are folded, and their results
 kept with the weights. As launches on the host they would give the same values at each execution, or
-no execution.
+no values.
 """
 
 from __future__ import annotations

@@ -145,5 +145,5 @@ def _leaves(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, tor
 
 
 def _version(grad: torch.Tensor | None) -> int:
-    """The number of writes to a gradient; tensors made in inference mode count none."""
+    """The number of writes to a gradient; tensors made in inference mode have no count."""
     return 0 if grad is None or grad.is_inference() else grad._version

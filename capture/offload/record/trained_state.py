@@ -221,7 +221,7 @@ class TrainedState:
         return StepNumbers(self._counters_of(self._states), shared)
 
     def _read_counters(self, stepped: Stepped) -> list[torch.Tensor]:
-        """The counters of an optimizer that may be read on the host: fused optimizers read none."""
+        """The counters of an optimizer that may be read on the host: fused ones do not read any."""
         if all(group.get("fused") for group in stepped.optimizer.param_groups):
             return []
         own = [one for one in self._states if one.stepped is stepped]
