@@ -83,7 +83,7 @@ class LaunchLog:
         self.refusal = self.refusal or refusal
 
     def take_refusal(self) -> OffloadError | None:
-        """The first refusal. No longer stored: its traceback would form a reference cycle."""
+        """Take the first refusal. It is not kept: its traceback would form a reference cycle."""
         refusal, self.refusal = self.refusal, None
         return refusal
 
