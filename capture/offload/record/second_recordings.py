@@ -44,8 +44,8 @@ class SecondRecordings:
             function: the called function.
             called: its arguments.
             varying: the sizes of these arguments that may vary.
-            read_untold: the call's host read unless it is told that it is compiled; empty: it was
-                not told.
+            read_untold: the host read that the call makes unless it is told that it is compiled;
+                empty: it was not told.
         """
         self._function = function
         self._called = called

@@ -63,7 +63,7 @@ def caller_of(root: torch.nn.Module | None, device: torch.device) -> Caller:
 
 
 def root_module(function: object) -> torch.nn.Module | None:
-    """The module behind a callable: itself, or of a bound method or a partial of it.
+    """The module behind a call: itself, that of a bound method, or that of a partial of one.
 
     Not a scripted module, whose `training` is no Python attribute.
     """

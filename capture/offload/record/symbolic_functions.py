@@ -29,7 +29,7 @@ _POOLED = {"kernel_size": 1, "stride": None, "padding": 0, "dilation": 1, "ceil_
 
 
 def functions(is_watched: IsWatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Yield for each such function where it is looked up, its name, and its replacement.
+    """Yield for each such function the holder where it is looked up, its name, and its replacement.
 
     Args:
         is_watched: whether a size is a symbol of a recording.
