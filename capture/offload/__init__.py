@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-check_installed_torch()  # before anything that is linked against it
+check_installed_torch()  # before any module that is linked against it
 
-# What is imported when it is first asked for: programs are data that need no torch, and who
-# executes them does not load what measures them.
+# Names imported at their first use: programs are data that need no torch, and executing them does
+# not load code that measures them.
 _ON_DEMAND = {
     "Captured": ("offload.api", "Captured"),
     "CostModel": ("offload.costs", "CostModel"),
@@ -72,7 +72,7 @@ _ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for the first time (PEP 562)."""
+    """Import a name at its first use (PEP 562)."""
     if name not in _ON_DEMAND:
         advice = f": {INSTEAD[name]}" if name in INSTEAD else ""
         raise AttributeError(f"module 'offload' has no attribute {name!r}{advice}")

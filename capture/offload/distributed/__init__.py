@@ -1,4 +1,4 @@
-"""Ranks: the process groups of torch.distributed, and how their members meet."""
+"""Ranks: the process groups of torch.distributed, and meetings of their members."""
 
 from offload.distributed.groups import find_groups, is_one_of_several, world
 from offload.distributed.rendezvous import Rendezvous

@@ -1,13 +1,13 @@
 """Offsets between the clocks of ranks, from round trips of messages.
 
 The first rank of a group asks every other rank for its time. Between the question and the answer
-its clock goes from `t0` to `t1`, so the other clock showed its answer `c` at some moment between
-these: the offset `c - (t0 + t1) / 2` is off by at most `(t1 - t0) / 2`. Of many round trips the
-shortest one is taken (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3,
-1989).
+its clock goes from `t0` to `t1`, so the other clock showed its answer `c` at some moment in
+between: the error of the offset `c - (t0 + t1) / 2` is at most `(t1 - t0) / 2`. The shortest of
+many round trips is taken (F. Cristian, "Probabilistic clock synchronization", Distributed Computing
+3, 1989).
 
 The bound grows with the time between a moment and the round trip, as clocks drift: Linux slews
-`CLOCK_MONOTONIC` by at most 500 ppm (`MAXFREQ` in include/linux/timex.h), two of them by 1000 ppm
+`CLOCK_MONOTONIC` by at most 500 ppm (`MAXFREQ` in include/linux/timex.h), two clocks by 1000 ppm
 from one another. Processes of one boot of one machine read the same clock, so there is no drift.
 """
 
@@ -24,7 +24,7 @@ from offload.errors import ExecutionError
 N_ROUND_TRIPS = 64
 
 DRIFT_PPM = 1000.0
-"""By which two clocks of different machines drift apart at most."""
+"""The greatest drift between two clocks of different machines."""
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -33,13 +33,13 @@ Clock = Callable[[], int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """What a rank's clock shows beyond that of the group's first rank.
+    """The offset of a rank's clock from that of the group's first rank.
 
     Attributes:
-        rank: in the world.
+        rank: the rank in the world.
         offset_ns: the rank's clock minus the first rank's.
-        error_ns: how far the offset may be off at `measured_ns`.
-        measured_ns: when it was measured, by the first rank's clock.
+        error_ns: the greatest error of the offset at `measured_ns`.
+        measured_ns: the time of the measurement, by the first rank's clock.
         is_same_clock: both are processes of one boot of one machine, so the clocks do not drift.
     """
 
@@ -50,7 +50,7 @@ class ClockOffset:
     is_same_clock: bool
 
     def error_at_ns(self, moment_ns: float) -> float:
-        """How far the offset may be off at another moment of the first rank's clock."""
+        """The greatest error of the offset at another moment of the first rank's clock."""
         if self.is_same_clock:
             return self.error_ns
         return self.error_ns + abs(moment_ns - self.measured_ns) * DRIFT_PPM / 1e6
@@ -64,19 +64,19 @@ def monotonic_ns() -> int:
 def clock_offsets(
     group: Any = None, *, clock: Clock = monotonic_ns, n_round_trips: int = N_ROUND_TRIPS
 ) -> tuple[ClockOffset, ...]:
-    """Estimate the offsets of the clocks of a group's ranks; all of them call it at once.
+    """Estimate the clock offsets of a group's ranks; all of them call it together.
 
     Args:
-        group: a process group on the CPU; None: the default one.
-        clock: of this rank, in ns.
-        n_round_trips: with each rank, at least 1.
+        group: a process group on the CPU; None: the default group.
+        clock: this rank's clock, in ns.
+        n_round_trips: round trips with each rank, at least 1.
 
     Returns:
-        On the group's first rank one offset for each rank, in the order of the group; on others
-        none.
+        On the group's first rank, an offset for each rank, in the order of the group; on other
+        ranks an empty tuple.
 
     Raises:
-        ExecutionError: a rank ended, or did not come within the group's timeout.
+        ExecutionError: a rank ended, or did not arrive within the group's timeout.
     """
     if n_round_trips < 1:
         raise ValueError(f"expected at least one round trip, got {n_round_trips}")
@@ -125,7 +125,7 @@ def _round_trips(
 
 
 def _boot() -> str:
-    """Which boot of which machine, and which namespace of its clocks; empty: not known."""
+    """An identity of the machine, its boot, and its clock namespace; empty: unknown."""
     try:
         namespace = Path("/proc/self/ns/time").readlink()
         return f"{_BOOT_ID.read_text().strip()} {namespace}"

@@ -11,7 +11,7 @@ from offload.program import Group
 
 
 def distributed() -> Any:
-    """Torch's module of process groups, if it is there already; None: nobody can have made one."""
+    """The module of torch's process groups if it is imported; None: there can be no group."""
     return sys.modules.get("torch.distributed.distributed_c10d")
 
 
@@ -22,7 +22,7 @@ def is_one_of_several() -> bool:
 
 
 def world() -> tuple[int, int]:
-    """The rank of this process and the number of ranks; 0 and 1 where no group was made."""
+    """The rank of this process and the number of ranks; 0 and 1 without groups."""
     c10d = distributed()
     if c10d is None or not c10d.is_initialized():
         return 0, 1
@@ -33,7 +33,7 @@ def group_here(name: str) -> Group:
     """The group of this name, as this process knows it.
 
     Raises:
-        BindingError: there is none.
+        BindingError: there is no such group.
     """
     c10d = distributed()
     found = None if c10d is None or not c10d.is_initialized() else _registered(c10d, name)
@@ -58,9 +58,9 @@ def rank_in(group: Group) -> int:
 
 
 def timeout_s(name: str) -> float:
-    """After how many seconds the group gives up waiting for a member.
+    """The seconds after which the group stops waiting for a member.
 
-    That of the group's own backend (torch.distributed.Backend.Options).
+    This is the timeout of the group's backend (torch.distributed.Backend.Options).
     """
     found = distributed()._resolve_process_group(name)
     import torch  # noqa: PLC0415  (the module of groups is there, so that torch is)
@@ -70,19 +70,19 @@ def timeout_s(name: str) -> float:
 
 
 def send(tensor: Any, peer: int, tag: int, name: str) -> tuple[Any, Any]:
-    """Begin to send a message, as the operator isend does.
+    """Begin to send a message, like the operator isend.
 
-    Not by that operator: torch keeps its Work by two tensors (torch/csrc/distributed/c10d/
-    Functional.cpp), and gloo's can be waited for only once.
+    That operator is not used: torch keeps its Work under two tensors
+    (torch/csrc/distributed/c10d/Functional.cpp), and gloo's Work can be waited for only once.
 
     Args:
-        tensor: what is sent.
-        peer: the rank in the group that it goes to.
+        tensor: the tensor to send.
+        peer: the receiver's rank in the group.
         tag: of the message.
         name: of the group.
 
     Returns:
-        What the operator returns, and the Work to wait for.
+        The operator's result, and the Work to wait for.
     """
     work = distributed()._resolve_process_group(name).send([tensor], peer, tag)
     return tensor.new_empty(0), work
@@ -91,18 +91,18 @@ def send(tensor: Any, peer: int, tag: int, name: str) -> tuple[Any, Any]:
 def find_groups(
     recorded: Sequence[Group], given: Mapping[str, Any] | None = None
 ) -> dict[str, str]:
-    """The groups here that are those of a Program.
+    """Find this process's groups for those of a Program.
 
     Args:
-        recorded: the Program's.
-        given: by their recorded names process groups that are to be used instead.
+        recorded: the Program's groups.
+        given: process groups to use instead, by recorded names.
 
     Returns:
-        By the recorded names those of here.
+        The names here, by recorded names.
 
     Raises:
         BindingError: there is no such group, it has another number of members, this process is
-            another of them, or the world has another size.
+            another member, or the world has another size.
     """
     given = dict(given or {})
     if unknown := sorted(given.keys() - {one.name for one in recorded}):
@@ -149,7 +149,7 @@ def _check_same(recorded: Group, name: str) -> None:
 def _registered(c10d: Any, name: str) -> Any:
     try:
         return c10d._resolve_process_group(name)
-    except RuntimeError:  # torch knows none of this name
+    except RuntimeError:  # torch knows no group of this name
         return None
 
 

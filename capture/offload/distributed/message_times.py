@@ -1,4 +1,4 @@
-"""What messages between two ranks of a group take, by round trips of two sizes."""
+"""Times of messages between two ranks of a group, by round trips of two sizes."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _SIZES_BYTES = (8, 1 << 20)
 
 
 def round_trips_ns(group: Group) -> tuple[tuple[int, float], ...]:
-    """Time messages between the first two ranks of a group; all ranks call it at once.
+    """Time messages between the first two ranks of a group; all ranks call it together.
 
     Args:
         group: of at least two ranks.
 
     Returns:
-        Sizes in bytes, and for each what one way takes at the least, in ns; 0 on ranks that are
-        none of the first two.
+        Sizes in bytes, and for each the least time of one way, in ns; 0 on ranks beyond the first
+        two.
 
     Raises:
-        ExecutionError: a rank ended, or did not come within the group's timeout.
+        ExecutionError: a rank ended, or did not arrive within the group's timeout.
     """
     import torch  # noqa: PLC0415  (the module of groups is there, so that torch is)
 
@@ -45,7 +45,7 @@ def round_trips_ns(group: Group) -> tuple[tuple[int, float], ...]:
 
 
 def _round_trip_ns(group: Any, message: Any, number: int) -> float:
-    """There and back; the second rank waits for the first."""
+    """The time of a round trip; the second rank waits for the first."""
     if number > 1:
         return 0.0
     begin_ns = time.perf_counter_ns()

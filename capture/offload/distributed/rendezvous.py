@@ -1,9 +1,9 @@
-"""Where ranks that do the same thing meet: by keys in the store of torch.distributed.
+"""Meetings of ranks that do the same work, by keys in the store of torch.distributed.
 
-A collective whose peers never come waits for the group's timeout, one that meets another
-collective may wait as long, end the process or give wrong numbers. So ranks that record, or load,
-meet beforehand and say what they are about to do. A rank that refuses says so in the same place,
-and the others refuse at once.
+A collective whose peers never arrive waits for the group's timeout; a collective that meets a
+different one may wait as long, end the process or give wrong numbers. So ranks that record or load
+meet beforehand and announce their next action. A rank that refuses announces that in the same
+place, and the others refuse at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
 from offload.program.collectives import Meeting
 
-# How long a rank sleeps between two looks at the store, which doubles from the first to the last.
+# A rank's sleep between two reads of the store, doubling from the first to the last.
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 
 # How many recordings or loads this process has begun, by what they are of.
@@ -29,22 +29,22 @@ _begun: Counter[str] = Counter()
 
 
 class Rendezvous:
-    """The meetings of one recording, or of one load, with the same of other ranks.
+    """The meetings of one recording, or of one load, with its counterparts on other ranks.
 
-    Ranks meet in channels: groups, or two ranks of one. What belongs together is in each process
-    the n-th that comes to a channel in one epoch of it. The epoch is a number in the store; whoever
-    refuses begins the next one, so that all count anew. Who has refused before he came to a channel
-    is known by the name of what he refused, and by the how many-eth of this name it was.
+    Ranks meet in channels: groups, or pairs of ranks of a group. Counterparts are, in each process,
+    the n-th to come to a channel in one epoch of it. The epoch is a number in the store; a rank
+    that refuses begins the next epoch, so that all count anew. A refusal before a rank came to a
+    channel is identified by the name of the refused work, and by its count under this name.
 
-    Owner: who records or loads. Thread: one.
+    Owner: the recording or load. Thread: one.
     """
 
     def __init__(self, kind: str, name: str) -> None:
-        """Begin one that other ranks begin as well, if what they do has collectives.
+        """Begin a rendezvous that other ranks begin as well, if their work has collectives.
 
         Args:
-            kind: what is done, for people: `capture`, `load`.
-            name: of what it is done with.
+            kind: the kind of work, for the user: `capture`, `load`.
+            name: the name of its subject.
         """
         self._kind, self._name = kind, name
         _begun[f"{kind}/{name}"] += 1
@@ -58,14 +58,14 @@ class Rendezvous:
         """A group that takes part from now on.
 
         Raises:
-            BindingError: there is none of this name.
+            BindingError: there is no group of this name.
         """
         if name not in self._groups:
             self._groups[name] = group_here(name)
         return self._groups[name]
 
     def come(self, meeting: Meeting) -> Arrival:
-        """Say that this rank has come to a meeting; the Arrival waits for the others.
+        """Announce that this rank has come to a meeting; the Arrival waits for the others.
 
         Raises:
             ExecutionError: the store is gone.
@@ -79,14 +79,14 @@ class Rendezvous:
             return Arrival(self, channel, meeting.what)
 
     def agree(self, what: str) -> None:
-        """Wait until all ranks that were met before have come to the same.
+        """Wait until all ranks that were met before reach the same point.
 
         Args:
-            what: has been done, in words.
+            what: the point, in words.
 
         Raises:
-            CaptureError: a rank came to something else, or refused.
-            ExecutionError: one did not come in time.
+            CaptureError: a rank came to another point, or refused.
+            ExecutionError: a rank did not arrive in time.
         """
         channels = [self._channels[name] for name in sorted(self._channels)]
         arrivals = [self.come(dataclasses.replace(one.first, what=what)) for one in channels]
@@ -94,17 +94,17 @@ class Rendezvous:
             arrival.wait()
 
     def gather(self, values: Sequence[float]) -> dict[int, tuple[float, ...]]:
-        """Exchange numbers with all ranks that were met before, and with those that these have met.
+        """Exchange numbers with all ranks that were met before, and with those that they have met.
 
         Args:
-            values: of this rank, finite or not.
+            values: this rank's numbers, finite or not.
 
         Returns:
-            By rank in the world its numbers: this rank's, and those of all others.
+            By rank in the world, the numbers of this rank and of all others.
 
         Raises:
             CaptureError: a rank refused.
-            ExecutionError: one did not come in time, or the store is gone.
+            ExecutionError: a rank did not arrive in time, or the store is gone.
         """
         channels = {
             channel.word_key(self._n_gathered): channel for channel in self._channels.values()
@@ -131,7 +131,7 @@ class Rendezvous:
         return found
 
     def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
-        """What a rank has left under a key, once it has."""
+        """Wait for the data of a rank under a key, and return them."""
         slowest = max(timeout_s(one.group.name) for one in self._channels.values())
         until, sleep_s = time.monotonic() + slowest, _FIRST_SLEEP_S
         while not store().check([key]):
@@ -147,9 +147,9 @@ class Rendezvous:
         return numbers, beside
 
     def refuse(self, why: str) -> None:
-        """Let the others know that this rank goes no further; once.
+        """Announce to the others, once, that this rank stops.
 
-        Those of groups that it has not come to yet are told as well, if they do this by the same
+        Members of groups to which it has not come yet learn it as well, if they do work of the same
         name.
         """
         if self._over:
@@ -164,16 +164,16 @@ class Rendezvous:
                     Channel(self._kind, Meeting(group.name, None, None, ""), group).end(told)
 
     def check_unrefused(self, channel: Channel) -> None:
-        """Look whether one of those who are to come to a channel has refused.
+        """Check whether an expected member of a channel has refused.
 
         Raises:
-            CaptureError: one has.
+            CaptureError: a member has.
         """
         self._heed(channel, channel.refusals())
         channel.follow()
 
     def _heed(self, channel: Channel, refusals: Iterable[Refusal]) -> None:
-        """Refuse as well, if one of these refusals is of this."""
+        """Refuse as well if one of these refusals concerns this work."""
         for refusal in refusals:
             if refusal.is_of(channel, self._which):
                 self._over = True
@@ -184,7 +184,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def _store_watched(self) -> Iterator[None]:
-        """Say what it means if the store is gone."""
+        """Explain the error if the store is gone."""
         try:
             yield
         except (RuntimeError, ValueError) as error:

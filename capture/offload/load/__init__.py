@@ -1,4 +1,4 @@
-"""Loading: a Program becomes an Executable on a device. `pipeline` reads as the whole chain."""
+"""Loading: a Program becomes an Executable on a device. `pipeline` shows the whole chain."""
 
 from offload.console.not_called import is_not_called
 

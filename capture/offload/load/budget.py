@@ -1,4 +1,4 @@
-"""Loading a Program whose weights lie in a store, under budgets that are tried."""
+"""Loads a Program whose weights lie in a store, trying budgets."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from offload.plan.topology import Link
 from offload.run import Executable
 from offload.timeline import Scheduling
 
-# What is left free of what was found free: others allocate meanwhile.
+# The used share of free memory: other processes allocate meanwhile.
 _FREE_SHARE = 0.9
 _LESS = 0.8
 
 _N_WARM_UP = 2
 
-# Of all weights, what executing so often may take: for who waits, and for nothing else.
+# Expected time of the warm-up per byte of weights: only for the display of progress.
 _TIMED_NS_PER_BYTE = 2.0
 
 _NOT_PROVED = "load(verify=False) executes nothing on made-up inputs"
@@ -41,7 +41,7 @@ _NOT_TIMED = "the device executes a graph, in which launches are not timed one b
 
 
 class StreamedLoad:
-    """One load of a Program whose weights lie in a store, under budgets that are tried.
+    """One load of a Program whose weights lie in a store, trying budgets.
 
     Owner: one call of `load_program`.
     """
@@ -73,8 +73,8 @@ class StreamedLoad:
         self._estimated = ""
         self._timing = ""
         if backend.capabilities.queues_work:
-            # An execution does not tell when a launch began; and a device does not survive kernels
-            # that fault on made-up inputs, which is what proofs are left out for.
+            # An execution does not report when a launch began; and a device does not survive
+            # kernels that fault on made-up inputs, the reason to omit proofs.
             if backend.timing is None:
                 self._estimated = _NOT_TIMED
             elif not verify:
@@ -83,20 +83,20 @@ class StreamedLoad:
 
     @functools.cached_property
     def _mapped_link(self) -> Link | None:
-        """None: weights lie in one piece."""
+        """The link to mapped memory; None: weights lie in one piece."""
         if self._memory.granule_bytes is None:
             return None
         return self._streamer.link(self._prepared.bound, mapped=True)
 
     @property
     def all_bytes(self) -> int:
-        """The budget under which nothing is streamed."""
+        """The least budget under which nothing is streamed."""
         unit = self._memory.alignment_bytes
         sizes_bytes = (round_up(one.size_bytes, unit) for one in self._demand().weights)
         return self._memory.unit.taken_bytes(sum(sizes_bytes))
 
     def within(self, budget_bytes: int) -> Executable:
-        """Load under a budget. If some are streamed, launches are timed first where they can be.
+        """Load under a budget. If weights are streamed, launches are timed first where possible.
 
         Raises:
             PlanError: the budget is below the floor.
@@ -104,7 +104,7 @@ class StreamedLoad:
         return self._loaded(self._timed_plan(budget_bytes), verify=self._verify)
 
     def _timed_plan(self, budget_bytes: int) -> Streaming:
-        """As `plan`, by times that were measured where they can be."""
+        """As `plan`, by measured times where possible."""
         streaming = self.plan(budget_bytes)
         if streaming.is_resident or self._is_timed:
             return streaming
@@ -112,7 +112,7 @@ class StreamedLoad:
         return self.plan(budget_bytes)
 
     def _time_launches(self, streaming: Streaming) -> None:
-        """By the device, or by an executable whose memory has gone when this returns."""
+        """Time launches by the device, or by an executable whose memory is freed on return."""
         if (timer := self._backend.timing) is not None:
             self._take_times_of(timer)
         elif self._alone.refusal:
@@ -123,7 +123,7 @@ class StreamedLoad:
         self._is_timed = True
 
     def _take_times_of(self, timer: LaunchTimer) -> None:
-        """Let the device time launches; where it cannot, keep estimates and say why.
+        """Time launches by the device; where it cannot, keep estimates and note why.
 
         Raises:
             ExecutionError: the device failed.
@@ -138,11 +138,11 @@ class StreamedLoad:
             self._launch_ns, self._timing = timed.times_ns, timed.how
 
     def within_free_memory(self) -> Executable:
-        """Load under the largest budget that memory has room for; with less where that fails.
+        """Load under the largest budget that free memory has room for; with less if that fails.
 
         Raises:
             PlanError: memory has no room for the floor beside the feature map.
-            OutOfMemory: not even the floor could be had.
+            OutOfMemory: not even the floor could be allocated.
         """
         free_bytes = self._streamer.free_bytes(self._prepared.program)
         room_bytes = max(0, int(free_bytes * _FREE_SHARE) - self._plan.feature_map_bytes)
@@ -166,12 +166,12 @@ class StreamedLoad:
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
 
     def _tried_out(self, budget_bytes: int) -> Executable:
-        """An executable for which executions find memory; what is streamed or proved has shown it.
+        """Return an executable whose executions find memory, as streaming or proofs have shown.
 
-        It is not the one that was executed, on inputs that nobody gave.
+        Otherwise another executable has executed on made-up inputs, and is not returned.
 
         Raises:
-            OutOfMemory: they find none.
+            OutOfMemory: executions find no memory.
         """
         streaming = self._timed_plan(budget_bytes)
         is_shown = not streaming.is_resident or self._backend.capabilities.queues_work
@@ -183,11 +183,11 @@ class StreamedLoad:
             except OutOfMemory:
                 raise
             except (BindingError, ExecutionError):
-                pass  # the model refuses made-up inputs: nothing is known
+                pass  # the model refuses made-up inputs: result unknown
         return self.within(budget_bytes)
 
     def _take_times(self, run: Executable) -> None:
-        """Let launches be timed; where made-up inputs are none for this model, keep estimates.
+        """Time launches; if the model does not accept made-up inputs, keep estimates.
 
         Raises:
             OutOfMemory: executions find no memory under this budget.
@@ -202,7 +202,7 @@ class StreamedLoad:
             self._estimated = f"launches could not be timed on made-up inputs: {error}"
 
     def _demand(self) -> WeightDemand:
-        """What a pass needs; weights that are used where they lie stay."""
+        """The demand of a pass; weights that are used in place stay."""
         program = self._prepared.program
         stored = self._prepared.bindings.stored.keys()
         demand = weight_demand(program, self._launch_ns, stored)
@@ -220,7 +220,7 @@ class StreamedLoad:
         return dataclasses.replace(demand, weights=weights)
 
     def plan(self, budget_bytes: int) -> Streaming:
-        """The plan of a budget, by what is known of times.
+        """The plan for a budget, by the known times.
 
         Raises:
             PlanError: the budget is below the floor.
@@ -245,7 +245,7 @@ class StreamedLoad:
         return drawing_alone(self._prepared.bound)
 
     def _loaded(self, streaming: Streaming, *, verify: bool, alone: bool = False) -> Executable:
-        """Load by a plan; `alone` for executions that nobody asked for, which must move nothing."""
+        """Load by a plan; `alone` for trial executions, which must move no generator."""
         prepared, plan = self._prepared, self._plan
         if alone:
             prepared = dataclasses.replace(prepared, bound=self._alone.bound)

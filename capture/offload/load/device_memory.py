@@ -1,4 +1,4 @@
-"""What placed segments take of each device's memory, beside the limits of these."""
+"""The memory that placed segments take on each device, and the limits of these memories."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offload.run.transfers import ALIGNMENT_BYTES, Memory
 
 
 def memory_limits(devices: PlacedDevices) -> dict[Memory, int]:
-    """The bytes of each memory, where its devices say."""
+    """The size of each memory in bytes, where its devices report it."""
     found: dict[Memory, int] = {}
     for backend, memory in zip(devices.backends, devices.memories, strict=True):
         limit_bytes = backend.machine(memory.device.index).memory_bytes
@@ -27,10 +27,10 @@ def taken_bytes(
     devices: PlacedDevices,
     limits: Mapping[Memory, int],
 ) -> dict[Memory, int]:
-    """What segments take of each memory that has a limit, with one execution under way.
+    """The bytes that segments take of each limited memory, with one execution in flight.
 
-    Weights once for each memory; the activations of each segment, as they are placed side by side;
-    and what crosses from one segment to another, wherever it lies.
+    Counts weights once for each memory; the activations of each segment, as they are placed
+    together; and Values that cross from one segment to another, wherever they lie.
     """
     return {memory: _taken(program, groups, devices, memory, limits[memory]) for memory in limits}
 
@@ -58,7 +58,7 @@ def _taken(
         if value.role in PLACED_ROLES
     )
     if taken + most <= limit_bytes:
-        return taken + most  # it fits without a look at lifetimes
+        return taken + most  # it fits without regard to lifetimes
     return taken + sum(_activation_bytes(one, devices) for one in here)
 
 

@@ -1,4 +1,4 @@
-"""What a caller asks of a load on several devices, checked before anything runs."""
+"""Options of a load on several devices, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from offload.run.device_choice import Placement
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Watts:
-    """What a device draws.
+    """The power of a device, in watts.
 
     Attributes:
         idle: while it executes nothing.
-        busy: while it executes; no less.
+        busy: while it executes; at least `idle`.
     """
 
     idle: float
     busy: float
 
     def __post_init__(self) -> None:
-        """Check them.
+        """Check the values.
 
         Raises:
-            BindingError: they are negative or no numbers, or it draws more where it is idle.
+            BindingError: they are negative or no numbers, or `idle` exceeds `busy`.
         """
         if not (0 <= self.idle <= self.busy and math.isfinite(self.busy)):
             raise BindingError(
@@ -38,20 +38,20 @@ class Watts:
 
 
 def one_device(device: Device | list[Device] | None) -> Device | None:
-    """The one that is named; None: none is, or several are."""
+    """The named device; None: no device is named, or several are."""
     return None if isinstance(device, list) else device
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """What was asked of a load on several devices.
+    """Options of a load on several devices.
 
     Attributes:
         devices: the first has the caller's memory.
-        objective: what is to be little.
+        objective: the quantity to minimise.
         placement: when devices are chosen.
-        watts: of each device, where the least energy is wanted; None: they are measured.
-        max_slowdown: of energy, how many times the least latency a call may take.
+        watts: of each device, for the least energy; None: they are measured.
+        max_slowdown: for energy, the allowed multiple of the least latency of a call.
         costs: kept durations of launches; None: they are measured.
     """
 
@@ -76,11 +76,11 @@ def several_devices(
     costs: LaunchCosts | None = None,
     **options: object,
 ) -> DeviceOptions:
-    """What was asked of a load on several devices, which has none of the other options.
+    """Return the options of a load on several devices, which excludes the other options.
 
     Raises:
-        BindingError: one of the options is given, there is no list of devices, or no such objective
-            or placement; or watts do not fit the devices or the objective.
+        BindingError: another option is given, there is no list of devices, or the objective or
+            placement is unknown; or watts do not fit the devices or the objective.
     """
     if not isinstance(device, list) or not device:
         raise BindingError(

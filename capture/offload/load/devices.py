@@ -1,4 +1,4 @@
-"""`load(device=[...])`: launches are placed on several devices, as their times say."""
+"""`load(device=[...])`: launches are placed on several devices by their times."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from offload.run.device_choice import DeviceChoice
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.weight_copies import WeightCopies
 
-# What hands a segment to another device where nobody has measured it: a thread is woken.
+# The assumed cost of handing a segment to another device, unmeasured: waking a thread.
 _HAND_OVER_NS = 10_000.0
 
 _N_WARM_UP = 2
@@ -61,7 +61,8 @@ _N_TIMED = 7
 _N_CALLS = 20
 _N_STREAMED = 16
 
-# Several devices are kept where one takes more than this: medians of the same differ by less.
+# Several devices are kept if they take less than this fraction of one: medians of equal calls
+# differ by less.
 _QUICKER = 0.97
 
 Costs = Sequence[float | None]
@@ -73,13 +74,13 @@ def load_on_devices(
     """Load a Program whose launches may run on several devices.
 
     Args:
-        bound: of launches that were seen.
-        asked: the devices, and what is wanted of them.
-        load: loads a segment on a device, as a load of that device alone does.
+        bound: of observed launches.
+        asked: the devices, and the options.
+        load: loads a segment on a device, as a load on that device alone does.
         progress: of timing launches.
 
     Raises:
-        BackendUnavailable: a device is not there, or none has the recorded memory.
+        BackendUnavailable: a device is missing, or no device has the recorded memory.
         PlanError: the launches do not fit the devices' memory.
         BindingError, CaptureError, OutOfMemory, ExecutionError: as `Captured.load`.
     """
@@ -105,7 +106,7 @@ class _DevicesLoad:
         self._groups = task_launches(bound.program)
 
     def loaded(self) -> PlacedExecutable:
-        """The executable, on as many of the devices as are quicker."""
+        """The executable, on the quickest choice of the devices."""
         names, devices = self._devices.names, self._devices
         watts = self._measured_watts()
         costs_ns = [self._able(at, self._launch_ns(at, name)) for at, name in enumerate(names)]
@@ -133,7 +134,7 @@ class _DevicesLoad:
     # ---- costs --------------------------------------------------------------------------------
 
     def _able(self, at: int, costs_ns: Costs) -> list[float | None]:
-        """The costs of a device, without those of launches that must stay elsewhere."""
+        """The costs of a device; None for launches that must stay elsewhere."""
         if self._devices.shares(at):
             return list(costs_ns)
         program = self._bound.program
@@ -151,7 +152,7 @@ class _DevicesLoad:
         return found
 
     def _launch_ns(self, at: int, name: str) -> Costs:
-        """What each launch takes on a device; None: it cannot run there."""
+        """The cost of each launch on a device; None: it cannot run there."""
         if not self._devices.shares(at):
             return self._launch_ns_there(at, name)
         backend, program = self._devices.backends[at], self._bound.program
@@ -167,9 +168,9 @@ class _DevicesLoad:
         return estimated_ns(program, backend.machine().costs.memory_bytes_per_ns)
 
     def _launch_ns_there(self, at: int, name: str) -> Costs:
-        """The same of a device with memory of its own, for launches that need not stay.
+        """The same for a device with separate memory, for launches that need not stay.
 
-        Those are timed whose weights fit half of that memory together; others are estimated.
+        Launches whose weights together fit half of that memory are timed; others are estimated.
         """
         program, backend = self._bound.program, self._devices.backends[at]
         groups = self._movable(at)
@@ -198,7 +199,7 @@ class _DevicesLoad:
         return found
 
     def _movable(self, at: int) -> list[tuple[int, ...]]:
-        """The launches of each task that a device with memory of its own may run."""
+        """The launches of each task that a device with separate memory may run."""
         program, kind = self._bound.program, self._devices.memories[at].device.type
         return [
             group
@@ -229,7 +230,7 @@ class _DevicesLoad:
         return [every[launch] for launch in launches]
 
     def _times_ns(self, bound: BoundProgram, backend: Backend, name: str) -> Sequence[float]:
-        """What the launches of a Program take on a device, or may take.
+        """The measured or estimated times of a Program's launches on a device.
 
         Raises:
             CaptureError: the device cannot run one of them.
@@ -273,7 +274,7 @@ class _DevicesLoad:
         return found
 
     def _executed_ns(self, run: Executable) -> tuple[float, ...]:
-        """Launches as executions have them, stretched to what calls take in all."""
+        """Times of launches in executions, scaled to the duration of whole calls."""
         with weights_kept(run.bound), stage("timing launches", _N_WARM_UP + _N_TIMED):
             execute_made_up(run, _N_WARM_UP)
             launches_ns = typical_ns(run, _N_TIMED)
@@ -283,7 +284,7 @@ class _DevicesLoad:
         return tuple(one * max(1.0, stretch) for one in launches_ns)
 
     def _possible_ns(self, at: int) -> Costs:
-        """Estimates for the launches that a device can run, told task by task."""
+        """Estimates for the launches that a device can run, determined task by task."""
         found: list[float | None] = [None] * len(self._bound.program.launches)
         for group in self._groups if self._devices.shares(at) else self._movable(at):
             with contextlib.suppress(CaptureError):
@@ -298,7 +299,7 @@ class _DevicesLoad:
     def _placed_run(
         self, costs_ns: list[list[float | None]]
     ) -> tuple[PlacedExecutable, ProgramTasks]:
-        """Placed and loaded; what a device turns out not to run is placed anew."""
+        """Place and load; a segment that a device turns out unable to run is placed anew."""
         while True:
             tasks, placement = self._placing.fitted(costs_ns)
             try:
@@ -311,7 +312,7 @@ class _DevicesLoad:
     def _quicker_single(
         self, run: PlacedExecutable, tasks: ProgramTasks, costs_ns: Sequence[Costs]
     ) -> TaskPlacement | None:
-        """All launches on the best device, where calls are quicker so than on several."""
+        """The placement on the best single device, if its calls are quicker; else None."""
         if self._alone.refusal or self._objective is Objective.ENERGY:
             return None
         found = self._best_single(tasks, costs_ns)
@@ -337,9 +338,9 @@ class _DevicesLoad:
     def _best_single(
         self, tasks: ProgramTasks, costs_ns: Sequence[Costs]
     ) -> tuple[int, TaskPlacement, PlacedExecutable] | None:
-        """The device on which all launches take least, of those that have room; loaded there.
+        """The quickest single device with room for all launches, with the Program loaded there.
 
-        What must stay on the recorded device stays there.
+        Launches that must stay on the recorded device stay there.
         """
         home = self._devices.home
         whole = [at for at, costs in enumerate(costs_ns) if None not in costs]
@@ -359,7 +360,7 @@ class _DevicesLoad:
     def _made(
         self, bound: BoundProgram, tasks: ProgramTasks, placement: TaskPlacement
     ) -> PlacedExecutable:
-        """Segments on their devices, as one executable."""
+        """The executable of segments on their devices."""
         devices = self._devices
         groups = self._placing.grouped(bound, tasks, placement)
         segments = load_segments(
@@ -385,7 +386,7 @@ class _DevicesLoad:
         )
 
     def _measured_watts(self) -> tuple[Watts, ...] | None:
-        """What devices draw, where the least energy is wanted; None: it is not."""
+        """The power of devices, for the least energy; None: another objective."""
         if self._objective is not Objective.ENERGY:
             return None
         if self._asked.watts is not None:

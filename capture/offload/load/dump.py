@@ -1,7 +1,7 @@
-"""What OFFLOAD_DUMP keeps of a load: a folder of its own with the Program, the Plan and the Steps.
+"""Output of OFFLOAD_DUMP: a folder for each load with the Program, the Plan and the Steps.
 
-What is written takes the place of the folder, which is empty until then, and of a file likewise:
-none is seen half written, and none is written over. No file has the content of a weight.
+Folders and files appear by renaming, and a folder is empty until then: no partial output is
+visible, and nothing is overwritten. No file has the content of a weight.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Dump:
     """
 
     def __init__(self, path: Path) -> None:
-        """Of a folder that is taken, and empty."""
+        """Use a folder that is reserved, and empty."""
         self.path = path
 
     def write(self, recorded: BoundProgram, run: Executable, *, name: str, verify: bool) -> None:
-        """Write all that is known once a Program is loaded.
+        """Write everything that is known once a Program is loaded.
 
         Raises:
-            FileError: it cannot be written; the folder is empty as before.
+            FileError: it cannot be written; the folder stays empty.
         """
         texts, unwritten = _texts(recorded.program, run)
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}.partial")
@@ -70,9 +70,9 @@ class Dump:
                 raise
 
     def keep_timeline(self, run: Executable, timeline: Timeline) -> None:
-        """Write a timeline that was recorded, if it has executions, as the next of the folder.
+        """Write a recorded timeline, if it has executions, as the next one of the folder.
 
-        Behind the first one what was predicted too, if it was not known at load.
+        After the first one also the predicted timeline, if it was not known at load.
 
         Raises:
             FileError: it cannot be written.
@@ -85,7 +85,7 @@ class Dump:
                 self._save(forecast(run, timeline.executions), [_FORECAST])
 
     def _save(self, timeline: Timeline, names: Iterable[str]) -> None:
-        """Write a timeline under the first of these names that is free, if any is."""
+        """Write a timeline under the first free one of these names, if any."""
         partial = self.path / f".timeline.{os.getpid()}.{threading.get_ident()}.json"
         with _writing(self.path):
             try:
@@ -101,14 +101,14 @@ class Dump:
 
 @contextlib.contextmanager
 def taken(folder: Path, label: str) -> Iterator[Dump]:
-    """A new folder in `folder`, with the next number; gone again if the block raises.
+    """A new folder in `folder`, with the next number; removed if the block raises.
 
     Args:
-        folder: made if it is not there.
-        label: of what is loaded, for people.
+        folder: created if missing.
+        label: of the load, for the user.
 
     Raises:
-        FileError: there is no such folder and none can be made, or it cannot be written to.
+        FileError: the folder is missing and cannot be created, or cannot be written to.
     """
     words = re.sub(r"[^\w.-]+", "_", label).encode("utf-8", "replace")[:_LONGEST_LABEL_BYTES]
     name = words.decode("utf-8", "ignore").strip("._") or "program"
@@ -135,7 +135,7 @@ def _next(folder: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _writing(path: Path) -> Iterator[None]:
-    """Translate what the operating system refuses."""
+    """Translate errors of the operating system."""
     try:
         yield
     except OSError as error:
@@ -146,7 +146,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _texts(recorded: Program, run: Executable) -> tuple[dict[str, str], dict[str, str]]:
-    """The files by name, and why others are not written."""
+    """The files by name, and the reasons why others are not written."""
     program, plan = run.program, run.plan
     texts = {
         "program.txt": printable(str(recorded)),
@@ -174,7 +174,7 @@ def _explained(run: Executable) -> str:
 
 
 def _without_content(program: dict[str, Any]) -> dict[str, Any]:
-    """A Program as JSON data without what its host constants are, weights among them."""
+    """A Program as JSON data without the content of host constants, including weights."""
     values = [
         {key: one for key, one in value.items() if key != "host_content"}
         | ({"on_host": True} if "host_content" in value else {})

@@ -1,4 +1,4 @@
-"""Loading in the way that a backend prefers, or in another one where the proof of that fails."""
+"""Loads in the way that a backend prefers, with a fallback where its proof fails."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def load_proved(backend: Backend, load: Callable[[Backend], T]) -> T:
-    """What `load` gives with a backend, or with the one that an Unproved names instead, and so on.
+    """Return the result of `load` with a backend, or with the fallback that an Unproved names.
 
-    What was loaded before has been given back by then. Notes of another way say why it was taken;
-    no backend names one that was tried.
+    Fallbacks may be repeated; each earlier load has been released. Notes of a fallback say why it
+    was taken; no backend names a backend that was tried.
 
     Raises:
         OffloadError: as `load`.

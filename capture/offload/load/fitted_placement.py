@@ -17,7 +17,7 @@ from offload.plan.topology import Link
 from offload.program import BoundProgram
 from offload.run.transfers import Memory
 
-# How often tasks are placed anew since a memory is too small for what they hold beside weights.
+# Limit of new placements because a memory is too small for what tasks hold beside weights.
 _MOST_TRIES = 16
 
 
@@ -34,15 +34,15 @@ class FittedPlacement:
         asked: DeviceOptions,
         hand_over_ns: float,
     ) -> None:
-        """Place nothing yet.
+        """Prepare without placing.
 
         Args:
             bound: the Program.
-            devices: which there are.
-            links: what transfers between them take.
-            watts: what they draw; None: it does not matter.
-            asked: what is to be little, and when devices are chosen.
-            hand_over_ns: what hands a segment to another thread.
+            devices: the devices.
+            links: the costs of transfers between them.
+            watts: their power; None: irrelevant.
+            asked: the objective, and when devices are chosen.
+            hand_over_ns: the cost of handing a segment to another thread.
         """
         self._bound, self._devices, self._links = bound, devices, links
         self._watts, self._asked, self._hand_over_ns = watts, asked, hand_over_ns
@@ -51,10 +51,10 @@ class FittedPlacement:
     def tasks(
         self, costs_ns: Sequence[Sequence[float | None]], *, counts_values: bool = False
     ) -> ProgramTasks:
-        """The Program's tasks, for these devices.
+        """The Program's tasks for these devices.
 
         Args:
-            costs_ns: by device what each launch takes; None: it cannot run there.
+            costs_ns: by device, the cost of each launch; None: it cannot run there.
             counts_values: as `program_tasks`.
 
         Raises:
@@ -79,10 +79,10 @@ class FittedPlacement:
         )
 
     def placed(self, tasks: ProgramTasks) -> TaskPlacement:
-        """Where tasks are best, by what was asked for.
+        """The best placement of tasks for the objective.
 
         Raises:
-            PlanError: they do not fit the devices, by what is known of tasks.
+            PlanError: they do not fit the devices, by the known sizes of tasks.
         """
         return place_tasks(
             tasks.graph, objective=self._asked.objective, max_slowdown=self._asked.max_slowdown
@@ -104,16 +104,16 @@ class FittedPlacement:
     def fitted(
         self, costs_ns: Sequence[Sequence[float | None]]
     ) -> tuple[ProgramTasks, TaskPlacement]:
-        """A placement that fits each memory, with all that segments hold.
+        """A placement that fits each memory, including all that segments hold.
 
-        By weights alone at first, which is too little; then by all that launches use, which is too
-        much where it does not live at once; then by weights, with room left for what was missing.
+        First by weights alone, an underestimate; then by all that launches use, an overestimate
+        where lifetimes do not overlap; then by weights, with room reserved for what was missing.
 
         Args:
             costs_ns: as `tasks`.
 
         Raises:
-            PlanError: none was found; the message says what the last one takes.
+            PlanError: no placement was found; the message says what the last one takes.
         """
         limits = memory_limits(self._devices)
         told = ""
@@ -141,7 +141,7 @@ class FittedPlacement:
     def _reserve(
         self, tasks: ProgramTasks, placement: TaskPlacement, taken: Mapping[Memory, int]
     ) -> None:
-        """Leave room on devices for what segments hold beside the weights that tasks count."""
+        """Reserve room on devices for what segments hold beside the weights that tasks count."""
         for at, memory in enumerate(self._devices.memories):
             if memory in taken:
                 weights = sum(

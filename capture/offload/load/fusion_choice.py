@@ -1,4 +1,4 @@
-"""`load(fuse="auto")`: regions become kernels where executions show that these are quicker."""
+"""`load(fuse="auto")`: regions become kernels where executions show that kernels are quicker."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from offload.program import BoundProgram, Kernel
 from offload.run import Executable
 
 Load = Callable[[BoundProgram, Fusion | None], Executable]
-"""Makes an executable of a Program, with kernels in the place of launches or without."""
+"""Makes an executable of a Program, with kernels in place of launches or without."""
 
 
 def chosen(bound: BoundProgram, fuse: Callable[[Choice | None], Fused], load: Load) -> Fused:
-    """Fuse what is quicker as kernels. What was found is kept with these, and not timed again.
+    """Fuse regions that are quicker as kernels; the choice is cached, and not timed again.
 
     Args:
         bound: as recorded.
-        fuse: fuses it, of all that can be fused what a choice leaves.
+        fuse: fuses it, without the regions that a choice excludes.
         load: makes an executable.
     """
     everything = fuse(None)
@@ -34,11 +34,11 @@ def chosen(bound: BoundProgram, fuse: Callable[[Choice | None], Fused], load: Lo
         return everything
     keys = {region.key for region in everything.fusion.regions}
     key = choice_key(bound.program, keys, torch.get_num_threads())
-    cache = open_cache()  # in which these kernels are
+    cache = open_cache()  # which holds these kernels
     found = cache.find_choice(key)
     choice = _timed(bound, everything, fuse, load) if found is None else found
     if found is None and not choice.refusal:
-        with contextlib.suppress(CacheRefused):  # it is found out again then
+        with contextlib.suppress(CacheRefused):  # then it is determined again
             cache.keep_choice(key, choice)
     if choice.kept or choice.refusal:
         return fuse(choice)
@@ -53,7 +53,7 @@ def _timed(
     fuse: Callable[[Choice | None], Fused],
     load: Load,
 ) -> Choice:
-    """Time all regions one by one, and then whole calls with those that are quicker as kernels."""
+    """Time each region, and then whole calls with the regions that are quicker as kernels."""
     recorded = drawing_alone(bound)
     if recorded.refusal:
         return Choice({}, refusal=f"it cannot be executed on made-up inputs: {recorded.refusal}")
@@ -71,12 +71,12 @@ def _timed(
 
 
 def _alone(bound: BoundProgram) -> BoundProgram:
-    """A Program for trials: what they change is written by launches, and put back."""
+    """A Program for trials: they change only what launches write, which is restored."""
     return drawing_alone(bound).bound.unguarded()
 
 
 def _slower(without: Executable, run: Executable) -> dict[str, str]:
-    """By key, why regions stay as recorded: they take longer as kernels, all places together."""
+    """By key, why regions stay as recorded: as kernels they take longer, summed over all places."""
     assert run.fusion is not None  # as it was loaded
     with without.timeline() as recorded, run.timeline() as fused:
         _alternate(without, run)
@@ -104,7 +104,7 @@ def _slower(without: Executable, run: Executable) -> dict[str, str]:
 
 
 def _compared(without: Executable, run: Executable, kept: Mapping[str, str]) -> Choice:
-    """The choice that keeps these regions, and all of them where calls are no quicker so."""
+    """The choice that keeps these regions as recorded, or all if calls are no quicker."""
     assert run.fusion is not None  # as it was loaded
     recorded_ns, fused_ns = (statistics.median(times) for times in _alternate(without, run))
     if fused_ns > recorded_ns:

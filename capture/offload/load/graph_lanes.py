@@ -1,4 +1,4 @@
-"""`load(lanes=)`: launches on several lanes, inside of a device's own graph."""
+"""`load(lanes=)`: launches on several lanes inside a device's own graph."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ _NOT_PROVED = "load(verify=False) executes nothing on made-up inputs"
 
 
 def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: Options) -> Placed:
-    """The Program on as many lanes as were asked for; of "auto" on several only if that is quicker.
+    """Place the Program on the requested lanes; with "auto" on several only if that is quicker.
 
     Args:
-        prepared: on one lane.
-        plan: of that.
-        backend: of the device, which has the role.
+        prepared: the Program on one lane.
+        plan: its plan.
+        backend: of the device; it can run lanes.
         options: `lanes` is 2 or more, or "auto".
 
     Raises:
-        CaptureError: a number of lanes was asked for, and the Program cannot run on several.
+        CaptureError: a number of lanes was requested, and the Program cannot run on several.
         PlanError: it cannot be placed there, or lanes share bytes.
-        OutOfMemory, ExecutionError: launches cannot be timed; with "auto" they need not be.
+        OutOfMemory, ExecutionError: launches cannot be timed; with "auto" that is no error.
         CostModelError: `costs` are of another machine.
     """
     wanted, runner = options.lanes, backend.lanes
-    assert runner is not None  # as the options were checked
+    assert runner is not None  # the options were checked
     refusal = runner.refusal(prepared)
     if refusal and wanted != AUTO:
         raise CaptureError(f"lanes={wanted}: {refusal}; load without lanes=, or with {AUTO!r}")
@@ -76,7 +76,7 @@ class _Trial:
     """A Program on several lanes.
 
     Attributes:
-        note: how many there are, and why.
+        note: the number of lanes, and why.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class _Trial:
         self.note = ""
 
     def quicker(self) -> Placed | None:
-        """On several lanes; None where the device takes no less time so."""
+        """The Program on several lanes; None if the device is no quicker with them."""
         laned = self.on(self._runner.most_lanes, timed=True)
         if laned is None:
             return None
@@ -111,7 +111,7 @@ class _Trial:
         return laned
 
     def on(self, n_lanes: int, *, timed: bool) -> Placed | None:
-        """On at most so many; None where one is as quick by what launches take."""
+        """The Program on at most `n_lanes`; None if one lane is as quick by launch times."""
         runner, prepared = self._runner, self._prepared
         schedule = schedule_lanes(
             self._launch_ns(timed),

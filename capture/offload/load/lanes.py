@@ -29,17 +29,17 @@ from offload.plan.steps import Lane, launch_lane
 from offload.run import Executable
 from offload.run.lane_choice import LaneChoice
 
-# A wait for a lane that another thread runs, which is seen from core to core.
+# The cost of a wait for a lane of another thread: visibility from core to core.
 _SYNCHRONISATION_NS = 300.0
 
-# For longer than torch's threads spin: 300,000 times (libgomp, env.c), 4 to 7 ms on an EPYC.
+# Longer than torch's threads spin: 300,000 times (libgomp, env.c), 4 to 7 ms on an EPYC.
 _SPIN_S = 0.02
 
 _N_TIMED = 7
 _N_WARM_UP = 2
 
-# Others of a load are kept where they take less than so much of what is there already: medians of
-# the same differ by more than a percent.
+# An alternative is chosen if it takes less than this fraction of the current choice: medians of
+# equal calls differ by more than a percent.
 _QUICKER = 0.97
 
 
@@ -55,7 +55,7 @@ def load_on_lanes(
 
 
 class _LaneLoad:
-    """One load of a Program on lanes that are planned and tried. Owner: one call."""
+    """One load of a Program on planned and tried lanes. Owner: one call."""
 
     def __init__(
         self, prepared: Prepared, backend: Backend, options: Options, fusion: Fusion | None
@@ -69,7 +69,7 @@ class _LaneLoad:
         self._kept = False
 
     def loaded(self) -> Executable:
-        """The executable, and what was chosen."""
+        """The executable, with the choice."""
         most = self._most_lanes()
         if most == 1:
             threads = "torch is set to one thread (torch.set_num_threads), or may run on one"
@@ -123,7 +123,7 @@ class _LaneLoad:
         return estimated_ns(program, machine.costs.memory_bytes_per_ns)
 
     def _measured_ns(self) -> tuple[float, ...]:
-        """Medians of executions with one thread on made-up inputs."""
+        """Median times of executions with one thread on made-up inputs."""
         with (
             weights_kept(self._prepared.bound),
             self._trial(self._one_lane) as run,
@@ -133,7 +133,7 @@ class _LaneLoad:
             return typical_ns(run, _N_TIMED)
 
     def _quickest(self, schedule: LaneSchedule, choice: LaneChoice) -> Executable:
-        """One lane with torch's threads, one with one thread, or lanes: the quickest by calls."""
+        """The quickest by calls: one lane with torch's threads or one thread, or several lanes."""
         as_torch = dataclasses.replace(choice, n_lanes=1, threads_of_a_launch=None)
         if self._estimated or schedule.predicted_ns > _QUICKER * schedule.sequential_ns:
             return self._made(None, as_torch)
@@ -151,10 +151,10 @@ class _LaneLoad:
         return self._made(None, dataclasses.replace(found, n_lanes=1, threads_of_a_launch=None))
 
     def _calls_ns(self, schedule: LaneSchedule) -> tuple[float, float, float]:
-        """What a call takes with torch's threads, with one thread, and on lanes.
+        """The time of a call with torch's threads, with one thread, and on lanes.
 
-        Torch's threads spin for milliseconds after each launch (libgomp, GOMP_SPINCOUNT), on the
-        processors that helpers need. So they have their turns when lanes have had theirs.
+        torch's threads spin for milliseconds after each launch (libgomp, GOMP_SPINCOUNT), on the
+        processors that helpers need. So they take their turns after lanes.
         """
         runs: list[Executable] = []
         with weights_kept(self._prepared.bound):
@@ -173,11 +173,11 @@ class _LaneLoad:
 
     @property
     def _one_lane(self) -> tuple[Lane, ...]:
-        """All launches in recorded order, of one thread each."""
+        """One lane of all launches in recorded order, with one thread each."""
         return (launch_lane(len(self._prepared.program.launches)),)
 
     def _trial(self, lanes: tuple[Lane, ...] | None) -> Executable:
-        """For executions that nobody asked for, which draw from generators of their own."""
+        """An executable for trial executions, which draw from separate generators."""
         prepared = dataclasses.replace(self._prepared, bound=self._alone.bound)
         run = Executable(
             prepared, place(prepared, self._backend, lanes), self._backend, fusion=self._fusion

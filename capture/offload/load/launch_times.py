@@ -1,4 +1,4 @@
-"""Durations of a Program's launches for planners: kept ones where all are known, else measured."""
+"""Durations of a Program's launches for planners: stored if all are known, else measured."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def check_costs(costs: object, *, plans: bool) -> None:
     """Check `load(costs=)`.
 
     Args:
-        costs: what was given.
+        costs: the option's value.
         plans: whether the load plans with durations of launches.
 
     Raises:
-        BindingError: it is no LaunchCosts, or the load plans nothing.
+        BindingError: it is no LaunchCosts, or the load does not plan with durations.
     """
     if costs is None:
         return
@@ -39,17 +39,17 @@ def known_or_measured_ns(
     program: Program,
     measure: Callable[[], Sequence[float]],
 ) -> tuple[tuple[float, ...], bool]:
-    """The duration of each launch in ns, and whether it was kept rather than measured.
+    """The duration of each launch in ns, and whether they were stored rather than measured.
 
     Args:
-        costs: what is kept; measured durations are added to it. None: everything is measured.
+        costs: stored durations, to which measured ones are added. None: everything is measured.
         machine: the name of the processor.
-        device: what launches run on, with all that their durations depend on.
-        program: whose launches.
-        measure: measures the launches, in their order.
+        device: the device of the launches, with all that their durations depend on.
+        program: the Program of the launches.
+        measure: measures the launches, in order.
 
     Raises:
-        CostModelError: the costs are of another machine. What `measure` raises is let through, and
+        CostModelError: the costs are of another machine. Errors of `measure` pass through, and
             nothing is added.
     """
     if costs is None:

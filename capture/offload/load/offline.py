@@ -1,4 +1,4 @@
-"""Loading what a device's own compiler has made."""
+"""Loads models made by a device's own compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller asks of a load, checked before anything runs."""
+"""Options of a load, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from offload.program import BoundProgram, Program
 from offload.timeline import Scheduling
 
 AUTO: Literal["auto"] = "auto"
-"""The budget that takes what memory is free; the fusion, and the lanes, that are quicker."""
+"""The budget of all free memory; fusion and lanes where they are quicker."""
 
 _WITH_COLLECTIVES = 2
-"""The lanes of a Program with collectives: launches, and what process groups exchange meanwhile."""
+"""The lanes of a Program with collectives: launches, and concurrent exchanges of process groups."""
 
 MOST_LANES = 64
-"""As many as the planner knows."""
+"""The limit of the planner."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked of one load; the words are those of `Captured.load`.
+    """The options of one load, with the names of `Captured.load`.
 
     Attributes:
-        scheduling: who delivers launches.
-        fuse: whether kernels take the place of launches, or only quicker ones.
-        budget: of all memory for weights, in bytes; None: they are used where they are.
-        is_streamed: some weights may have to be brought from a store.
-        verify: whether captured graphs are proved and launches are timed.
-        share_store: whether executables share what lies in the host's memory.
-        lanes: at most so many run launches at once, or with collectives 2: these run beside
+        scheduling: what delivers launches.
+        fuse: whether kernels replace launches, or only quicker kernels do.
+        budget: of all memory for weights, in bytes; None: they are used in place.
+        is_streamed: some weights may have to be copied from a store.
+        verify: whether captured graphs are proved and launches timed.
+        share_store: whether executables share weights in the host's memory.
+        lanes: the most lanes that run launches concurrently; 2 with collectives: these run beside
             launches; `auto`: several where that is quicker.
-        one_lane: why it is one whatever executions would show; empty: that is not known yet.
+        one_lane: why only one lane is possible; empty: not known yet.
         costs: kept durations of launches, by which lanes are planned; None: they are measured.
     """
 
@@ -62,11 +62,11 @@ def checked(
     *,
     lanes: int | Literal["auto"] = 1,
 ) -> Options:
-    """The options of a load, each checked against the Program and the backend.
+    """Check the options of a load against the Program and the backend.
 
     Raises:
         BackendUnavailable: the backend does not run such a Program, or not in this way.
-        BindingError: one of them is none, or they exclude one another.
+        BindingError: an option is invalid, or options exclude one another.
     """
     _refuse_foreign(bound.program, backend)
     refuse_with_ranks(
@@ -99,7 +99,7 @@ def checked(
 
 
 def _check_lanes(lanes: object) -> None:
-    """Refuse what is no number of lanes."""
+    """Refuse an invalid number of lanes."""
     is_number = isinstance(lanes, int) and not isinstance(lanes, bool)
     if not (is_number and 1 <= lanes <= MOST_LANES) and lanes != AUTO:  # type: ignore[operator]
         raise BindingError(
@@ -108,7 +108,7 @@ def _check_lanes(lanes: object) -> None:
 
 
 def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_streamed: bool) -> str:
-    """Why a Program runs on one lane, whatever it consists of; empty if it need not."""
+    """Why any Program runs on one lane with these options; empty if it need not."""
     if not _has_lanes(backend):
         return (
             f"device {backend.name!r} orders launches by itself, or its operators cannot be told "
@@ -123,7 +123,7 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
 
 
 def _one_order(bound: BoundProgram, how: Scheduling, *, is_streamed: bool) -> str:
-    """Why launches that could run at once keep their order; empty if they need not."""
+    """Why launches that could run concurrently keep their order; empty if they need not."""
     if how is Scheduling.HOST:
         return "the host delivers launches one by one"
     if is_streamed:
@@ -138,10 +138,10 @@ def _has_lanes(backend: Backend) -> bool:
 
 
 def _check_training(budget: object) -> None:
-    """Refuse what a step that trains is not loaded with yet.
+    """Refuse options that are not supported yet for a step that trains.
 
     Raises:
-        BindingError: naming the option, and why.
+        BindingError: an option is not supported; the message names it, and why.
     """
     if budget is not None:
         raise BindingError(
@@ -151,7 +151,7 @@ def _check_training(budget: object) -> None:
 
 
 def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:
-    """Refuse what is no way to fuse, or none of this device or of these weights."""
+    """Refuse an invalid way to fuse, or one unsupported by the device or for streamed weights."""
     if not isinstance(fuse, bool) and fuse != AUTO:
         raise BindingError(f"fuse: expected True, False or {AUTO!r}, got {fuse!r}")
     if fuse and not backend.capabilities.runs_kernels:
@@ -166,13 +166,13 @@ def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:
 
 
 def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | None]:
-    """The backend that a caller names, and which of its devices; None: it does not say.
+    """The backend that a caller names, and the index of its device; None: no index is named.
 
     Raises:
-        BackendUnavailable: there is none of this name.
+        BackendUnavailable: there is no backend of this name.
     """
     if isinstance(device, Backend):
-        if isinstance(device, type):  # which has all that a backend has
+        if isinstance(device, type):  # a class that has all that a backend has
             raise BackendUnavailable(f"no backend for device {device!r}: give one that was made")
         return device, None
     kind, index = backend_and_index(device)
@@ -180,7 +180,7 @@ def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | 
 
 
 def delivering(backend: Backend, scheduling: str) -> Backend:
-    """The backend that delivers as is asked: `dispatch` where one executes a model as a whole.
+    """The backend with the requested delivery: that of `dispatch` if another runs whole models.
 
     Raises:
         BindingError: there is no such scheduling.
@@ -220,10 +220,10 @@ def _refuse_foreign(program: Program, backend: Backend) -> None:
 
 
 def weight_streamer(bound: BoundProgram, backend: Backend) -> WeightStreamer:
-    """What brings the Program's weights from a store.
+    """The streamer of the Program's weights from a store.
 
     Raises:
-        BackendUnavailable: the device has nothing that does.
+        BackendUnavailable: the device has no streamer.
     """
     if backend.weights is not None:
         return backend.weights
@@ -239,7 +239,7 @@ def named_scheduling(name: str) -> Scheduling:
     """The Scheduling that a caller names; `auto` is that of one task.
 
     Raises:
-        BindingError: there is none of this name.
+        BindingError: there is no scheduling of this name.
     """
     try:
         return Scheduling.OFFLOAD if name == AUTO else Scheduling(name)

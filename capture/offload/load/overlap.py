@@ -1,7 +1,7 @@
 """`load(lanes=...)` with collectives: exchanged while launches run, where that is quicker.
 
-All ranks measure at once: launches and exchanges in recorded order, and then calls in turns. What
-decides are the slowest rank's times, which are the same on all ranks, and so is the decision.
+All ranks measure at once: launches and exchanges in recorded order, and then calls in turns. The
+slowest rank's times, which are the same on all ranks, decide, so that the decision is too.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from offload.timeline import SpanKind
 _N_TIMED = 7
 _N_WARM_UP = 2
 
-# An order is kept where it takes less than so much of the recorded one: medians of the same differ
-# by more than a percent.
+# An order is chosen if it takes less than this fraction of the recorded order: medians of equal
+# calls differ by more than a percent.
 _QUICKER = 0.97
 
-# The feature map of an order may have so many times the bytes of that of the recorded order.
+# An order's feature map may be this many times as large as that of the recorded order.
 _MOST_BYTES = 2.0
 
-# Of an exchange that could not be timed: assumptions of the order of gloo's on one machine, never
+# For an exchange that could not be timed: assumptions of the order of gloo's on one machine, never
 # measurements.
 _EXCHANGE_NS = 200_000.0
 _EXCHANGE_BYTES_PER_NS = 1.0
@@ -90,7 +90,7 @@ class _OverlapLoad:
         self._recorded_bytes = self._plan(bound).feature_map_bytes
 
     def loaded(self) -> Executable:
-        """The executable, in the order that was chosen."""
+        """The executable, in the chosen order."""
         estimated = self._untimed()
         times = self._estimates() if estimated else self._measured()
         orders = overlap_collectives(self._bound.program, times)
@@ -120,16 +120,16 @@ class _OverlapLoad:
         return self._made(order if moved < _QUICKER * recorded else orders[-1], choice)
 
     def _untimed(self) -> str:
-        """Why executions on made-up inputs tell nothing, or could end on one rank alone.
+        """Why executions on made-up inputs show nothing, or could end on one rank alone.
 
-        Empty on all ranks, or on none.
+        Empty on all ranks or on no rank.
         """
         why = self._alone.refusal or _may_end(self._bound.program)
         (is_refused,) = self._ranks.largest([float(bool(why))])
         return why or ("another rank could not time its launches" if is_refused else "")
 
     def _measured(self) -> CollectiveTimes:
-        """What launches and exchanges take, by executions in recorded order on all ranks."""
+        """The times of launches and exchanges, from executions in recorded order on all ranks."""
         program = self._bound.program
         run = self._trial(self._trials)
         try:
@@ -169,7 +169,7 @@ class _OverlapLoad:
         )
 
     def _within_memory(self, orders: Sequence[CollectiveOrder]) -> tuple[CollectiveOrder, int]:
-        """The quickest order whose feature map is not much larger, and the bytes of that."""
+        """The quickest order whose feature map is not much larger, and that map's bytes."""
         for order in orders[:-1]:
             plan = self._plan(self._in_order(self._bound, order))
             if plan.feature_map_bytes <= _MOST_BYTES * self._recorded_bytes:
@@ -177,7 +177,7 @@ class _OverlapLoad:
         return orders[-1], self._recorded_bytes
 
     def _calls_ns(self, recorded: CollectiveOrder, moved: CollectiveOrder) -> list[float]:
-        """What calls take in both orders on the slowest rank."""
+        """The times of calls in both orders on the slowest rank."""
         runs: list[Executable] = []
         with weights_kept(self._bound):
             try:
@@ -200,7 +200,7 @@ class _OverlapLoad:
         return place(self._backend.prepare(bound), self._backend)
 
     def _trial(self, bound: BoundProgram) -> Executable:
-        """For executions that nobody asked for, which draw from generators of their own."""
+        """An executable for trial executions, which draw from separate generators."""
         prepared = self._backend.prepare(bound)
         plan = place(prepared, self._backend)
         return Executable(prepared, plan, self._backend, fusion=self._fusion)
@@ -222,7 +222,7 @@ class _OverlapLoad:
 def _times(
     program: Program, launch_ns: Sequence[float], transfer_ns: dict[int, float]
 ) -> CollectiveTimes:
-    """A launch that waits has no time of its own: it ends when the exchange has."""
+    """The times of a Program; a wait has no time itself: it ends with the exchange."""
     return CollectiveTimes(
         tuple(
             0.0 if launch.waits else ns

@@ -1,8 +1,8 @@
 """The whole chain: a Program is fused, prepared, planned, instantiated and proved.
 
-`options` has what the caller asked for, checked, `switched` what the environment asks; `budget`
-plans weights that are streamed, `lanes` threads that run launches at once, `overlap` collectives
-that are exchanged while launches run.
+`options` has the caller's checked options, `switched` those of the environment; `budget` plans
+streamed weights, `lanes` threads that run launches concurrently, `overlap` collectives that are
+exchanged while launches run.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def load_program(
     groups: Mapping[str, Any] | None = None,
     costs: LaunchCosts | None = None,
 ) -> Executable:
-    """Make a Program resident; the arguments are those of `Captured.load`, `name` is for people.
+    """Make a Program resident; the arguments are those of `Captured.load`; `name` is for the user.
 
     Raises:
         BackendUnavailable, CaptureError, BindingError, PlanError, FileError, ExecutionError: as
@@ -87,7 +87,7 @@ def load_program(
 def _fused(
     bound: BoundProgram, options: Options, load: Loading
 ) -> tuple[BoundProgram, Fusion | None]:
-    """The Program with kernels in the place of launches, where that is wanted.
+    """The Program with kernels in place of launches, if requested.
 
     Under a budget there is no packing: panels would take as many bytes beside it.
     """
@@ -105,7 +105,7 @@ def _fused(
 
 
 def _prepared(bound: BoundProgram, backend: Backend, options: Options) -> Prepared:
-    """Prepared, and without what only a proof would bear out if there is to be none."""
+    """The prepared Program, without parts that rely on a proof if there is to be no proof."""
     prepared = backend.prepare(bound)
     if options.verify or prepared.prepare_unproved is None:
         return prepared
@@ -115,7 +115,7 @@ def _prepared(bound: BoundProgram, backend: Backend, options: Options) -> Prepar
 def _resident(
     bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
 ) -> Executable:
-    """With all weights in memory."""
+    """The executable with all weights in memory."""
     prepared = _prepared(bound, backend, options)
     plan = place(prepared, backend)
     if backend.lanes is not None and options.lanes != 1 and not options.one_lane:
@@ -128,7 +128,7 @@ def _resident(
 def _streamed(
     bound: BoundProgram, backend: Backend, options: Options, fusion: Fusion | None
 ) -> Executable:
-    """With weights from a store, which launches are timed for where a budget is short."""
+    """The executable with weights from a store; launches are timed if the budget is short."""
     streamer = weight_streamer(bound, backend)
     prepared = _prepared(bound, backend, options)
     plan = place(prepared, backend)

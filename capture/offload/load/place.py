@@ -1,4 +1,4 @@
-"""Placement of a prepared Program, by what its backend says of lifetimes and of the device."""
+"""Placement of a prepared Program, by its backend's data on lifetimes and the device."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from offload.plan.steps import Lane
 def place(
     prepared: Prepared, backend: Backend, launch_lanes: tuple[Lane, ...] | None = None
 ) -> Plan:
-    """Where a prepared Program's Values lie in the feature map of this backend's device.
+    """Place a prepared Program's Values in the feature map of this backend's device.
 
-    `launch_lanes`: on which launches run; None: one after the other, or as the device's graph says.
+    `launch_lanes`: the lanes of launches; None: one after another, or as in the device's graph.
     """
     graph, program = prepared.graph, prepared.program
     lifetimes = None if graph is None else graph_lifetimes(program, graph)

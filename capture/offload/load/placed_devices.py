@@ -1,4 +1,4 @@
-"""The devices of a placement: their backends, the memories that tensors lie in, and the links."""
+"""The devices of a placement: their backends, the memories of tensors, and the links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offload.run.transfers import Memory, Piece, copy_pieces
 
 Device = str | torch.device | Backend
 
-# Devices that share memory: what one has made the other reads where it is.
+# For devices that share memory: one reads the other's results in place.
 SHARED_BYTES_PER_SECOND = 1e18
 
 _SMALL_BYTES, _LARGE_BYTES = 1 << 16, 1 << 23
@@ -33,10 +33,10 @@ class PlacedDevices:
     """The devices of one load.
 
     Attributes:
-        names: for people, with their place where several are the same.
+        names: for the user, with their position where several are equal.
         backends: of each.
-        memories: of each; devices that share one have the same object.
-        home: the first device that has the memory which the Program was recorded in.
+        memories: of each; devices that share memory have the same object.
+        home: the first device with the memory in which the Program was recorded.
     """
 
     names: tuple[str, ...]
@@ -46,7 +46,7 @@ class PlacedDevices:
 
     @property
     def has_others(self) -> bool:
-        """Whether a device has memory of its own."""
+        """Whether any device has separate memory."""
         return any(one is not self.memories[self.home] for one in self.memories)
 
     def shares(self, at: int) -> bool:
@@ -58,8 +58,8 @@ def placed_devices(program: Program, devices: Sequence[Device]) -> PlacedDevices
     """The devices that a caller names.
 
     Raises:
-        BackendUnavailable: a device is not there, or none of them has the memory that the Program
-            was recorded in.
+        BackendUnavailable: a device is missing, or no device has the memory in which the Program
+            was recorded.
     """
     backends, places = [], []
     for device in devices:
@@ -101,27 +101,27 @@ def _index(kind: str, index: int | None) -> int:
 
 
 def _tensor_device(program: Program, backend: Backend, index: int | None) -> torch.device:
-    """Where the tensors of a device lie.
+    """The device of torch on which a device's tensors lie.
 
     Raises:
-        BackendUnavailable: the device is not there.
+        BackendUnavailable: the device is missing.
     """
     kind = backend.records()
     if kind == "cpu":
         return torch.device("cpu")
     if index is None and kind == program.device:
         index = program.device_index
-    backend.machine(index)  # which says what is missing
+    backend.machine(index)  # raises, naming what is missing
     return torch.device(kind, _index(kind, index))
 
 
 def measured_links(devices: PlacedDevices, hand_over_ns: float) -> dict[tuple[int, int], Link]:
-    """What transfers between devices take: nothing but the hand-over where they share memory.
+    """The costs of transfers between devices: only the hand-over where they share memory.
 
-    Between two memories two sizes are copied, as executions copy.
+    Between two memories two sizes are timed, copied as in executions.
 
     Raises:
-        OutOfMemory: a device has no room for what is copied.
+        OutOfMemory: a device has no room for the copies.
     """
     found: dict[tuple[Memory, Memory], Link] = {}
     links = {}
@@ -151,7 +151,7 @@ def _measured(origin: Memory, target: Memory, hand_over_ns: float) -> Link:
 def _copy_ns(origin: Memory, target: Memory, size_bytes: int) -> float:
     piece = Piece(origin.bytes(size_bytes), target.bytes(size_bytes), size_bytes)
     if origin.is_host:
-        piece.source.zero_()  # pages that were never written are all one page
+        piece.source.zero_()  # unwritten pages are all the same page
     times = []
     for _ in range(_N_COPIES + 1):
         begin_ns = time.perf_counter_ns()
@@ -161,7 +161,7 @@ def _copy_ns(origin: Memory, target: Memory, size_bytes: int) -> float:
 
 
 def link_lines(devices: PlacedDevices, links: Mapping[tuple[int, int], Link]) -> list[str]:
-    """What was measured between memories, for people."""
+    """The measured links between memories as lines for the user."""
     told = {}
     for (one, other), link in links.items():
         origin, target = devices.memories[one], devices.memories[other]

@@ -21,20 +21,19 @@ from offload.run.transfers import Memory
 from offload.run.weight_copies import WeightCopies
 
 LoadSegment = Callable[[BoundProgram, Backend], Executable]
-"""Loads a Program on a device as a load of that device alone does."""
+"""Loads a Program on a device as a load on that device alone does."""
 
-# Where segments may be moved, one takes no more than such a part of all, nor less than several
-# hand-overs.
+# Where segments may be moved, each takes at most this part of all, but at least several hand-overs.
 _N_PARTS = 8
 _LEAST_HAND_OVERS = 4
 
 
 class CannotRun(CaptureError):
-    """A device with memory of its own cannot run a segment that was placed on it.
+    """A device with separate memory cannot run a segment that was placed on it.
 
     Attributes:
-        device: which.
-        launches: of the segment.
+        device: that device.
+        launches: those of the segment.
     """
 
     def __init__(self, message: str, device: int, launches: Sequence[int]) -> None:
@@ -44,13 +43,13 @@ class CannotRun(CaptureError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedGroup:
-    """Tasks that are executed as one.
+    """Tasks that are executed together.
 
     Attributes:
         tasks: of the placement.
-        launches: of them, ascending.
-        planned: the device that the placement has found.
-        part: the launches as a Program by themselves, for the recorded device.
+        launches: of the tasks, ascending.
+        planned: the device in the placement.
+        part: the launches as a separate Program for the recorded device.
     """
 
     tasks: tuple[int, ...]
@@ -60,7 +59,7 @@ class PlacedGroup:
 
 
 def part_on(devices: PlacedDevices, copies: WeightCopies, part: Slice, device: int) -> BoundProgram:
-    """What a device executes of a slice: itself, or as it is in the device's own memory.
+    """The Program that a device executes of a slice, retargeted if its memory is separate.
 
     Raises:
         OutOfMemory: the device has no room for its weights.
@@ -127,11 +126,11 @@ def _groups(
 def _merged(
     groups: Sequence[tuple[int, ...]], devices: PlacedDevices, placement: TaskPlacement
 ) -> list[tuple[int, ...]]:
-    """Segments in a row together, where that saves transfers more than these would wait.
+    """Merge consecutive segments where that saves transfers more time than they then wait.
 
-    Segments end where something is sent, so that it is sent early. A next one on the same device
-    that waits for nothing else, sends to the same memories, and takes no longer than the overhead
-    of a transfer, is better sent with it.
+    Segments end where data are sent, so that they are sent early. If the next segment on the same
+    device waits for nothing else, sends to the same memories, and takes no longer than the overhead
+    of a transfer, sending its data together is better.
     """
     graph, at = placement.graph, placement.processors
     found: list[tuple[int, ...]] = []
@@ -173,7 +172,7 @@ def _is_merged(
 
 
 def _whole(bound: BoundProgram) -> Slice:
-    """All launches, called as the Program is."""
+    """The slice of all launches, called as the Program is."""
     inputs = tuple(view.value for view in bound.program.inputs)
     return Slice(bound, inputs, (), tuple(range(len(bound.program.values))))
 
@@ -189,10 +188,10 @@ def load_segments(
 ) -> list[PlacedSegment]:
     """Load each segment on its device, and on the others where it may be moved there.
 
-    What was loaded is closed where another one fails.
+    If a load fails, loaded segments are closed.
 
     Raises:
-        CannotRun: a device with memory of its own cannot run what was placed on it.
+        CannotRun: a device with separate memory cannot run a segment that was placed on it.
     """
     group_of = {task: at for at, group in enumerate(groups) for task in group.tasks}
     segments: list[PlacedSegment] = []
@@ -229,7 +228,7 @@ def _loaded(
     copies: WeightCopies,
     load: LoadSegment,
 ) -> Executable | None:
-    """A segment on a device; None: it cannot run there, and was not placed there either."""
+    """Load a segment on a device; None: it cannot run there, and was not placed there."""
     bound = part_on(devices, copies, group.part, device)
     try:
         return load(bound, devices.backends[device])
@@ -245,7 +244,7 @@ def _loaded(
 def copies_used(
     segments: Sequence[PlacedSegment], devices: PlacedDevices
 ) -> set[tuple[int, Memory]]:
-    """The weights that segments read in memories of devices' own."""
+    """The weights that segments read in separate memories of devices."""
     return {
         (one.slice.values[at], devices.memories[device])
         for one in segments

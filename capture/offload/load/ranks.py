@@ -1,4 +1,4 @@
-"""Loading a Program whose ranks exchange tensors: all load at once, and hold theirs together."""
+"""Loads a Program whose ranks exchange tensors: all ranks load together and compare programs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _SHOWN = 160
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LoadedTogether:
-    """One rank's part of a load that all ranks of a Program's groups make at once.
+    """One rank's part of a load that all ranks of a Program's groups make together.
 
     Attributes:
-        bound: the Program over the groups of this process.
+        bound: the Program over this process's groups.
         rendezvous: where the ranks meet; None: the Program has no groups.
     """
 
@@ -31,11 +31,11 @@ class LoadedTogether:
     rendezvous: Rendezvous | None = None
 
     def largest(self, numbers: Sequence[float]) -> list[float]:
-        """Exchange numbers with the other ranks; gives the largest of each, the same on all ranks.
+        """Exchange numbers with the other ranks; return the largest of each, the same on all ranks.
 
         Raises:
             CaptureError: another rank refuses.
-            ExecutionError: one does not come in time.
+            ExecutionError: a rank does not arrive in time.
         """
         if self.rendezvous is None:
             return list(numbers)
@@ -46,7 +46,7 @@ class LoadedTogether:
 def loaded_together(
     bound: BoundProgram, groups: Mapping[str, Any] | None, name: str, how: str = ""
 ) -> Iterator[LoadedTogether]:
-    """Load with the other ranks of a Program's groups; what one refuses, all do.
+    """Load with the other ranks of a Program's groups; if a rank refuses, all do.
 
     Args:
         bound: what is loaded.
@@ -55,13 +55,13 @@ def loaded_together(
         how: it is loaded, where ranks must ask for the same.
 
     Returns:
-        The Program over the groups of here, to be loaded in the block, and what ranks tell one
-        another meanwhile.
+        The Program over the groups of this process, to be loaded in the block, and the exchange
+        between ranks meanwhile.
 
     Raises:
-        BindingError: a group is not here, or is another than that of the recording; or groups are
-            given that are none of the Program's.
-        CaptureError: another rank's program has other collectives, or that rank refused.
+        BindingError: a group is missing here, or differs from the recorded one; or groups are given
+            that the Program does not have.
+        CaptureError: another rank's program has other collectives, or another rank refused.
         ExecutionError: another rank does not load in time.
     """
     names = find_groups(bound.program.groups, groups)
@@ -87,14 +87,14 @@ def loaded_together(
 
 
 def refuse_with_ranks(program: Program, **options: object) -> None:
-    """Refuse what the executions of one rank alone would decide.
+    """Refuse options that executions of a single rank would decide.
 
     Args:
-        program: what is loaded.
-        **options: those of the load, by name; None and False: it is not asked for.
+        program: the Program to load.
+        **options: those of the load, by name; None and False: not requested.
 
     Raises:
-        BindingError: the Program has collectives, and one of the options is asked for.
+        BindingError: the Program has collectives, and one of the options is requested.
     """
     for option, value in options.items():
         if program.groups and value is not None and value is not False:
@@ -106,7 +106,7 @@ def refuse_with_ranks(program: Program, **options: object) -> None:
 
 
 def _renamed(program: Program, here: Mapping[str, Group]) -> Program:
-    """The Program with the groups of here in the place of the recorded ones."""
+    """The Program with this process's groups in place of the recorded ones."""
     if all(name == one.name for name, one in here.items()):
         return program
     launches = tuple(
@@ -126,7 +126,7 @@ def _with_group(launch: Launch, here: Mapping[str, Group]) -> tuple[Argument, ..
 
 
 def _summaries(program: Program) -> list[Meeting]:
-    """For each group, and each two ranks that send to one another, what is done there in all."""
+    """A summary of all exchanges for each group, and for each pair of ranks that send messages."""
     groups = {one.name: one for one in program.groups}
     done: dict[str, list[Meeting]] = defaultdict(list)
     for launch in program.launches:

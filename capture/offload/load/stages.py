@@ -29,13 +29,13 @@ from offload.run import Executable
 from offload.run.stage_executable import StageExecutable
 
 _MOST_BYTES_PER_S = 1e12
-"""Of a link whose large messages took no longer than small ones."""
+"""The bandwidth of a link whose large messages took no longer than small ones."""
 
 _N_WARM_UP = 2
 _N_TIMED = 7
 
 LoadStage = Callable[[BoundProgram], Executable]
-"""Loads a stage as a load of a Program by itself does."""
+"""Loads a stage as a load of a separate Program does."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Pipeline:
     """A load in stages: each rank of a group loads one, and micro-batches pass through all.
 
     Attributes:
-        micro_batches: how many micro-batches a call has; the recorded call is one.
+        micro_batches: the number of micro-batches of a call; the recorded call is one.
         group: the process group of `torch.distributed` whose ranks have the stages, in its order;
-            None: the default one.
+            None: the default group.
     """
 
     micro_batches: int
@@ -59,13 +59,13 @@ def load_stage(
 
     Args:
         bound: the whole Program, the same on all ranks.
-        asked: the group, and how many micro-batches a call has.
+        asked: the group, and the number of micro-batches of a call.
         load: loads the stage.
-        name: of the Program, for people.
+        name: of the Program, for the user.
         progress: of timing launches.
 
     Raises:
-        BindingError: there is no group, this rank is none of it, the number of micro-batches is not
+        BindingError: there is no group, this rank is not in it, the number of micro-batches is not
             positive, or the Program cannot be executed in stages.
         CaptureError: another rank refuses, or has another Program.
         PlanError, OutOfMemory, ExecutionError: as `Captured.load`.
@@ -97,7 +97,7 @@ def load_stage(
 
 
 def refuse_beside_pipeline(asked: object, **options: object) -> None:
-    """Refuse what a load in stages has none of.
+    """Refuse options that a load in stages does not have.
 
     Raises:
         BindingError: `asked` is no Pipeline, or one of the options is given.
@@ -144,7 +144,7 @@ def _check_stageable(program: Program) -> None:
 
 
 def _summary(program: Program, asked: Pipeline) -> str:
-    """What all ranks must have: the same launches over the same Values."""
+    """A summary that must be equal on all ranks: the same launches over the same Values."""
     told = repr([(one.name, one.arguments, one.results) for one in program.launches])
     digest = hashlib.sha256(f"{told}{program.values}".encode()).hexdigest()[:16]
     return (
@@ -154,10 +154,10 @@ def _summary(program: Program, asked: Pipeline) -> str:
 
 
 def _launch_ns(bound: BoundProgram) -> tuple[float, ...]:
-    """What launches take by executions on this rank; of weights in files an estimate from bytes."""
+    """The times of launches by executions on this rank; estimates if weights are in files."""
     backend = find_backend("cpu")
     estimates = estimated_ns(bound.program, backend.machine().costs.memory_bytes_per_ns)
-    if bound.bindings.stored:  # most of which are read on other ranks alone
+    if bound.bindings.stored:  # most of them are read only on other ranks
         return estimates
     try:
         prepared = backend.prepare(bound)
@@ -172,7 +172,7 @@ def _launch_ns(bound: BoundProgram) -> tuple[float, ...]:
 
 
 def _link(group: Group, ranks: LoadedTogether) -> Link:
-    """What messages take, as the first two ranks have timed them; the same on all ranks."""
+    """The cost of messages, as timed by the first two ranks; the same on all ranks."""
     if len(group.ranks) == 1:
         return Link(bytes_per_second=_MOST_BYTES_PER_S, overhead_ns=0.0)
     (few_bytes, _), (many_bytes, _) = timed = round_trips_ns(group)

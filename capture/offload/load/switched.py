@@ -1,4 +1,4 @@
-"""What the environment asks of one load: OFFLOAD_DEBUG and OFFLOAD_DUMP."""
+"""Options of a load from the environment: OFFLOAD_DEBUG and OFFLOAD_DUMP."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from offload.run.told_executable import tell_executions
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Switched:
-    """What is asked of one load.
+    """The environment's options for one load.
 
     Attributes:
-        name: of what is loaded, for people.
-        level: how much is said.
-        dump: the folder that keeps it; None: nothing is kept.
+        name: of the load, for the user.
+        level: the verbosity.
+        dump: the folder for its output; None: no output.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Switched:
     dump: Dump | None
 
     def done(self, recorded: BoundProgram, run: Executable, *, verify: bool) -> Executable:
-        """Say and keep what was loaded; the executable, which is closed if that fails.
+        """Report and dump a load; return the executable, which is closed if that fails.
 
         Args:
-            recorded: before it was fused and prepared.
-            run: what was made of it.
-            verify: proofs at load were not left out.
+            recorded: the Program before it was fused and prepared.
+            run: its executable.
+            verify: proofs at load were not omitted.
 
         Raises:
             FileError: the folder cannot be written to.
@@ -64,10 +64,10 @@ class Switched:
 
 @contextlib.contextmanager
 def switched(name: str) -> Iterator[Switched]:
-    """Read the environment before a load, and take a folder for it; given up if the block raises.
+    """Read the environment before a load, and reserve a folder; removed if the block raises.
 
     Raises:
-        BindingError: OFFLOAD_DEBUG is no level.
+        BindingError: OFFLOAD_DEBUG is not a level.
         FileError: the folder of OFFLOAD_DUMP cannot be written to.
     """
     level, folder = debug_level(), dump_folder()

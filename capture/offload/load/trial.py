@@ -1,7 +1,7 @@
-"""Executions that nobody asked for, on made-up inputs: whether they work, and what they take.
+"""Trial executions on made-up inputs: whether they work, and how long they take.
 
-The executable draws from generators of its own (`own_generators.drawing_alone`), and weights that
-are written are put back.
+The executable draws from separate generators (`own_generators.drawing_alone`), and written weights
+are restored.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from offload.run import Executable
 from offload.run.ticket import Ticket
 from offload.timeline import SpanKind, Timeline
 
-# Of launches that nobody has timed, besides what they read and write.
+# The assumed time of an untimed launch besides its reads and writes.
 _LAUNCH_NS = 1_000.0
 
-# Calls in turns: what a turn takes, of calls that are timed and of those before them.
+# Calls in turns: the duration of a turn's timed calls, and of the untimed calls before them.
 _TURN_NS, _BEFORE_NS = 2e6, 1.5e6
-_TURNS_NS = 4e8  # of all together, where these are more than the least
+_TURNS_NS = 4e8  # of all turns, if more than the minimum
 _LEAST_TURNS, _MOST_TURNS = 5, 40
 _WARM_UP = 2
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
-_ROUNDS_NS = 5e8  # of executions, where these are more than the least
+_ROUNDS_NS = 5e8  # of executions, if more than the minimum
 
 
 class Called(Protocol):
-    """What is called as its program is."""
+    """A callable with the arguments of its program."""
 
     @property
     def bound(self) -> BoundProgram:
-        """The program with the live objects that it stands for."""
+        """The program with its live objects."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute."""
@@ -51,11 +51,11 @@ class Called(Protocol):
 
 
 def execute_made_up(run: Executable, n_executions: int) -> None:
-    """Execute on made-up inputs; weights that are written are put back.
+    """Execute on made-up inputs; written weights are restored.
 
     Raises:
         BindingError: a guard refuses the inputs.
-        ExecutionError: a launch does.
+        ExecutionError: a launch fails on them.
     """
     call = made_up_call(run)
     with weights_kept(run.bound), _gradients_as_needed(run):
@@ -65,13 +65,13 @@ def execute_made_up(run: Executable, n_executions: int) -> None:
 
 
 def _gradients_as_needed(*runs: Called) -> contextlib.AbstractContextManager[None]:
-    """Gradients are off for a trial, of which nobody is warned, but for steps that train."""
+    """Switch gradients off for a trial, without warnings, except for steps that train."""
     trains = any(run.bound.bindings.before_execution is not None for run in runs)
     return contextlib.nullcontext() if trains else torch.no_grad()
 
 
 def made_up_call(run: Called) -> Callable[[], object]:
-    """A call of an executable with made-up inputs, which are the same each time."""
+    """A call of an executable with made-up inputs, the same each time."""
     args, kwargs = _made_up_arguments(run)
     return lambda: run(*args, **kwargs)
 
@@ -91,7 +91,7 @@ def _made_up_arguments(run: Called) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def made_up_stream(run: Called, n_executions: int) -> Callable[[], object]:
-    """So many submissions with made-up inputs, and the wait for all of them."""
+    """`n_executions` submissions with made-up inputs, and the wait for all of them."""
     args, kwargs = _made_up_arguments(run)
 
     def stream() -> None:
@@ -102,9 +102,9 @@ def made_up_stream(run: Called, n_executions: int) -> Callable[[], object]:
 
 
 def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
-    """What calls on made-up inputs take, in nanoseconds, each executable in turn.
+    """The times of calls on made-up inputs, in nanoseconds, each executable in turn.
 
-    Where the device queues work, what submissions take until it has ended there.
+    On a device that queues work, the times of submissions until the device has finished.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
@@ -129,11 +129,11 @@ def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
 def taken_anew_in_turns_ns(
     what: str, runs: Sequence[tuple[Executable, Callable[[], None]]]
 ) -> list[list[int]]:
-    """As `taken_in_turns_ns`, of submissions and the wait for their end.
+    """As `taken_in_turns_ns`, for submissions and the wait for their end.
 
     Args:
-        what: is said while it lasts.
-        runs: each executable, and what is called before each of its executions, untimed.
+        what: shown as progress.
+        runs: each executable, and a function called before each of its executions, untimed.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
@@ -157,7 +157,7 @@ def taken_anew_in_turns_ns(
 
 
 def quickest_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
-    """What each launch takes at least, in nanoseconds, waits for weights left out.
+    """The least time of each launch, in nanoseconds, without waits for weights.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
@@ -168,7 +168,7 @@ def quickest_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
 
 
 def typical_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
-    """What each launch takes in the median, in nanoseconds; the executable has been executed.
+    """The median time of each launch, in nanoseconds; the executable was executed before.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
@@ -180,7 +180,7 @@ def typical_ns(run: Executable, n_executions: int) -> tuple[float, ...]:
 
 
 def estimated_ns(program: Program, memory_bytes_per_ns: float) -> tuple[float, ...]:
-    """What each launch may take, from the bytes that it reads and writes; of tables, of rows."""
+    """The estimated time of each launch, from bytes read and written; for tables, of rows."""
     tables = row_reads(program)
     sizes_bytes = [
         tables[value.index].most_bytes if value.index in tables else value.size_bytes
@@ -199,12 +199,11 @@ def calls_in_turns_ns(
     made_up: Callable[[Called], Callable[[], object]] = made_up_call,
     agree: Callable[[Sequence[float]], list[float]] = list,
 ) -> list[float]:
-    """What a call takes in the median where calls follow one another, in nanoseconds.
+    """The median time of a call among consecutive calls, in nanoseconds.
 
-    Executables have their turns one after the other, so that what disturbs the machine meets all of
-    them; a turn begins with calls that are not timed. `what` is said while it lasts; `made_up`
-    makes what is called. `agree` makes what each rank has measured the same on all ranks, which
-    then make equally many calls.
+    Executables take turns, so that disturbances of the machine affect all of them; a turn begins
+    with untimed calls. `what` is shown as progress; `made_up` makes the calls. `agree` makes the
+    measurements of ranks equal on all ranks, which then make equally many calls.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
@@ -214,7 +213,7 @@ def calls_in_turns_ns(
 
 
 def call_and_submission_ns(run: Executable, n_calls: int) -> tuple[float, float]:
-    """What a call takes in the median, and what a submission and the wait for it do.
+    """The median times of a call, and of a submission with its wait.
 
     Raises:
         BindingError, ExecutionError: as `execute_made_up`.
@@ -269,7 +268,7 @@ def _time_ns(call: Callable[[], object]) -> int:
 
 
 def launch_times_ns(timeline: Timeline) -> dict[int, list[int]]:
-    """By launch, what it took in each execution of a timeline, in nanoseconds."""
+    """The times of each launch in the executions of a timeline, in nanoseconds."""
     times: dict[int, list[int]] = {}
     for execution in timeline.executions:
         for span in execution.of_kind(SpanKind.LAUNCH):
@@ -279,7 +278,7 @@ def launch_times_ns(timeline: Timeline) -> dict[int, list[int]]:
 
 @contextlib.contextmanager
 def weights_kept(bound: BoundProgram) -> Iterator[None]:
-    """Put back weights in memory that the Program writes."""
+    """Restore weights in memory that the Program writes."""
     written = {index for launch in bound.program.launches for index in launch.writes}
     storages = [
         tensors[0].untyped_storage()

@@ -1,4 +1,4 @@
-"""What devices draw, where they tell: the processor by RAPL, NVIDIA's GPUs by NVML."""
+"""The power of devices that report it: the processor by RAPL, NVIDIA's GPUs by NVML."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from offload.load.device_options import Watts
 from offload.load.placed_devices import PlacedDevices
 from offload.run.transfers import Memory
 
-# Counters of packages: Documentation/power/powercap/powercap.rst of Linux.
+# Counters of packages: Linux's Documentation/power/powercap/powercap.rst.
 POWERCAP = Path("/sys/class/powercap")
 
 _IDLE_S, _BUSY_S = 0.2, 0.3
-_WIDTH = 1024  # of the matrices that are multiplied meanwhile
+_WIDTH = 1024  # of the matrices multiplied meanwhile
 _GIVE = "give watts=[offload.Watts(idle=, busy=), ...], one for each device"
 
 
 def measured_watts(devices: PlacedDevices) -> tuple[tuple[Watts, ...], list[str]]:
-    """What each device draws idle and multiplying matrices, and how that was read, for people.
+    """The power of each device idle and multiplying matrices, and the method, for the user.
 
-    Devices that share the host's memory are parts of one processor: each has its share of what that
-    draws idle, and all that it draws beyond while it is busy.
+    Devices that share the host's memory are parts of one processor: each has its share of the
+    processor's idle power, and all of its additional power while it is busy.
 
     Raises:
-        BindingError: a device does not tell; the message says what could not be read.
+        BindingError: a device does not report its power; the message says what could not be read.
     """
     found: dict[Memory, Watts] = {}
     notes = []
@@ -62,10 +62,10 @@ def _share(whole: Watts, n_devices: int) -> Watts:
 def rapl_watts(
     be_idle: Callable[[], object], be_busy: Callable[[], object], root: Path = POWERCAP
 ) -> Watts:
-    """What all packages draw while two functions run.
+    """The power of all packages while two functions run.
 
     Args:
-        be_idle: takes some time, which is measured.
+        be_idle: takes some time, during which power is measured.
         be_busy: likewise.
         root: has a folder `intel-rapl:N` for each package (AMD's as well).
 
@@ -91,7 +91,7 @@ def _drawn_watts(packages: list[Path], function: Callable[[], object]) -> float:
     total_uj = 0
     for one, before in zip(packages, begin, strict=True):
         drawn_uj = int(_text(one / "energy_uj")) - before
-        if drawn_uj < 0:  # the counter has begun again
+        if drawn_uj < 0:  # the counter has wrapped around
             drawn_uj += int(_text(one / "max_energy_range_uj")) + 1
         total_uj += drawn_uj
     return total_uj * 1e3 / took_ns
@@ -107,10 +107,10 @@ def _text(path: Path) -> str:
 
 
 def nvml_watts(library: Any, bus_id: str, be_busy: Callable[[], object]) -> Watts:
-    """What a GPU draws before and right behind a function.
+    """The power of a GPU before and right after a function.
 
-    NVML tells the mean of the last second, or of less on older GPUs (nvml.h,
-    `nvmlDeviceGetPowerUsage`): what it draws busy is told too low, not too high.
+    NVML reports the mean of the last second, or of less on older GPUs (nvml.h,
+    `nvmlDeviceGetPowerUsage`): busy power is reported too low, never too high.
 
     Args:
         library: libnvidia-ml.
@@ -157,7 +157,7 @@ def _bus_id(device: torch.device) -> str:
 
 
 def _busy(device: torch.device) -> Callable[[], None]:
-    """Multiplies matrices for a while."""
+    """Return a function that multiplies matrices for a while."""
 
     def multiply() -> None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The compiled modules, and the check that they fit the torch that is installed.
+"""The compiled modules, and the check that they fit the installed torch.
 
 `_planner` needs no torch. `_native` is linked against it: torch is imported first.
 """
@@ -10,7 +10,7 @@ from types import ModuleType
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import what is asked for the first time (PEP 562)."""
+    """Import a module at its first use (PEP 562)."""
     if name != "_native":
         raise AttributeError(f"module 'offload.native' has no attribute {name!r}")
     importlib.import_module("torch")

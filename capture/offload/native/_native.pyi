@@ -1,4 +1,4 @@
-"""The compiled part of offload. Contracts stand in native/**/*.hpp."""
+"""The compiled part of offload. Contracts are in native/**/*.hpp."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -127,7 +127,7 @@ class Instances:
     def counts(self) -> InstanceCounts: ...
 
 class SizesAccount:
-    """Executions of some sizes: (how many, the ns of all, the least ns of one)."""
+    """Executions at some sizes: (their number, their total ns, the least ns of one)."""
 
     @property
     def resident(self) -> tuple[int, int, int]: ...
@@ -235,7 +235,7 @@ class WeightStream:
         poison: bool = False,
     ) -> None: ...
     def load(self, progress: Callable[[int], object] | None = None) -> None: ...
-    def tensor(self, index: int) -> torch.Tensor: ...  # of a gathered weight at no address
+    def tensor(self, index: int) -> torch.Tensor: ...  # of a gathered weight without address
     def refresh(self, weights: Sequence[int] | None = None) -> None: ...
     def replace(
         self, sources: Mapping[int, FileRange | torch.Tensor | list[torch.Tensor]]

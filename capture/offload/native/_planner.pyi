@@ -1,4 +1,4 @@
-"""What is planned and computed of sizes. Contracts stand in native/include/offload."""
+"""Planning, and computations of sizes. Contracts are in native/include/offload."""
 
 from array import array
 from collections.abc import Sequence

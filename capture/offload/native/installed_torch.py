@@ -1,7 +1,7 @@
-"""The check of torch when offload is imported, before anything that is linked against it.
+"""The check of torch when offload is imported, before any module that is linked against it.
 
-Done first by the package. A native module that meets another torch fails with an undefined
-symbol, or later without a word. torch itself is not imported for it.
+The package runs it first. A native module with another torch fails with an undefined symbol, or
+later silently. The check does not import torch.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def _minor(version: str) -> str:
 
 
 def check_torch(found: str) -> None:
-    """Compare a version of torch with the one that offload was built against.
+    """Compare a version of torch with the version that offload was built against.
 
     Args:
-        found: the version that is installed, such as `2.13.0+cpu`.
+        found: the installed version, such as `2.13.0+cpu`.
 
     Raises:
         ImportError: another minor version, whose C++ interface differs; the message says how to
@@ -42,12 +42,12 @@ def check_torch(found: str) -> None:
 
 
 def check_installed_torch() -> None:
-    """Compare the torch that is installed with the one that offload was built against.
+    """Compare the installed torch with the version that offload was built against.
 
     Raises:
-        ImportError: there is none, or as `check_torch`.
-        SystemExit: the same, where this process is the command `offload`: the package is imported
-            before the command's own code, which could say it without a traceback.
+        ImportError: torch is not installed, or as `check_torch`.
+        SystemExit: likewise, if this process is the command `offload`: the package is imported
+            before the command's own code, which could report it without a traceback.
     """
     try:
         check_torch(installed_version())
@@ -62,7 +62,7 @@ def _is_command() -> bool:
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     if script is not None:
         return script == sys.argv[0] and Path(script).name.removesuffix(".exe") == "offload"
-    # Python looks for the module that -m names, and keeps its name among its own arguments.
+    # While Python looks for the module that -m names, the name is only among Python's arguments.
     given = " ".join(sys.orig_argv)
     return sys.argv[:1] == ["-m"] and re.search(r" -\w*m ?offload( |$)", given) is not None
 
@@ -71,7 +71,7 @@ def installed_version() -> str:
     """The version of the torch that `import torch` would find, or has found.
 
     Raises:
-        ImportError: there is none.
+        ImportError: torch is not installed.
     """
     if (imported := sys.modules.get("torch")) is not None:
         return str(imported.__version__)

@@ -1,6 +1,6 @@
-"""Plans: where the Values of a Program lie, and what moves when. No torch, no device.
+"""Plans: where the Values of a Program lie, and when data move. No torch, no device.
 
-The data are in `plan`, `streaming` and `machine`; the rest are pure functions from data to data.
+The data are in `plan`, `streaming` and `topology`; the rest are pure functions from data to data.
 """
 
 from offload.plan.check_plan import check_order, check_plan

@@ -1,8 +1,8 @@
-"""Checks a Plan against the graph that a device runs: it shares no code with any planner.
+"""Checks a Plan against the graph that a device runs. Shares no code with any planner.
 
-Nodes that the graph leaves open may run at once. So of any two of which one writes bytes that the
-other touches, one must follow the other by the graph's edges: of one Value in recorded order, of
-two that lie in the same bytes all nodes of one before all of the other.
+Nodes that the graph does not order may run concurrently. So if one node writes bytes that another
+touches, the graph's edges must order the two: nodes of one Value in recorded order; of two Values
+on the same bytes, all nodes of one before all of the other.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from offload.plan.plan import NodeGraph, Plan
 from offload.program import PLACED_ROLES, Effect, EffectKind, Program, Role
 
 _ANY = -1
-"""The launch of a node that none made: it has to be ordered with all others."""
+"""The launch of a node that no launch made: it must be ordered with all others."""
 
 
 def check_node_order(program: Program, plan: Plan, graph: NodeGraph) -> None:
-    """Prove that no two nodes that may run at once share live bytes, or an effect.
+    """Prove that no two nodes that may run concurrently share live bytes, or an effect.
 
     Args:
-        program: scratch Values included.
-        plan: its places; lifetimes and lanes are not looked at.
-        graph: as the device was given it, with the launch of each node.
+        program: including scratch Values.
+        plan: only its places are read, not lifetimes and lanes.
+        graph: as given to the device, with the launch of each node.
 
     Raises:
-        PlanError: two nodes are not ordered that must be; the message names the launches, and the
+        PlanError: two nodes that must be ordered are not; the message names the launches, and the
             Values or the effect.
     """
     reached = _reached(graph)
@@ -41,9 +41,9 @@ def check_node_order(program: Program, plan: Plan, graph: NodeGraph) -> None:
 
 
 def _reached(graph: NodeGraph) -> list[int]:
-    """For each node, as bits, those that begin when it has ended, whatever the timing.
+    """For each node, as bits, the nodes that begin after its end, whatever the timing.
 
-    An edge that lets kernels overlap orders what an allocator gives: see `NodeGraph.overlapping`.
+    An edge that lets kernels overlap orders allocator memory: see `NodeGraph.overlapping`.
     """
     after: list[list[int]] = [[] for _ in range(graph.n_nodes)]
     for one, other in graph.edges:
@@ -68,14 +68,14 @@ def _reached(graph: NodeGraph) -> list[int]:
 
 
 class _Order:
-    """What nodes touch, and which follow which."""
+    """The memory that nodes touch, and the order of nodes."""
 
     def __init__(self, program: Program, graph: NodeGraph, reached: Sequence[int]) -> None:
         self._program = program
         self._graph = graph
         self._reached = reached
         self._nodes_of: dict[int, list[int]] = {}
-        self._makers: dict[int, int] = {}  # by Value the launch that touches it first
+        self._makers: dict[int, int] = {}  # by Value, the launch that touches it first
         for one in program.launches:
             for value in (*one.reads, *one.writes):
                 self._makers.setdefault(value, one.index)
@@ -83,14 +83,14 @@ class _Order:
             self._nodes_of.setdefault(launch, []).append(node)
 
     def check_strays(self) -> None:
-        """Whether nodes that no launch made are ordered with all others."""
+        """Check that nodes that no launch made are ordered with all others."""
         for stray in self._nodes_of.get(_ANY, ()):
             for node in range(self._graph.n_nodes):
                 if node != stray and not (self._follows(stray, node) or self._follows(node, stray)):
                     self._refuse(stray, node, "and nobody knows what the first one touches")
 
     def check_launches(self) -> None:
-        """Whether launches with an effect in common follow one another."""
+        """Check that launches with a common effect are ordered."""
         touched: dict[Effect, list[tuple[int, bool]]] = {}
         guard, unseen = Effect(EffectKind.GUARD), Effect(EffectKind.UNSEEN)
         for launch in self._program.launches:
@@ -108,7 +108,7 @@ class _Order:
                     self._check_pair(one, other, f"and both have the effect {effect.kind}")
 
     def check_value(self, value: int) -> None:
-        """Whether all that touch a Value follow one another where one of them writes it."""
+        """Check that nodes that touch a Value are ordered where one of them writes it."""
         users = sorted({self._graph.launches[node] for node in self._graph.touches[value]})
         users = [one for one in users if one != _ANY]
         writers = {one for one in users if self._writes(one, value)}
@@ -120,7 +120,7 @@ class _Order:
                 self._check_pair(one, other, f"and both touch {name}")
 
     def check_shared_inputs(self) -> None:
-        """The same of two inputs that lie in one memory."""
+        """Check the same for two inputs that share memory."""
         for overlap in self._program.overlaps:
             pair = [self._program.inputs[leaf].value for leaf in (overlap.first, overlap.second)]
             users = [{self._graph.launches[node] for node in self._touches(one)} for one in pair]
@@ -141,7 +141,7 @@ class _Order:
         return value in one.writes or is_scratch or not is_known
 
     def _check_pair(self, one: int, other: int, why: str) -> None:
-        """All nodes of a launch before all of a later one."""
+        """Check that all nodes of a launch precede all nodes of a later launch."""
         for node, later in itertools.product(
             self._nodes_of.get(one, ()), self._nodes_of.get(other, ())
         ):
@@ -167,7 +167,7 @@ class _Order:
 def _check_shared_bytes(
     program: Program, plan: Plan, graph: NodeGraph, reached: Sequence[int]
 ) -> None:
-    """Of Values that lie in the same bytes one is over before the other begins."""
+    """Check that of Values on the same bytes, one is over before the other begins."""
     feature_map = plan.feature_map.index
     placed = sorted(
         (place.offset_bytes, place.offset_bytes + value.size_bytes, value.index)
@@ -175,7 +175,7 @@ def _check_shared_bytes(
         if place is not None and place.slot == feature_map and value.size_bytes
     )
     nodes: dict[int, int] = {}
-    followed: dict[int, int] = {}  # by Value what follows all that touch it
+    followed: dict[int, int] = {}  # by Value, the nodes after all that touch it
     for _, _, value in placed:
         bits, after = 0, (1 << graph.n_nodes) - 1
         for node in graph.touches[value]:

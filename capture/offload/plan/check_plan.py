@@ -19,10 +19,9 @@ def check_plan(program: Program, plan: Plan) -> None:
     """Check a Plan against its Program; every backend runs this before it instantiates.
 
     Raises:
-        PlanError: a used Value has no place, lies outside its slot or off its alignment, an
-            input, output or weight lies in the feature map, two Values share bytes of it while both
-            exist, or a host constant has a place; or, of several lanes of launches, as
-            `check_steps`.
+        PlanError: a used Value has no place, lies outside its slot or off its alignment; an input,
+            output or weight lies in the feature map; two Values share bytes of it while both exist;
+            a host constant has a place; or, for several lanes of launches, as `check_steps`.
     """
     used = {view.value for launch in program.launches for view in launch.views()}
     used |= {index for launch in program.launches for index in launch.writes}
@@ -52,14 +51,14 @@ def check_plan(program: Program, plan: Plan) -> None:
                     f"{plan.alignment_bytes}"
                 )
     _check_shared(program, plan)
-    # Of one lane of launches lifetimes tell as much, and `check_streaming` what copies may do.
+    # For one lane of launches, lifetimes and `check_streaming` (for copies) prove as much.
     n_of_launches = sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes)
     if plan.launch_lanes or plan.collective_lanes or n_of_launches > 1:
         check_order(program, plan)
 
 
 def _check_shared(program: Program, plan: Plan) -> None:
-    """No two Values lie at one place of the feature map while both exist."""
+    """Check that no two Values share bytes of the feature map while both exist."""
     feature_map = plan.feature_map.index
     placed = [
         (value, place)
@@ -74,7 +73,7 @@ def _check_shared(program: Program, plan: Plan) -> None:
 
 
 def check_order(program: Program, plan: Plan) -> None:
-    """Prove that lanes touch bytes of slots, weights and effects in an order that is right.
+    """Prove that lanes touch bytes of slots, weights and effects in a correct order.
 
     Raises:
         PlanError: as `check_steps`.
@@ -89,9 +88,9 @@ _MADE_IN_AN_EXECUTION = (SlotKind.OUTPUT, SlotKind.FEATURE_MAP, SlotKind.OPERATO
 
 @dataclasses.dataclass(frozen=True)
 class _PlanTouches:
-    """What launches and copies of a Plan touch: bytes of its slots, pieces of weights, effects.
+    """The accesses of a Plan's launches and copies: bytes of slots, pieces of weights, effects.
 
-    Who touches a Value first in an execution makes it: it may begin without content.
+    The first launch that touches a Value in an execution makes it: it may begin without content.
     """
 
     program: Program
@@ -107,7 +106,7 @@ class _PlanTouches:
 
     @functools.cached_property
     def _pieces(self) -> Mapping[int, list[int]]:
-        """Of weights under a budget, by Value; none of one whose rows are gathered."""
+        """The pieces of weights under a budget, by Value; empty where rows are gathered."""
         found: dict[int, list[int]] = {}
         if self.plan.streaming is not None:
             found = {one.value: [] for one in self.plan.streaming.gathers}
@@ -127,7 +126,7 @@ class _PlanTouches:
         return {value: self.program.values[root].name for value, root in first.items()}
 
     def at_first(self) -> Iterator[Touch]:
-        """What callers and the model bring, and pieces that stay."""
+        """Data of callers and the model, and resident pieces."""
         for shared in sorted(set(self._overlapping.values())):
             yield Touch(f"the memory of {shared}", 0, 1, None, True)
         for slot in self.plan.slots:
@@ -142,7 +141,7 @@ class _PlanTouches:
             yield Touch(effect, 0, 1, None, True)
 
     def of_launch(self, launch: int, execution: int) -> Iterator[Touch]:
-        """Its effects and Values: what it reads, and what it makes or writes."""
+        """Its effects and Values: reads, and results or writes."""
         one = self.program.launches[launch]
         yield from self._effects(one)
         yield from self._overlaps(one)
@@ -173,7 +172,7 @@ class _PlanTouches:
                 yield Touch(memory, begin, end, content, True)
 
     def _overlaps(self, launch: Launch) -> Iterator[Touch]:
-        """Memory that inputs share, once, of whichever of these it reads and writes."""
+        """Memory that inputs share, once, whichever of these inputs it reads and writes."""
         written = {self._overlapping.get(value) for value in launch.writes}
         shared = (self._overlapping.get(value) for value in (*launch.reads, *launch.writes))
         for one in dict.fromkeys(shared):
@@ -181,7 +180,7 @@ class _PlanTouches:
                 yield Touch(f"the memory of {one}", 0, 1, None, one in written)
 
     def _effects(self, launch: Launch) -> Iterator[Touch]:
-        """Unseen work keeps its order with all else, and guards with what callers can see."""
+        """Its effects: unseen work is ordered with everything, guards with what callers can see."""
         effects = launch.effects
         for effect in sorted(effects):
             yield Touch(effect, 0, 1, None, True)
@@ -192,7 +191,7 @@ class _PlanTouches:
             yield Touch(_GUARD, 0, 1, None, False)
 
     def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:
-        """Its piece, or what the launch touches that starts its collective."""
+        """Its piece, or the accesses of the launch that starts its collective."""
         if self.plan.collective_lanes is not None:
             started = self.program.launches[copy.piece]
             if started.name in COPIED_AT_START:
@@ -203,11 +202,11 @@ class _PlanTouches:
             yield self._piece(copy.piece, is_write=True)
 
     def launch_name(self, launch: int) -> str:
-        """With its line."""
+        """The launch, with its line."""
         return str(self.program.launches[launch].name) + f" (launch {launch})"
 
     def copy_name(self, copy: Copy) -> str:
-        """By the weight, or the launch that starts the collective."""
+        """The copy, by its weight or the launch that starts its collective."""
         if self.plan.collective_lanes is not None:
             return f"the exchange that {self.launch_name(copy.piece)} starts"
         assert self.plan.streaming is not None

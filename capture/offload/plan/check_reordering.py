@@ -1,8 +1,9 @@
-"""Checks an order of a Program's launches against the recorded one; shares no code with planners.
+"""Checks an order of a Program's launches against the recorded order.
 
-Each thing that launches touch (a Value, memory that inputs share, an effect) has a version, which
-every write counts up. In both orders each launch must find the same version, and each writer must
-come behind as many readers of it. So each launch reads what it read in the recorded order.
+It shares no code with planners. Everything that launches touch (a Value, memory that inputs share,
+an effect) has a version, which every write increments. In both orders each launch must find the
+same version, and each writer must come after equally many readers of it. So each launch reads what
+it read in the recorded order.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _UNSEEN = Effect(EffectKind.UNSEEN)
 
 
 def check_reordering(program: Program, order: Sequence[int]) -> None:
-    """Prove that launches in another order do what they do in the recorded one.
+    """Prove that launches in another order have the same outcome as in the recorded order.
 
     Args:
         program: in recorded order.
         order: recorded indices in the order in which they run.
 
     Raises:
-        PlanError: a launch is left out or run twice; one would find another content, or an effect
-            in another order; or one that starts a collective comes behind one that waits, which it
-            came before.
+        PlanError: a launch is left out or run twice; a launch would find another content, or an
+            effect in another order; or the start of a collective moved behind a wait that it
+            preceded.
     """
     if sorted(order) != list(range(len(program.launches))):
         raise PlanError(f"expected each of {len(program.launches)} launches once in an order")
@@ -45,7 +46,7 @@ def check_reordering(program: Program, order: Sequence[int]) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Version:
-    """How a launch finds something: after so many writes, and for who writes, reads since then."""
+    """The version that a launch finds: writes before it, and for a writer, reads since these."""
 
     n_writes: int
     n_reads: int
@@ -72,7 +73,7 @@ def _versions(program: Program, order: Sequence[int]) -> dict[int, dict[Hashable
 def _touched(
     program: Program, launch: Launch, names: Sequence[Hashable]
 ) -> Iterator[tuple[Hashable, bool]]:
-    """What a launch touches, each once, and whether it writes it."""
+    """Yield everything that a launch touches, once, and whether the launch writes it."""
     written = {names[value] for value in launch.writes}
     for what in dict.fromkeys(names[value] for value in (*launch.reads, *launch.writes)):
         yield what, what in written
@@ -86,7 +87,7 @@ def _touched(
 
 
 def _names(program: Program) -> list[Hashable]:
-    """For each Value what stands for its memory: the same of inputs that share some."""
+    """For each Value, a name of its memory, equal for inputs that share memory."""
     names: list[Hashable] = [f"%{value.index}" for value in program.values]
     for one in program.overlaps:
         first, second = (names[program.inputs[leaf].value] for leaf in (one.first, one.second))
@@ -95,7 +96,7 @@ def _names(program: Program) -> list[Hashable]:
 
 
 def _check_starts(program: Program, order: Sequence[int]) -> None:
-    """No start has moved behind a wait: ranks could wait for one another."""
+    """Check that no start has moved behind a wait: ranks could wait for one another."""
     position = {launch: at for at, launch in enumerate(order)}
     starts = [one.index for one in program.launches if one.is_collective and not one.waits]
     waits = [one.index for one in program.launches if one.waits]

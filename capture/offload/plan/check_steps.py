@@ -1,11 +1,11 @@
-"""Checks the order of a Plan's Steps, whoever made it: it shares no code with any planner.
+"""Checks the order of any Plan's Steps. Shares no code with any planner.
 
 Two steps that touch the same bytes, or the same effect, one of them writing, must be ordered by a
-path of lanes and events, in one execution and from one to the next; and who reads must find what
-it expects, brought or made by the step that wrote last. A path is told by vector clocks (C. Fidge,
-"Timestamps in Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern,
-"Virtual Time and Global States of Distributed Systems", 1988): of each lane, how much has ended
-whatever the timing.
+path of lanes and events, in one execution and from one to the next; and a reader must find the
+content that it expects, brought or made by the last writer. Paths are found by vector clocks (C.
+Fidge, "Timestamps in Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern,
+"Virtual Time and Global States of Distributed Systems", 1988): for each lane, how much has ended,
+whatever the timing (happens-before).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offload.errors import PlanError
 from offload.plan.steps import Copy, Lane, Record, Run, Step, Wait, prologue
 
 _N_EXECUTIONS = 3
-"""As each waits for the one before at the most, the third is like all that follow."""
+"""Each waits at most for the one before, so the third is like all that follow."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Touch:
     """Bytes of a memory that something reads or writes, or an effect.
 
     Attributes:
-        memory: which, by its name; of an effect, that itself, as if it were one byte.
-        begin, end: the bytes, the second without.
-        content: what lies there, or will; None where that is not to be known, as of an effect.
+        memory: the name of the memory; for an effect, the effect itself, as a single byte.
+        begin, end: the bytes, end exclusive.
+        content: the content that is read or written; None where it is unknown, as for an effect.
         is_write: it is written; otherwise it is read, and must have been written.
     """
 
@@ -42,31 +42,32 @@ class Touch:
 
 
 class Touches(Protocol):
-    """What steps touch, in the order in which they do."""
+    """The accesses of steps, in the order in which they happen."""
 
     def at_first(self) -> Iterator[Touch]:
-        """What lies in the memories before anything runs, as writes."""
+        """The contents of memories before anything runs, as writes."""
 
     def of_launch(self, launch: int, execution: int) -> Iterator[Touch]:
-        """What a launch of an execution touches."""
+        """The accesses of a launch in an execution."""
 
     def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:
-        """What a copy that an execution makes touches; of the prologue it is execution -1."""
+        """The accesses of a copy in an execution; execution -1 is the prologue."""
 
     def launch_name(self, launch: int) -> str:
-        """A launch, for messages."""
+        """The name of a launch, for messages."""
 
     def copy_name(self, copy: Copy) -> str:
-        """A copy, for messages."""
+        """The name of a copy, for messages."""
 
 
 def check_steps(lanes: Sequence[Lane], n_launches: int, touches: Touches) -> None:
-    """Prove that nothing is read or overwritten too early, however far lanes run apart.
+    """Prove that nothing is read or overwritten too early, whatever the lanes' timing.
 
     Raises:
-        PlanError: lanes wait for one another, or for what never comes; an event is recorded twice;
-            launches are left out, or run twice; two steps that must not run at once are not
-            ordered, or one finds other bytes than it reads. The message names them.
+        PlanError: lanes wait for one another, or for an event that never comes; an event is
+            recorded twice; launches are left out, or run twice; two steps that must not run
+            concurrently are not ordered, or a step finds other bytes than it reads. The message
+            names them.
     """
     _check_launches(lanes, n_launches)
     walk = _Walk(lanes, touches)
@@ -76,7 +77,7 @@ def check_steps(lanes: Sequence[Lane], n_launches: int, touches: Touches) -> Non
 
 
 def _check_launches(lanes: Sequence[Lane], n_launches: int) -> None:
-    """All launches are carried out once, and in order on their lane."""
+    """Check that all launches run once, and in order on their lane."""
     found: list[int] = []
     for lane in lanes:
         runs = [one for one in lane.steps if isinstance(one, Run)]
@@ -90,7 +91,7 @@ def _check_launches(lanes: Sequence[Lane], n_launches: int) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Actor:
-    """A launch or copy: the how manieth thing of its lane, over all executions."""
+    """A launch or copy: its position in its lane, over all executions."""
 
     lane: int
     number: int
@@ -99,7 +100,7 @@ class _Actor:
 
 @dataclasses.dataclass(slots=True)
 class _Range:
-    """Bytes [begin, end) with one content, who wrote it, and by lane who read it last since."""
+    """Bytes [begin, end) with one content, its writer, and by lane the last reader since."""
 
     begin: int
     end: int
@@ -112,13 +113,13 @@ class _Range:
 
 
 class _Memory:
-    """What is known of the bytes of one memory: ranges in order that share none."""
+    """The known bytes of one memory: ranges in order, disjoint."""
 
     def __init__(self) -> None:
         self._ranges: list[_Range] = []
 
     def within(self, begin: int, end: int) -> tuple[slice, list[_Range]]:
-        """The ranges within [begin, end); those that reach out of it are cut in two before."""
+        """The ranges within [begin, end); ranges that extend beyond it are split first."""
         for at in (begin, end):
             self._cut(at)
         first, last = (
@@ -137,13 +138,13 @@ class _Memory:
 
 
 class _Walk:
-    """Executions, one after the other, in some order that the steps allow."""
+    """Executions, one after another, in some order that the steps allow."""
 
     def __init__(self, lanes: Sequence[Lane], touches: Touches) -> None:
         self._lanes = lanes
         self._touches = touches
         self._memories: dict[Hashable, _Memory] = {}
-        self._clocks = [[0] * len(lanes) for _ in lanes]  # by lane, what has ended of each one
+        self._clocks = [[0] * len(lanes) for _ in lanes]  # by lane, what has ended of each lane
         self._recorded: dict[tuple[int, int], list[int]] = {}  # by event and execution
         self._events = {
             one.event for lane in lanes for one in lane.steps if isinstance(one, Record)
@@ -168,7 +169,7 @@ class _Walk:
                 raise PlanError(f"lanes wait for one another: {' and '.join(stuck)}")
 
     def _step(self, lane: int, step: Step, execution: int) -> bool:
-        """Carry out a step; False: it waits for what has not come yet."""
+        """Carry out a step; False: it waits for an event that has not come yet."""
         clock = self._clocks[lane]
         if isinstance(step, Record):
             if (step.event, execution) in self._recorded:
@@ -237,7 +238,7 @@ class _Walk:
         memory.replace(place, _Range(touch.begin, touch.end, touch.content, actor, {}))
 
     def _place(self, touch: Touch) -> None:
-        """What lies somewhere before anything runs."""
+        """Place the content of a memory before anything runs."""
         memory = self._memory(touch)
         place, found = memory.within(touch.begin, touch.end)
         if found:
@@ -251,12 +252,12 @@ class _Walk:
 
 
 def _has_ended(actor: _Actor | None, clock: Sequence[int]) -> bool:
-    """Whether it has whatever the timing, where this much of each lane has."""
+    """Whether an actor has ended, whatever the timing, given how much of each lane has."""
     return actor is None or actor.number < clock[actor.lane]
 
 
 def _race(actor: _Actor, does: str, touch: Touch, other: _Actor | None, other_does: str) -> str:
-    assert other is not None  # what lay there at first has ended
+    assert other is not None  # the initial content has ended
     what = str(touch.memory)
     if isinstance(touch.memory, str):
         what = f"bytes {touch.begin} to {touch.end} of {what}"

@@ -15,12 +15,12 @@ def check_streaming(demand: WeightDemand, streaming: Streaming) -> None:
     """Prove that every launch reads its weights whole, in every pass and at every timing.
 
     Raises:
-        PlanError: the pieces are not the weights whose rows are not gathered; rows are gathered for
-            other launches than those that read them, or of a weight that stays or is no table;
-            something lies outside of the memory, or the memory exceeds the budget; a piece that is
-            cut lies where it cannot be mapped; a streamed piece is not copied, or another one is;
-            or the order of steps does not protect a weight, as `check_steps` says. The message
-            names the weights and launches.
+        PlanError: the pieces are not exactly the weights whose rows are not gathered; rows are
+            gathered for other launches than those that read them, or from a weight that stays or is
+            no table; a piece lies outside the memory, or the memory exceeds the budget; a cut piece
+            lies where it cannot be mapped; a streamed piece is not copied, or a resident one is; or
+            the order of steps does not protect a weight, see `check_steps`. The message names the
+            weights and launches.
     """
     weights = {weight.value: weight for weight in demand.weights}
     gathered = _check_gathers(weights, streaming)
@@ -33,7 +33,7 @@ def check_streaming(demand: WeightDemand, streaming: Streaming) -> None:
 
 
 def _check_gathers(weights: dict[int, WeightUse], streaming: Streaming) -> set[int]:
-    """Each launch that reads a gathered table gathers all its rows; gives the tables."""
+    """Check that each reader of a gathered table gathers all its rows; return the tables."""
     found: dict[int, list[tuple[int, int]]] = {}
     for one in streaming.gathers:
         weight = weights.get(one.value)
@@ -103,7 +103,7 @@ def _check_weight(weight: WeightUse, pieces: list[Piece], streaming: Streaming) 
 
 
 def _check_copies(weights: dict[int, WeightUse], streaming: Streaming) -> None:
-    """Every streamed piece is copied somewhere, and nothing else is."""
+    """Check that exactly the streamed pieces are copied."""
     copied = {copy.piece for lane in streaming.lanes for copy in lane.copies}
     streamed = {index for index, piece in enumerate(streaming.pieces) if piece.streamed}
     for index in sorted(copied - streamed):
@@ -116,7 +116,7 @@ def _check_copies(weights: dict[int, WeightUse], streaming: Streaming) -> None:
 
 
 def _check_resident(weights: dict[int, WeightUse], streaming: Streaming) -> None:
-    """Resident bytes are nobody else's: no copy's and no other resident piece's."""
+    """Check that resident bytes belong to no copy and to no other resident piece."""
     end, owner = 0, ""  # of all pieces up to here
     resident_end, resident_owner = 0, ""
     for piece in sorted(streaming.pieces, key=lambda one: one.memory_offset_bytes):
@@ -138,7 +138,7 @@ def _check_resident(weights: dict[int, WeightUse], streaming: Streaming) -> None
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WeightMemory:
-    """What launches read and copies write of the memory of weights."""
+    """Reads by launches and writes by copies in the memory of weights."""
 
     weights: dict[int, WeightUse]
     streaming: Streaming
@@ -151,7 +151,7 @@ class _WeightMemory:
                 yield self._touch(index, is_write=True)
 
     def of_launch(self, launch: int, execution: int) -> Iterator[Touch]:
-        """All pieces of the weights that it reads, whichever execution has brought them."""
+        """All pieces of the weights that it reads, whichever execution brought them."""
         return (self._touch(index, is_write=False) for index in self.reads.get(launch, ()))
 
     def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:
@@ -159,11 +159,11 @@ class _WeightMemory:
         yield self._touch(copy.piece, is_write=True)
 
     def launch_name(self, launch: int) -> str:
-        """By its number: a demand knows no more."""
+        """The launch, by its number: a demand has no names."""
         return f"launch {launch}"
 
     def copy_name(self, copy: Copy) -> str:
-        """By the weight."""
+        """The copy, by its weight."""
         return f"the copy of {self._name(copy.piece)}"
 
     def _name(self, index: int) -> str:

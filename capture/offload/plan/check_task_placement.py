@@ -1,4 +1,4 @@
-"""Checks a placement of tasks, whoever made it: it shares no code with any planner."""
+"""Checks any placement of tasks. Shares no code with any planner."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from offload.errors import PlanError
 from offload.plan.task_placement import Objective, TaskPlacement
 
 _ROUNDING = 1e-9
-"""By how much sums of floating-point numbers may differ: energy, and bounds of it."""
+"""The tolerance of sums of floating-point numbers: energy, and its bounds."""
 
 
 def check_task_placement(placement: TaskPlacement) -> None:
-    """Prove that tasks can run so, and that what is said of it is so.
+    """Prove that tasks can run as placed, and that the placement's figures are right.
 
     Raises:
-        PlanError: a task has no processor, or one that cannot run it; it does not take what it
-            takes; it begins before what it reads is there; two tasks of a processor overlap; the
-            tasks of a processor take more memory than it has; the latency, period or energy is
-            another, exceeds the limit, or is below the lower bound. The message names them.
+        PlanError: a task has no processor, or a processor that cannot run it; its duration differs
+            from its cost; it begins before its inputs are there; two tasks of a processor overlap;
+            the tasks of a processor take more memory than it has; the latency, period or energy is
+            wrong, exceeds the limit, or is below the lower bound. The message names them.
     """
     _check_tasks(placement)
     _check_order(placement)

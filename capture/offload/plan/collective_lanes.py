@@ -1,8 +1,8 @@
-"""Collectives as Steps: launches on one lane, and beside it what each process group exchanges.
+"""Collectives as Steps: launches on one lane, and a lane of exchanges for each process group.
 
-A group carries out its collectives in the order in which they are started, while launches go on.
-So a group is a lane: its `Copy` waits for the launch that starts the collective, and the launch
-that waits for the collective waits for that `Copy`.
+A group performs its collectives in the order of their starts, while launches continue. So a group
+is a lane: its `Copy` waits for the launch that starts the collective, and the launch that waits for
+the collective waits for that `Copy`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class StartedCollective:
 
     Attributes:
         start: the launch that starts it.
-        waits: the launches that wait for it, in order: one for each of its results.
+        waits: the launches that wait for it, in order, for each of its results.
         group: the name of its process group.
     """
 
@@ -33,13 +33,12 @@ class StartedCollective:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """Durations of the launches of a Program and of what its process groups exchange, in ns.
+    """Durations of the launches of a Program and of its collectives, in ns.
 
     Attributes:
-        launch_ns: of each launch by itself; a launch that waits counts without the time that it is
-            blocked.
-        transfer_ns: for each launch that starts a collective the time that the group takes for it,
-            once it has come to it; 0 for other launches.
+        launch_ns: of each launch alone; a launch that waits counts without its blocked time.
+        transfer_ns: for each launch that starts a collective, the group's time for it once its turn
+            has come; 0 for other launches.
     """
 
     launch_ns: tuple[float, ...]
@@ -49,7 +48,7 @@ class CollectiveTimes:
 def started_collectives(program: Program) -> tuple[StartedCollective, ...]:
     """The collectives of a Program, in the order in which they are started."""
     waits: dict[int, list[int]] = {}  # by the launch that starts it
-    started: dict[int, int] = {}  # by a Value that is waited for
+    started: dict[int, int] = {}  # by an awaited Value
     for launch in program.launches:
         if launch.waits:
             (view,) = launch.views()
@@ -66,7 +65,7 @@ def started_collectives(program: Program) -> tuple[StartedCollective, ...]:
 def collective_lanes(program: Program) -> tuple[Lane, ...]:
     """The Steps of a Program with collectives: its launches in order, and a lane for each group.
 
-    Events 2i and 2i + 1 are of collective i: it was started, and it has ended.
+    Events 2i and 2i + 1 are the start and the end of collective i.
     """
     collectives = started_collectives(program)
     begun = {one.start: 2 * at for at, one in enumerate(collectives)}
@@ -103,18 +102,19 @@ def simulate_collectives(program: Program, times: CollectiveTimes) -> SimulatedE
 def exchanged_spans(
     program: Program, begin_ns: Sequence[int], end_ns: Sequence[int]
 ) -> dict[int, tuple[int, int]]:
-    """When each collective was under way at most, as its launches of one execution tell.
+    """The longest possible span of each collective, from its launches in one execution.
 
-    A group does one after the other. So a collective begins once it is started and the one before
-    has ended, and has ended when the launch that waits for it has: earlier, if that did not block.
+    A group performs one collective at a time. So a collective begins once it is started and the
+    previous one has ended, and ends with the launch that waits for it, or earlier if that did not
+    block.
 
     Args:
-        program: has the launches.
+        program: the Program of the launches.
         begin_ns: of each launch.
         end_ns: likewise.
 
     Returns:
-        By the launch that starts it when it begins and when it ends.
+        Begin and end of each collective, by the launch that starts it.
     """
     found: dict[int, tuple[int, int]] = {}
     free_ns: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Which inputs and outputs are copied, because so many nodes hold their addresses."""
+"""Chooses the inputs and outputs to copy because many nodes hold their addresses."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from offload.plan.topology import CopyCosts
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MovingSlot:
-    """A slot whose address may be another at each execution.
+    """A slot whose address may change at each execution.
 
     Attributes:
         slot: its index in the Plan.
-        size_bytes: what one copy of it moves.
-        n_copies: how many an execution makes where it is copied: 2 where it is written and has to
-            go back; 0 where it may not be copied.
-        nodes: those that are re-set when it moves.
+        size_bytes: the bytes of one copy of it.
+        n_copies: copies in an execution if it is copied: 2 where it is written and must be copied
+            back; 0 where it must not be copied.
+        nodes: the nodes that are re-set when it moves.
     """
 
     slot: int
@@ -29,16 +29,16 @@ class MovingSlot:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SlotChoice:
-    """What was decided for a slot, and from what.
+    """The decision for a slot, and its grounds.
 
     Attributes:
         slot: its index in the Plan.
         is_copied: copied to or from a buffer whose address stays; else its nodes are re-set.
-        n_nodes: that hold its address.
-        set_ns: what re-setting them takes.
-        copied_bytes: what its copies move at each execution.
-        copy_ns: what they take.
-        break_even_nodes: K, the fewest nodes for which copying it by itself is cheaper.
+        n_nodes: nodes that hold its address.
+        set_ns: the time to re-set them.
+        copied_bytes: the bytes of its copies at each execution.
+        copy_ns: the time of these copies.
+        break_even_nodes: K, the fewest nodes for which copying it alone is cheaper.
     """
 
     slot: int
@@ -53,17 +53,18 @@ class SlotChoice:
 def choose_copied_slots(
     slots: Sequence[MovingSlot], measure: Callable[[], CopyCosts]
 ) -> tuple[SlotChoice, ...]:
-    """Choose for each slot the cheaper way, when all of them move.
+    """Choose the cheaper way for each slot, when all of them move.
 
-    A node is spared only where every moving slot that it holds is copied, so slots are chosen in
-    the groups that some node holds together: always the group that saves most, until none does.
+    A node is spared only if every moving slot that it holds is copied. So slots are chosen in the
+    groups that some node holds together: always the group that saves most, until no group saves
+    time.
 
     Args:
         slots: the inputs and outputs.
-        measure: asked only if some slot that may be copied has more than one node.
+        measure: called only if some slot that may be copied has more than one node.
 
     Returns:
-        A choice for each slot that may be copied and has nodes; none where nothing was measured.
+        A choice for each slot that may be copied and has nodes; empty where nothing was measured.
     """
     candidates = {one.slot: one for one in slots if one.n_copies and one.nodes}
     if all(len(one.nodes) <= 1 for one in candidates.values()):

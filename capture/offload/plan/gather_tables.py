@@ -1,4 +1,4 @@
-"""Which tables are gathered, and which floor they leave: the choices that are planned."""
+"""Choices of tables to gather, and the floor that each leaves."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from offload.plan.topology import Link
 from offload.plan.whole_weights import SMALLEST_STREAMED_BYTES, WholeWeights
 
 LEAST_TABLE_OVER_ROWS = 4
-"""A table may be gathered if it is so many times as large as the rows that a pass reads of it.
+"""A table may be gathered if it is this many times as large as the rows that a pass reads.
 
-Each row costs the link's overhead, which a transfer of the table costs once; and what a pass reads
-of a table that is not much larger is no reason to read it anew each time.
+Each row costs the link's overhead, which a transfer of the table costs once; and a table that is
+not much larger than a pass's rows does not justify reading them anew each time.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Choice:
-    """Some tables gathered, and what is left to be placed and copied.
+    """Gathered tables, and the rest, which is placed and copied.
 
     Attributes:
-        demand: all weights, and launches as long as they take with all of them resident.
-        rest: the weights that are not gathered, and launches as long as they take with gathering.
-        gathers: by table, in the order of the demand that it was made from.
-        floor: the least memory of the rest where each weight is copied once in a pass.
-        repeated: plans in which some are copied more than once.
+        demand: all weights, and the durations of launches with all of them resident.
+        rest: the weights that are not gathered, and the durations of launches with gathering.
+        gathers: by table, in the order of the demand.
+        floor: the least memory of the rest if each weight is copied once in a pass.
+        repeated: plans in which some weights are copied more than once.
     """
 
     demand: WeightDemand
@@ -40,7 +40,7 @@ class Choice:
 
     @property
     def least(self) -> WholeWeights:
-        """The plan that takes the least memory; of equals, the quickest."""
+        """The plan with the least memory; among equals, the quickest."""
         return min(
             (self.floor, *self.repeated),
             key=lambda one: (one.required_bytes, one.layout.period_ns),
@@ -48,7 +48,7 @@ class Choice:
 
 
 def may_be_gathered(weight: WeightUse) -> bool:
-    """Whether a weight is a table of which a pass reads few enough rows."""
+    """Whether a weight is a table of which a pass reads sufficiently few rows."""
     return (
         weight.row_bytes > 0
         and not weight.stays
@@ -58,7 +58,7 @@ def may_be_gathered(weight: WeightUse) -> bool:
 
 
 def gather_choices(demand: WeightDemand, link: Link, alignment_bytes: int) -> list[Choice]:
-    """The choices: no table, and those that save most memory, twice as many each time, up to all.
+    """The choices: no table, then those that save most memory, doubling in number up to all.
 
     Raises:
         PlanError: the sizes add up to 2^63 bytes or more.

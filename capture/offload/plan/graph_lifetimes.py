@@ -1,4 +1,4 @@
-"""When each Value must exist on a device that runs a graph, whose branches may run at once."""
+"""Live ranges of Values on a device that runs a graph, whose branches may run concurrently."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from offload.plan.plan import Lifetime, NodeGraph
 from offload.program import PLACED_ROLES, Program
 
 MOST_CHAINS = 64
-"""Of a graph of more branches at once, lifetimes are counted in its segments."""
+"""For a graph with more concurrent branches, lifetimes are counted in its segments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chains:
-    """A graph cut in chains, of each of which every node ends before the next one begins.
+    """A graph cut into chains; each node of a chain ends before the next begins.
 
     Attributes:
         chain, position: of each node.
-        ended: for each node and chain how many of its nodes have ended, whatever the timing, when
-            the node begins.
+        ended: for each node and chain, how many nodes of the chain have ended, whatever the timing,
+            when the node begins.
     """
 
     n_chains: int
@@ -29,7 +29,7 @@ class Chains:
     ended: tuple[tuple[int, ...], ...]
 
     def lifetime(self, nodes: Sequence[int]) -> Lifetime:
-        """Of a Value that these nodes touch, at least one."""
+        """The lifetime of a Value that these nodes, at least one, touch."""
         firsts = map(min, zip(*(self.ended[node] for node in nodes), strict=True))
         lasts = [0] * self.n_chains
         for node in nodes:
@@ -39,15 +39,15 @@ class Chains:
 
 
 def graph_lifetimes(program: Program, graph: NodeGraph) -> tuple[Lifetime, ...]:
-    """For each Value when it must exist, by the chains of the graph.
+    """For each Value its live range, by the chains of the graph.
 
-    Of two Values neither is over before the other begins just if the graph does not order all nodes
-    that touch the one before all that touch the other. Inputs, weights and outputs live for the
-    whole execution; a Value that no node touches has an empty lifetime. Where there are more chains
-    than `MOST_CHAINS`, lifetimes are counted in segments (`node_segments`), which are coarser.
+    Two lifetimes overlap exactly if the graph does not order all nodes that touch one Value before
+    all nodes that touch the other. Inputs, weights and outputs live for the whole execution; a
+    Value that no node touches has an empty lifetime. Where there are more chains than
+    `MOST_CHAINS`, lifetimes are counted in segments (`node_segments`), which are coarser.
 
     Raises:
-        PlanError: the edges form a cycle, or name a node that there is not.
+        PlanError: the edges form a cycle, or name a node that does not exist.
     """
     chains = graph_chains(graph)
     if chains is None:
@@ -60,7 +60,7 @@ def graph_lifetimes(program: Program, graph: NodeGraph) -> tuple[Lifetime, ...]:
     last, *beside = ends or [0]
     throughout = Lifetime(0, last, tuple((0, one) for one in beside))
     never = Lifetime(0, 0, ((0, 0),) * len(beside))
-    touched: dict[int, Lifetime] = {}  # by the identity of the nodes, which many Values may share
+    touched: dict[int, Lifetime] = {}  # by identity of the nodes, which Values may share
     lifetimes = []
     for value, nodes in zip(program.values, graph.touches, strict=True):
         if value.role not in PLACED_ROLES:
@@ -75,9 +75,9 @@ def graph_lifetimes(program: Program, graph: NodeGraph) -> tuple[Lifetime, ...]:
 
 
 def graph_chains(graph: NodeGraph) -> Chains | None:
-    """Cut a graph in chains: each node goes to the chain whose end it follows most closely.
+    """Cut a graph into chains: each node joins the chain whose end it follows most closely.
 
-    None where more than `MOST_CHAINS` are needed so.
+    None if that needs more than `MOST_CHAINS`.
 
     Raises:
         PlanError: as `graph_lifetimes`.
@@ -87,7 +87,7 @@ def graph_chains(graph: NodeGraph) -> Chains | None:
     for early, late in graph.edges:
         before[late].append(early)
     lengths: list[int] = []
-    tails: list[int] = []  # by chain, where in the order its last node stands
+    tails: list[int] = []  # by chain, the position of its last node in the order
     chain, position = [0] * graph.n_nodes, [0] * graph.n_nodes
     ended: list[list[int]] = [[] for _ in range(graph.n_nodes)]
     for place, node in enumerate(order):
@@ -113,11 +113,11 @@ def graph_chains(graph: NodeGraph) -> Chains | None:
 
 
 def node_segments(graph: NodeGraph) -> list[int]:
-    """For each node the number of its segment.
+    """Return the segment number of each node.
 
-    A cut node is one that every other node precedes or follows; it is a segment of its own. What
-    lies between two cut nodes in a row is one segment, since its nodes may run at once. Every node
-    of a segment ends before any of a later one begins. In a chain each node is a segment.
+    Every other node precedes or follows a cut node, which is a segment itself. The nodes between
+    two consecutive cut nodes form one segment, as they may run concurrently. Every node of a
+    segment ends before any of a later segment begins. In a chain each node is a segment.
 
     Raises:
         PlanError: as `graph_lifetimes`.
@@ -126,8 +126,8 @@ def node_segments(graph: NodeGraph) -> list[int]:
     position = [0] * graph.n_nodes
     for place, node in enumerate(order):
         position[node] = place
-    # Everything before a node leads to it if nothing before it is without a successor up to there;
-    # everything after it follows from it if nothing after it is without a predecessor from there.
+    # All nodes before a node lead to it if each of them has a successor up to there; all nodes
+    # after it follow from it if each of them has a predecessor from there.
     n_nodes = graph.n_nodes
     first_successor = [n_nodes] * n_nodes
     last_predecessor = [-1] * n_nodes
@@ -158,10 +158,10 @@ def node_segments(graph: NodeGraph) -> list[int]:
 
 
 def topological_order(graph: NodeGraph) -> list[int]:
-    """The nodes of a graph, each behind all that edges lead from to it.
+    """The nodes of a graph, each after all its predecessors.
 
     Raises:
-        PlanError: the edges form a cycle, or name a node that there is not.
+        PlanError: the edges form a cycle, or name a node that does not exist.
     """
     followers: list[list[int]] = [[] for _ in range(graph.n_nodes)]
     n_before = [0] * graph.n_nodes
@@ -171,7 +171,7 @@ def topological_order(graph: NodeGraph) -> list[int]:
         followers[before].append(after)
         n_before[after] += 1
     order = [node for node in range(graph.n_nodes) if not n_before[node]]
-    for node in order:  # it grows while it is read
+    for node in order:  # it grows during iteration
         for after in followers[node]:
             n_before[after] -= 1
             if not n_before[after]:

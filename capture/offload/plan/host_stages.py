@@ -1,4 +1,4 @@
-"""Host stages as Steps: how long a device waits for the host's launches, predicted.
+"""Host stages as Steps: the predicted time that a device waits for the host's launches.
 
 The stages of a launch are `native/core/host_stages.cpp`'s: infer shapes and tile, write addresses,
 launch; then the device runs the kernel. Sources: the workers of Ascend's graph engine
@@ -20,7 +20,7 @@ _STAGES = 4
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaunchCosts:
-    """What one launch takes at new sizes, in ns.
+    """The costs of one launch at new sizes, in ns.
 
     Attributes:
         tile_ns: the host infers shapes, and computes the grid and the arguments.
@@ -41,7 +41,7 @@ class HostStagesForecast:
 
     Attributes:
         total_ns: from the call to the end of the last kernel.
-        idle_ns: for how long of that the device runs no kernel.
+        idle_ns: the part of it in which the device runs no kernel.
     """
 
     total_ns: float
@@ -49,17 +49,17 @@ class HostStagesForecast:
 
 
 def host_stage_lanes(n_launches: int, n_cores: int) -> tuple[Lane, ...]:
-    """The Steps of an execution: by core of the host those that tile, and last the device.
+    """The Steps of an execution: a lane for each tiling core of the host, and last the device.
 
-    Launch 4 * i + 0 of the Steps is the tiling of launch i, + 1 and + 2 are its other stages, and
-    + 3 is its kernel. An execution begins when the kernels of the one before have ended.
+    Launch 4 * i + 0 of the Steps is the tiling of launch i, + 1 and + 2 are its other stages, and +
+    3 is its kernel. An execution begins when the kernels of the previous one have ended.
 
     Raises:
         PlanError: there is no core.
     """
     if n_cores < 1:
         raise PlanError(f"n_cores: expected at least 1, got {n_cores}")
-    # Events: of launch i and stage s, _STAGES * i + s; the last is the end of the execution.
+    # Event _STAGES * i + s is of launch i and stage s; the last is the end of the execution.
     end = _STAGES * n_launches
     lanes: list[list[Step]] = []
     for stages, first, step in _cores(n_cores):
@@ -75,7 +75,7 @@ def host_stage_lanes(n_launches: int, n_cores: int) -> tuple[Lane, ...]:
 
 
 def _cores(n_cores: int) -> list[tuple[tuple[int, ...], int, int]]:
-    """By core its stages, its first launch, and how many launches further its next one is."""
+    """By core its stages, its first launch, and the distance to its next launch."""
     if n_cores == 1:
         return [((_TILE, _MEMORY, _LAUNCH), 0, 1)]
     if n_cores == 2:
@@ -86,7 +86,7 @@ def _cores(n_cores: int) -> list[tuple[tuple[int, ...], int, int]]:
 
 
 def _stage_steps(launch: int, stages: Sequence[int]) -> list[Step]:
-    """Some stages of a launch in a row, after the stage before and before the one behind."""
+    """Consecutive stages of a launch, after the previous stage and before the next."""
     at = _STAGES * launch
     steps: list[Step] = [] if stages[0] == _TILE else [Wait(at + stages[0] - 1)]
     steps.append(Run(at + stages[0], at + stages[-1] + 1))
@@ -96,7 +96,7 @@ def _stage_steps(launch: int, stages: Sequence[int]) -> list[Step]:
 
 
 def predict_host_stages(costs: Sequence[LaunchCosts], n_cores: int) -> HostStagesForecast:
-    """How long the device waits where so many cores of the host prepare launches at new sizes.
+    """Predict how long the device waits while host cores prepare launches at new sizes.
 
     Args:
         costs: of each launch, in order.

@@ -14,28 +14,29 @@ from offload.plan.steps import Lane, LaneKind, Record, Run, Step, Wait, launch_l
 
 
 def default_lane_evaluations(n_launches: int) -> int:
-    """What is tried where nobody says how much: a thousand launches take ten milliseconds."""
+    """The default number of evaluations: a thousand launches take ten milliseconds."""
     most = _planner.DEFAULT_PLACED_LAUNCHES // max(1, n_launches)
     return min(_planner.DEFAULT_LANE_EVALUATIONS, most)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaneSchedule:
-    """Launches on lanes, each lane's in recorded order, and who waits for whom.
+    """Launches on lanes, each lane's in recorded order, and the waits between lanes.
 
-    An execution begins when the one before has ended: the first lane waits for the others at its
-    end, and others for that at their begin, unless waits between launches order them already.
+    An execution begins when the previous one has ended: the first lane waits for the others at its
+    end, and the others wait for that at their beginning, unless waits between launches already
+    order them.
 
     Attributes:
-        lanes: their steps, as many lanes as are used.
+        lanes: the steps of each used lane.
         lane_of: of each launch.
-        n_waits: in an execution, for launches of another lane: as few as the lanes allow.
-        n_boundary_waits: beside them, those between one execution and the next.
-        predicted_ns: of an execution, by the simulation of its steps; a wait takes the lane that
-            waits `synchronisation_ns`.
+        n_waits: waits of an execution for launches of another lane: as few as the lanes allow.
+        n_boundary_waits: further waits between one execution and the next.
+        predicted_ns: of an execution, by simulation of its steps; a wait costs the waiting lane
+            `synchronisation_ns`.
         sequential_ns: of all launches on one lane.
-        lower_bound_ns: no lanes take less.
-        method: what found it: `one lane`, a list, or `search`.
+        lower_bound_ns: no assignment to lanes takes less.
+        method: how it was found: `one lane`, a list, or `search`.
         n_evaluations: of the search.
     """
 
@@ -58,21 +59,22 @@ def schedule_lanes(
     synchronisation_ns: float = 0.0,
     max_evaluations: int | None = None,
 ) -> LaneSchedule:
-    """Give each launch one of several lanes, so that an execution ends early.
+    """Assign each launch to one of several lanes, so that an execution ends early.
 
-    Tries one lane and lists of launches, then lanes of launches on the critical path. The search is
-    counted, never timed. The prediction is never longer than that of one lane.
+    Tries one lane and list schedules, then other lanes for launches on the critical path. The
+    search is counted, never timed. The prediction is never longer than that of one lane.
 
     Args:
-        launch_ns: what each launch takes.
-        conflicts: a launch and a later one that keep their order, as `launch_conflicts` tells them.
-        n_lanes: as many may be used, 1 to 64.
-        synchronisation_ns: what a wait for another lane takes.
-        max_evaluations: lanes that the search may try; None: `default_lane_evaluations`.
+        launch_ns: the duration of each launch.
+        conflicts: pairs of a launch and a later one that keep their order, as from
+            `launch_conflicts`.
+        n_lanes: the most lanes to use, 1 to 64.
+        synchronisation_ns: the cost of a wait for another lane.
+        max_evaluations: assignments that the search may try; None: `default_lane_evaluations`.
 
     Raises:
-        PlanError: a duration is negative or not finite, a conflict is not of a launch and a later
-            one, or the number of lanes or evaluations is out of range.
+        PlanError: a duration is negative or not finite, a conflict is not a pair of a launch and a
+            later one, or the number of lanes or evaluations is out of range.
     """
     pairs = [number for one in conflicts for number in one]
     if max_evaluations is None:
@@ -117,7 +119,7 @@ _NOTHING = -1
 
 
 class _LaneSteps:
-    """Steps of lanes, made of what waits for what."""
+    """The steps of lanes, made from waits."""
 
     def __init__(
         self,
@@ -139,11 +141,11 @@ class _LaneSteps:
         self.n_waiting = [len(self._waits.get(launch, ())) for launch in range(len(lane_of))]
 
     def lanes(self) -> tuple[Lane, ...]:
-        """The lanes; `n_waiting` then has also what lanes wait for at their begin."""
+        """The lanes; `n_waiting` then includes waits at the beginning of lanes."""
         if self._n_lanes == 1:
             return (launch_lane(len(self._lane_of)),)
         steps: list[list[Step]] = [[] for _ in range(self._n_lanes)]
-        begins = [_NOTHING] * self._n_lanes  # of a run that goes on up to the launch in `ends`
+        begins = [_NOTHING] * self._n_lanes  # of a run that continues up to the launch in `ends`
         ends = [_NOTHING] * self._n_lanes
         for lane in self._held:
             steps[lane].append(Wait(self._end, age=1))

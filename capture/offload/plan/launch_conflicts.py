@@ -1,4 +1,4 @@
-"""Which launches of a Program must keep their order, on however many lanes they run."""
+"""Launches of a Program that must keep their order, on any number of lanes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _UNSEEN = Effect(EffectKind.UNSEEN)
 
 
 def launch_conflicts(program: Program) -> tuple[Conflict, ...]:
-    """Pairs of launches that touch the same Value or effect, one of them writing.
+    """Pairs of launches that touch the same Value or effect, at least one writing.
 
-    Who touches a Value first makes it. Inputs that share memory are one. Unseen work keeps its
-    order with all else, and a guard with what callers can see and with other effects: an execution
-    may end there, before anything of that has changed. Pairs that others imply are mostly left out.
+    The first launch that touches a Value makes it. Inputs that share memory count as one. Unseen
+    work keeps its order with everything, and a guard with state that callers can see and with other
+    effects: an execution may end there, before any of that has changed. Pairs that others imply are
+    mostly left out.
     """
     shared = _shared_inputs(program)
     found: set[Conflict] = set()
-    writers: dict[object, int] = {}  # the last one of each Value and effect
+    writers: dict[object, int] = {}  # the last writer of each Value and effect
     readers: dict[object, list[int]] = {}  # since then
     for launch in program.launches:
         for what, is_write in _touches(program, launch, writers, shared):
@@ -40,7 +41,7 @@ def launch_conflicts(program: Program) -> tuple[Conflict, ...]:
 def _touches(
     program: Program, launch: Launch, writers: dict[object, int], shared: Mapping[int, int]
 ) -> Iterator[tuple[object, bool]]:
-    """What a launch touches, and whether it writes."""
+    """Yield what a launch touches, and whether it writes it."""
     for value in dict.fromkeys((*launch.reads, *launch.writes)):
         is_made = program.values[value].role in PLACED_ROLES and value not in writers
         yield shared.get(value, value), value in launch.writes or is_made
@@ -55,7 +56,7 @@ def _touches(
 
 
 def _shared_inputs(program: Program) -> dict[int, int]:
-    """By Value of an input that shares memory with others, the one that stands for all of them."""
+    """By Value of an input that shares memory with others, their representative."""
     found: dict[int, int] = {}
     for one in program.overlaps:
         first, second = (

@@ -1,4 +1,4 @@
-"""When each Value must exist."""
+"""The live ranges of Values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from offload.program import PLACED_ROLES, Program
 
 
 def value_lifetimes(program: Program, lanes: Sequence[Lane] = ()) -> tuple[Lifetime, ...]:
-    """For each Value the launches between which it must exist.
+    """For each Value, the launches between which it must exist.
 
     An activation lives from its first launch to after its last; inputs, weights and outputs live
     for the whole execution. A Value that no launch touches has an empty lifetime. Where lanes wait
-    for one another at the begin of an execution nothing of another one is there meanwhile.
+    for one another at the beginning of an execution, no Value of another execution exists
+    meanwhile.
 
     Args:
-        program: has the Values.
-        lanes: that carry launches out at once; none: they run in recorded order.
+        program: the Program of the Values.
+        lanes: the lanes that run launches concurrently; empty: launches run in recorded order.
 
     Raises:
         PlanError: lanes wait for one another, or launches are left out or run twice.
@@ -43,7 +44,7 @@ def value_lifetimes(program: Program, lanes: Sequence[Lane] = ()) -> tuple[Lifet
 
 
 def lane_graph(program: Program, lanes: Sequence[Lane]) -> NodeGraph:
-    """The launches of an execution as a graph whose edges are what the steps of lanes order.
+    """The launches of an execution as a graph whose edges are the order of the lanes' steps.
 
     Raises:
         PlanError: as `value_lifetimes`.

@@ -10,16 +10,16 @@ from offload.errors import PlanError
 from offload.native import _planner
 
 DEFAULT_SEARCH_STEPS = _planner.DEFAULT_SEARCH_STEPS
-"""What planning a program affords: about a tenth of a second at the worst."""
+"""The search limit for planning a program: at most about a tenth of a second."""
 
 THOROUGH_SEARCH_STEPS = 3_000_000_000
-"""What someone waits for who plans memory and nothing else: about ten seconds at the worst."""
+"""The search limit where only memory is planned: at most about ten seconds."""
 
 _LARGEST = 2**63 - 1
 
 
 def round_up(number: int, unit: int) -> int:
-    """The least multiple of the unit that is no less."""
+    """The least multiple of the unit that is at least the number."""
     return -(-number // unit) * unit
 
 
@@ -43,9 +43,9 @@ class Placement:
         offsets_bytes: one offset for each interval, in the order given.
         arena_bytes: the largest offset plus aligned size.
         lower_bound_bytes: no placement has a smaller arena.
-        method: what found it: a greedy order such as `size first-fit`, or `search`; `empty` if no
-            interval takes memory.
-        steps: steps that the search took; 0 if a greedy order met the bound or the capacity.
+        method: how it was found: a greedy order such as `size first-fit`, or `search`; `empty` if
+            no interval takes memory.
+        steps: steps of the search; 0 if a greedy order met the bound or the capacity.
     """
 
     offsets_bytes: tuple[int, ...]
@@ -69,13 +69,13 @@ def place_intervals(
     placement. The result has passed `check_placement`.
 
     Args:
-        intervals: what is placed.
+        intervals: the values to place.
         alignment_bytes: a power of two. Every offset is a multiple of it, and sizes count as
             rounded up to it.
-        capacity_bytes: an arena that is small enough. If none is found that small, the result is
-            the best placement found; the caller compares `arena_bytes`.
-        search_steps: visits to values and steps of the program that the search may make, some
-            three nanoseconds each. 0 turns it off.
+        capacity_bytes: a sufficient arena size. If no placement meets it, the result is the best
+            placement found; the caller compares `arena_bytes`.
+        search_steps: visits to values and program steps that the search may make, some three
+            nanoseconds each. 0 turns it off.
 
     Returns:
         The placement with the smallest arena found, or the first to meet the capacity.
@@ -94,12 +94,12 @@ def place_intervals(
 
 
 def check_placement(intervals: Sequence[Interval], offsets_bytes: Sequence[int]) -> None:
-    """Check a placement, whoever made it.
+    """Check a placement from any planner.
 
     Raises:
         PlanError: two intervals overlap both in time and in bytes (the message names them), an
-            offset is negative, or the number of offsets is not that of intervals; or the intervals
-            are such as `place_intervals` refuses.
+            offset is negative, the numbers of offsets and intervals differ, or `place_intervals`
+            would refuse the intervals.
     """
     _planner.check_placement(*_columns(intervals), _integers(offsets_bytes))
 

@@ -1,8 +1,8 @@
-"""Edges of a device's graph whose launches run on several lanes: what of the captured order stays.
+"""Edges of a graph whose launches run on several lanes: the necessary part of captured order.
 
-A capture records one stream, so that each node waits for the one before it. Of that order a graph
-needs less: what launches do to one another's bytes, and what the Steps of lanes say. Nothing is
-ever ordered that the capture did not order so.
+A capture records one stream, so each node waits for the one before it. A graph needs only part of
+that order: conflicts of launches over bytes, and the Steps of lanes. Nodes are never ordered
+otherwise than in the capture.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def node_conflicts(
 ) -> tuple[Conflict, ...]:
     """Pairs of launches that must keep their order, by the Program and by the nodes of its graph.
 
-    Besides what `launch_conflicts` tells: launches one of which is known to touch a Value by its
-    nodes alone; those that share an operator's scratch memory; inputs that share memory; and
-    launches on both sides of a node that no launch made, which waits for all before it.
+    Besides the pairs of `launch_conflicts`: launches of which one is known to touch a Value only
+    from its nodes; launches that share an operator's scratch memory, or inputs that share memory;
+    and launches on both sides of a node that no launch made, which waits for all before it.
 
     Args:
-        program: the scratch Values included.
+        program: including scratch Values.
         graph: as captured; it says which launch made each node.
-        apart: scratch Values that are not shared in the end, since each lane gets one of its own.
+        apart: scratch Values that are not shared in the end, since each lane gets its own.
     """
     found = set(launch_conflicts(program))
     known: dict[int, set[int]] = {}
@@ -46,7 +46,7 @@ def node_conflicts(
             found.update(itertools.pairwise(users))
             continue
         for one in users:
-            if one not in known.get(value.index, ()):  # whether it reads or writes nobody knows
+            if one not in known.get(value.index, ()):  # unknown whether it reads or writes
                 found.update((min(one, other), max(one, other)) for other in users if one != other)
     found.update(_of_shared_inputs(program))
     found.update(_around_strays(graph))
@@ -54,7 +54,7 @@ def node_conflicts(
 
 
 def _of_shared_inputs(program: Program) -> Iterator[Conflict]:
-    """Launches of which one writes an input, the other uses another one in the same memory."""
+    """Yield pairs: one writes an input, the other uses another input on the same memory."""
     for overlap in program.overlaps:
         first, second = (program.inputs[leaf].value for leaf in (overlap.first, overlap.second))
         for one, other in itertools.product(program.launches, repeat=2):
@@ -79,13 +79,13 @@ def lane_edges(
 ) -> tuple[tuple[int, int], ...]:
     """The fewest edges by which nodes keep their order in lanes of launches.
 
-    Nodes of one launch keep the order that they were captured in, nodes of two launches where the
-    steps of lanes order these, and nodes that no launch made with all others. Edges that others
-    imply are left out. Each is a full one: what an edge that lets kernels overlap allowed, a node
-    that follows several others need not have.
+    Nodes of one launch keep their captured order, nodes of two launches that of the steps of lanes,
+    if any, and nodes that no launch made keep their order with all others. Implied edges are left
+    out. Every edge is full: what an edge that lets kernels overlap allows need not hold for a node
+    that follows several others.
 
     Args:
-        program: its launches are what lanes run.
+        program: the Program whose launches the lanes run.
         graph: as captured.
         lanes: of its launches, from conflicts that `node_conflicts` gave.
 
@@ -95,7 +95,7 @@ def lane_edges(
     before = _launches_before(len(program.launches), lane_graph(program, lanes).edges)
     order = topological_order(graph)
     place = {node: at for at, node in enumerate(order)}
-    # Numbered by their places, a node's latest predecessor is the highest bit.
+    # With nodes numbered by position, the latest predecessor is the highest bit.
     in_order = NodeGraph(
         graph.n_nodes, tuple((place[one], place[other]) for one, other in graph.edges), ()
     )
@@ -110,7 +110,7 @@ def lane_edges(
         if launch >= 0
     }
     found: list[tuple[int, int]] = []
-    kept = [0] * graph.n_nodes  # for each node those before it by the edges that were found
+    kept = [0] * graph.n_nodes  # for each node, those before it by the edges found
     for at, launch in enumerate(launches):
         missing = earlier[at] & (ordered_with[launch] if launch >= 0 else -1)
         while missing:
@@ -122,10 +122,10 @@ def lane_edges(
 
 
 def earlier_nodes(graph: NodeGraph) -> tuple[list[int], list[int]]:
-    """An order that all edges allow, and for each node those before it by any edges, as bits.
+    """An order that all edges allow, and for each node its predecessors by any edges, as bits.
 
     Raises:
-        PlanError: the edges form a cycle, or name a node that there is not.
+        PlanError: the edges form a cycle, or name a node that does not exist.
     """
     order = topological_order(graph)
     after: list[list[int]] = [[] for _ in range(graph.n_nodes)]
@@ -139,7 +139,7 @@ def earlier_nodes(graph: NodeGraph) -> tuple[list[int], list[int]]:
 
 
 def _launches_before(n_launches: int, edges: Sequence[tuple[int, int]]) -> list[set[int]]:
-    """For each launch all that end before it, launches without nodes included."""
+    """For each launch, all launches that end before it, including those without nodes."""
     graph = NodeGraph(n_launches, tuple(edges), ())
     _, earlier = earlier_nodes(graph)
     return [set(_bits(one)) for one in earlier]
@@ -160,10 +160,10 @@ def _union(sets: Iterator[int]) -> int:
 
 
 def lane_of_launches(n_launches: int, lanes: Sequence[Lane]) -> tuple[int, ...]:
-    """By launch the lane that runs it.
+    """The lane of each launch.
 
     Raises:
-        PlanError: none does.
+        PlanError: a launch is on no lane.
     """
     found = [-1] * n_launches
     for index, lane in enumerate(lanes):

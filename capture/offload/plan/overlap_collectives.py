@@ -1,9 +1,9 @@
 """Orders of a Program's launches in which collectives are exchanged while launches run.
 
-The launches keep every order that their bytes and effects need (`launch_conflicts`). Beside these,
-no launch that starts a collective moves behind one that waits, where it came before it. So a new
-order only takes away what makes a start follow a wait: ranks that did not wait for one another in a
-circle before do not in any new orders, whichever each of them takes.
+The launches keep every order that their bytes and effects require (`launch_conflicts`). In
+addition, no start of a collective moves behind a wait that it preceded. So a new order only removes
+dependencies of starts on waits: ranks that had no cyclic wait before have none in any new orders,
+whichever order each rank takes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from offload.program.rewrite import Rewritten, rewrite
 
 RECORDED = "recorded order"
 
-# How many collectives may be under way at once in the orders that are tried; None: any number.
+# Limits of concurrent collectives in the orders that are tried; None: any number.
 _IN_FLIGHT = (None, 4, 2, 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CollectiveOrder:
-    """An order of launches, and what it takes.
+    """An order of launches, and its duration.
 
     Attributes:
         order: the recorded indices of the launches, in the order in which they run.
-        predicted_ns: of an execution, by the simulation of its Steps.
-        method: what found it.
+        predicted_ns: of an execution, by simulation of its Steps.
+        method: how it was found.
     """
 
     order: tuple[int, ...]
@@ -45,7 +45,7 @@ class CollectiveOrder:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether launches run as they were recorded."""
+        """Whether launches run in recorded order."""
         return all(at == launch for at, launch in enumerate(self.order))
 
 
@@ -62,19 +62,18 @@ def in_order(program: Program, order: Sequence[int]) -> Rewritten:
 def overlap_collectives(program: Program, times: CollectiveTimes) -> tuple[CollectiveOrder, ...]:
     """Find orders in which launches run while collectives are exchanged.
 
-    Lists of launches: a collective is started as soon as its inputs are there, and waited for
-    once nothing else is left to do, or once it has ended. What runs meanwhile is taken in recorded
-    order, or by the longest chain of launches and collectives behind it (list scheduling; T. Adam,
-    K. Chandy, J. Dickson, "A Comparison of List Schedules for Parallel Processing Systems", 1974).
-    Other orders limit how many collectives are under way, and with them the memory that these keep.
+    List scheduling: a collective is started as soon as its inputs are there, and waited for once no
+    other launch is ready, or once it has ended. Launches meanwhile are taken in recorded order, or
+    by the longest chain of launches and collectives behind them (T. Adam, K. Chandy, J. Dickson, "A
+    Comparison of List Schedules for Parallel Processing Systems", 1974). Other orders limit the
+    number of concurrent collectives, and thus the memory that these hold.
 
     Args:
-        program: of launches that were seen.
-        times: what launches and collectives take.
+        program: of observed launches.
+        times: the durations of launches and collectives.
 
     Returns:
-        Orders from the quickest by simulation on, the recorded one among them. None behind the
-        recorded one.
+        Orders from the quickest by simulation on, ending with the recorded order.
 
     Raises:
         PlanError: the durations are not of this Program's launches.
@@ -97,7 +96,7 @@ def overlap_collectives(program: Program, times: CollectiveTimes) -> tuple[Colle
 
 
 def lower_bound_ns(program: Program, times: CollectiveTimes) -> float:
-    """No order of launches takes less: all launches, or all that one group exchanges."""
+    """A lower bound of any order: all launches, or all exchanges of one group."""
     of_groups: dict[str, float] = {}
     for one in started_collectives(program):
         taken_ns = of_groups.get(one.group, 0.0) + times.transfer_ns[one.start]
@@ -113,7 +112,7 @@ def _simulated_ns(program: Program, order: Sequence[int], times: CollectiveTimes
 
 
 class _Lists:
-    """Lists of the launches of a Program, of which so many collectives are under way at most."""
+    """List schedules of a Program's launches, with a limit of concurrent collectives."""
 
     def __init__(self, program: Program, times: CollectiveTimes, n_in_flight: int | None) -> None:
         self._n_launches = len(program.launches)
@@ -131,14 +130,14 @@ class _Lists:
             self._n_before[second] += 1
 
     def orders(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The method, and the order that it gives."""
+        """Yield each method with its order."""
         recorded = [float(launch) for launch in range(self._n_launches)]
         yield "as early as inputs, as late as readers", self._order(recorded, late_waits=True)
         chains = [-ns for ns in self._chains_ns()]
         yield "longest chain first", self._order(chains, late_waits=False)
 
     def _starts_before_waits(self, program: Program) -> Iterator[Conflict]:
-        """A start stays before the waits behind it; starts of one group keep their order anyway."""
+        """Yield pairs of a start and a later wait; starts of one group keep their order anyway."""
         last: dict[str, int] = {}
         for launch in program.launches:
             if launch.waits:
@@ -147,14 +146,14 @@ class _Lists:
                 last[self._started[launch.index].group] = launch.index
 
     def _limited(self, n_in_flight: int) -> Iterator[Conflict]:
-        """A start stays behind the wait for the one that was started so many before."""
+        """Yield pairs of a wait and the start that is `n_in_flight` collectives later."""
         behind: list[StartedCollective] = [one for one in self._collectives if one.waits]
         for one, other in zip(behind, behind[n_in_flight:], strict=False):
             if one.waits[0] < other.start:
                 yield one.waits[0], other.start
 
     def _chains_ns(self) -> list[float]:
-        """By launch what takes the longest from its begin on."""
+        """By launch, the longest chain from its begin on."""
         chains = [0.0] * self._n_launches
         for launch in reversed(range(self._n_launches)):
             behind_ns = max((chains[one] for one in self._behind[launch]), default=0.0)
@@ -167,16 +166,16 @@ class _Lists:
         return chains
 
     def _order(self, priority: Sequence[float], *, late_waits: bool) -> tuple[int, ...]:
-        """Run what is ready: starts, then by priority, and a wait that blocks if nothing else is.
+        """Run ready launches: starts, then by priority; a blocking wait only if alone ready.
 
         Args:
-            priority: of each launch; the least is taken first.
-            late_waits: a wait is taken when nothing else is ready, whether it blocks or not.
+            priority: of each launch; the least is first.
+            late_waits: waits, blocking or not, are taken only when nothing else is ready.
         """
         n_before = list(self._n_before)
         starts: list[int] = []
         others: list[tuple[float, int]] = []
-        waits: list[tuple[float, int]] = []  # by when their collectives have ended
+        waits: list[tuple[float, int]] = []  # by the end of their collectives
         ends_ns: dict[int, float] = {}
         free_ns: dict[str, float] = {}
         now_ns = 0.0

@@ -1,4 +1,4 @@
-"""Cuts a Program's tasks, in recorded order, into stages of a pipeline."""
+"""Cuts a Program's tasks, in recorded order, into pipeline stages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from offload.program import Program, Role
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PipelineStages:
-    """Stages in a row, each of which runs on a rank.
+    """Consecutive stages, each of which runs on a rank.
 
     Attributes:
         launches: of each stage, in recorded order.
-        stage_ns: what the launches of each stage take for one micro-batch.
-        received_ns: what each stage takes at most to receive what the stages before it made.
-        n_micro_batches: of one call.
-        predicted_ns: of a call, by the simulation of its Steps.
+        stage_ns: the duration of each stage's launches for one micro-batch.
+        received_ns: the longest time of each stage to receive results of earlier stages.
+        n_micro_batches: micro-batches of one call.
+        predicted_ns: of a call, by simulation of its Steps.
         sequential_ns: of all launches for all micro-batches on one rank.
         lower_bound_ns: of a micro-batch; no placement on as many processors has a shorter period.
     """
@@ -39,21 +39,21 @@ class PipelineStages:
 
     @property
     def period_ns(self) -> float:
-        """What the slowest stage takes for a micro-batch."""
+        """The time of the slowest stage for a micro-batch."""
         return max(map(sum, zip(self.stage_ns, self.received_ns, strict=True)))
 
 
 def cut_stages(
     program: Program, tasks: ProgramTasks, link: Link, n_stages: int, n_micro_batches: int
 ) -> PipelineStages:
-    """Cut tasks so that the slowest stage takes as little as possible.
+    """Cut tasks so that the slowest stage is as short as possible.
 
     All cuts are tried, by dynamic programming over the position of the last one (linear partition;
-    S. Skiena, "The Algorithm Design Manual", section on dynamic programming). A stage takes its
-    launches and the transfer of all that crosses the cut before it.
+    S. Skiena, "The Algorithm Design Manual", section on dynamic programming). The cost of a stage
+    is that of its launches and of the transfer of all data that cross the cut before it.
 
     Args:
-        program: whose launches the tasks are.
+        program: the Program of the tasks' launches.
         tasks: in recorded order, each with a cost on the first processor.
         link: between two stages.
         n_stages: at least 1.
@@ -91,10 +91,10 @@ def cut_stages(
 
 
 def _received_ns(program: Program, tasks: ProgramTasks, link: Link) -> list[float]:
-    """By task what a transfer takes of all that crosses a cut before it; 0 before the first."""
+    """By task, the transfer time of data that cross a cut before it; 0 before the first."""
     n_tasks = len(tasks.launches)
     task_of = {launch: task for task, of in enumerate(tasks.launches) for launch in of}
-    spans = {view.value: (0, 0) for view in program.inputs}  # by Value its maker, its last reader
+    spans = {view.value: (0, 0) for view in program.inputs}  # by Value, its maker and last reader
     for launch in program.launches:
         task = task_of[launch.index]
         for value in launch.touched():
@@ -104,7 +104,7 @@ def _received_ns(program: Program, tasks: ProgramTasks, link: Link) -> list[floa
     for result in program.results:
         value = result.view.value
         spans[value] = spans.get(value, (0, 0))[0], n_tasks - 1
-    more_bytes = [0] * (n_tasks + 1)  # that cross, beyond those that cross one cut before
+    more_bytes = [0] * (n_tasks + 1)  # crossing bytes beyond those at the cut before
     for value, (maker, last) in spans.items():
         more_bytes[maker + 1] += program.values[value].size_bytes
         more_bytes[last + 1] -= program.values[value].size_bytes
@@ -118,11 +118,11 @@ def _received_ns(program: Program, tasks: ProgramTasks, link: Link) -> list[floa
 def _best_cuts(
     costs_ns: Sequence[float], received_ns: Sequence[float], n_stages: int
 ) -> tuple[int, ...]:
-    """The first task of each stage but the first."""
+    """The first task of each stage except the first."""
     n_tasks = len(costs_ns)
     before = [0.0, *itertools.accumulate(costs_ns)]
     infinite = float("inf")
-    # By number of tasks, the slowest of as many stages as were cut, and where the last one begins.
+    # By number of tasks, the slowest of the stages cut so far, and the begin of the last stage.
     slowest = [0.0] + [infinite] * n_tasks
     begins: list[list[int]] = []
     for stage in range(n_stages):
@@ -148,7 +148,7 @@ def _best_cuts(
 def _predicted_ns(
     stage_ns: Sequence[float], received_ns: Sequence[float], n_micro_batches: int
 ) -> float:
-    """A call whose stages have a lane each: a stage receives a micro-batch, and runs it."""
+    """Simulate a call with a lane for each stage, which receives a micro-batch and runs it."""
     n_stages = len(stage_ns)
     done = n_stages * n_micro_batches
     lanes = []

@@ -23,14 +23,14 @@ def place_lifetimes(
     alignment_bytes: int,
     search_steps: int = DEFAULT_SEARCH_STEPS,
 ) -> Placement:
-    """Give every Value an offset so that no two share bytes that may exist at once.
+    """Give every Value an offset so that no two with overlapping lifetimes share bytes.
 
     Args:
-        lifetimes: of the same chains; of one as `place_intervals`, of several by
+        lifetimes: over the same chains; one chain is placed by `place_intervals`, several by
             native/plan/partial_placement.cpp, whose result need not be the least.
         sizes_bytes: of the Values.
         alignment_bytes: a power of two; every offset is a multiple of it.
-        search_steps: that a search may take.
+        search_steps: the limit of a search.
 
     Raises:
         PlanError: as `place_intervals`.
@@ -52,10 +52,10 @@ def place_lifetimes(
 def check_lifetimes(
     lifetimes: Sequence[Lifetime], sizes_bytes: Sequence[int], offsets_bytes: Sequence[int]
 ) -> None:
-    """Check a placement, whoever made it.
+    """Check a placement from any planner.
 
     Raises:
-        PlanError: two Values share bytes that may exist at once, or an offset is negative.
+        PlanError: two Values with overlapping lifetimes share bytes, or an offset is negative.
     """
     if any(one.beside for one in lifetimes):
         columns = _columns(lifetimes, sizes_bytes)

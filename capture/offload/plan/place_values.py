@@ -27,17 +27,17 @@ def place_values(
     """Plan the memory of a Program.
 
     Args:
-        program: what is placed.
+        program: the Program to place.
         machine: gives the alignment.
-        operator_allocated: activations whose operator can only return memory of its own; each
-            gets a slot of its own instead of a place in the feature map.
-        lifetimes: for each Value when it must exist; by default counted in launches, which run
-            one after the other.
+        operator_allocated: activations whose operator can only return its own memory; each gets its
+            own slot instead of a place in the feature map.
+        lifetimes: the live range of each Value; by default counted in launches, which run one after
+            another.
 
     Returns:
-        A Plan in which every activation and scratch Value lies in the feature map for just its
-        lifetime, every input, output and weight at the base of its own slot, and all that is
-        derived in one slot. Host constants have none. The same program gives the same Plan.
+        A Plan in which every activation and scratch Value lies in the feature map for exactly its
+        lifetime, every input, output and weight at the base of its own slot, and all derived Values
+        in one slot. Host constants have no place. The same program gives the same Plan.
     """
     lifetimes = value_lifetimes(program) if lifetimes is None else tuple(lifetimes)
     shared = [
@@ -75,7 +75,7 @@ def _slots_and_places(
     operator_allocated: Set[int],
     alignment_bytes: int,
 ) -> tuple[tuple[Slot, ...], tuple[Place | None, ...]]:
-    """A slot for each input, output, weight and operator's own Value, and one for what is left."""
+    """A slot for each input, output, weight and operator-allocated Value, and one for the rest."""
     slots: list[Slot] = []
     places: list[Place | None] = [None] * len(program.values)
 

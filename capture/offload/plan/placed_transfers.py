@@ -1,4 +1,4 @@
-"""Transfers between the memories of devices: what an execution of placed segments copies, when."""
+"""Transfers between the memories of devices in an execution of placed segments."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence, Set
 from offload.errors import PlanError
 
 INPUTS = -1
-"""The producer of what the caller gives: it has ended before any segment begins."""
+"""The producer of the caller's inputs: it ends before any segment begins."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedSegmentValues:
-    """What a segment reads and gives, and where.
+    """The Values that a segment reads and gives, and its memory.
 
     Attributes:
         memory: the number of the memory in which it runs.
         inputs: the Values of the whole Program that it takes, each once.
-        outputs: those that it makes and others read, or the caller sees.
+        outputs: the Values that it makes and that others read or the caller sees.
     """
 
     memory: int
@@ -28,15 +28,15 @@ class PlacedSegmentValues:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedTransfer:
-    """Values that one segment has made, copied together from its memory to another one.
+    """Values made by one segment and copied together from its memory to another.
 
-    It begins as soon as the segment has ended, and what reads the copies waits for it.
+    It begins as soon as the segment has ended; readers of the copies wait for it.
 
     Attributes:
-        producer: the segment that has made them, or `INPUTS`.
+        producer: the segment that made them, or `INPUTS`.
         origin, target: numbers of memories.
-        values: each whole; none of them is copied to this memory by another transfer.
-        consumers: the segments that read copies, ascending; none where the caller alone does.
+        values: each as a whole; no other transfer copies them to this memory.
+        consumers: the segments that read copies, ascending; empty where only the caller does.
     """
 
     producer: int
@@ -49,15 +49,15 @@ class PlacedTransfer:
 def placed_transfers(
     segments: Sequence[PlacedSegmentValues], home: int, returned: Set[int]
 ) -> tuple[PlacedTransfer, ...]:
-    """The least transfers by which each segment finds what it reads in its own memory.
+    """The fewest transfers that bring each segment's inputs into its memory.
 
-    A Value is copied once to each memory in which it is read, straight from where it was made; what
-    goes the same way is one transfer. Those of one producer are in the order in which their first
-    readers run, what the caller alone reads last.
+    A Value is copied once to each memory in which it is read, directly from its origin; Values with
+    the same path form one transfer. Transfers of one producer are in the order of their first
+    readers; those that only the caller reads are last.
 
     Args:
         segments: in an order in which they may run.
-        home: the memory of inputs and of what the caller sees.
+        home: the memory of inputs and of returned Values.
         returned: the Values that the caller sees.
     """
     made = {value: at for at, one in enumerate(segments) for value in one.outputs}
@@ -97,15 +97,15 @@ def check_placed_transfers(
     home: int,
     returned: Set[int],
 ) -> None:
-    """Prove that transfers bring everything where it is read, and nothing twice or in vain.
+    """Prove that transfers bring every Value to its readers, never twice or unread.
 
-    It executes segments and transfers in order, and shares no code with what plans them.
+    Executes segments and transfers in order, and shares no code with their planner.
 
     Raises:
-        PlanError: a segment or the caller would read what is not there, or something is copied
-            that is not there yet, that is there already, or that nobody reads there.
+        PlanError: a segment or the caller would read a Value that is not there; or a Value is
+            copied that is not there yet, is at the target already, or is not read there.
     """
-    there: dict[int, set[int]] = {}  # by Value the memories that have it
+    there: dict[int, set[int]] = {}  # by Value, the memories that hold it
     copied: dict[tuple[int, int], PlacedTransfer] = {}
 
     def carried_out(producer: int) -> None:

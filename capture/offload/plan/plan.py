@@ -12,7 +12,7 @@ from offload.plan.streaming import Streaming
 
 
 class SlotKind(enum.StrEnum):
-    """What kind of allocation a Slot stands for; the order is the order of slots in a Plan."""
+    """The kind of allocation of a Slot; the order is the order of slots in a Plan."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -27,7 +27,7 @@ class Slot:
     """A logical allocation whose base address is known only at an execution.
 
     Attributes:
-        kind: who allocates: the caller (input, output, weight), the arena (feature_map), the
+        kind: the allocator: the caller (input, output, weight), the arena (feature_map), the
             operator that makes the Value (operator), or the executable for as long as it is open
             (derived: one slot for all).
         size_bytes: bytes that lie at the base address.
@@ -50,16 +50,17 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lifetime:
-    """When a Value must exist.
+    """The live range of a Value.
 
-    What is executed is cut in chains, each of whose steps run in order: the launches of a lane, or
-    nodes of a graph of which each one follows the one before. A lifetime is over before another one
-    begins if in no chain its `last` is beyond the other's `first`. Of one chain it is an interval.
+    An execution is cut into chains whose steps run in order: the launches of a lane, or nodes of a
+    graph of which each follows the one before. A lifetime is over before another begins if in no
+    chain its `last` is beyond the other's `first`. With one chain it is an interval.
 
     Attributes:
-        first: so many steps of the first chain have ended, whatever the timing, before it begins.
-        last: so many of them must have for it to be over.
-        beside: the same two of each further chain.
+        first: the number of steps of the first chain that have ended, whatever the timing, before
+            it begins.
+        last: the number of them that must have ended for it to be over.
+        beside: the same two numbers for each further chain.
     """
 
     first: int
@@ -79,7 +80,7 @@ class Lifetime:
         return ((self.first, self.last), *self.beside)
 
     def precedes(self, other: Lifetime) -> bool:
-        """Whether it is over before another one, of the same chains, begins."""
+        """Whether it is over before another, over the same chains, begins."""
         return all(
             last <= first for (_, last), (first, _) in zip(self.chains, other.chains, strict=True)
         )
@@ -87,16 +88,16 @@ class Lifetime:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NodeGraph:
-    """What a device runs in place of a sequence of launches, and who touches what.
+    """The graph that a device runs in place of a sequence of launches, with the nodes' accesses.
 
     Attributes:
         n_nodes: nodes are numbered from 0 in any order.
         edges: `(before, after)`: the second begins when the first has ended.
-        touches: for each Value of the Program the nodes that may read or write it.
-        overlapping: those edges whose second node may begin before the first has ended, and waits
-            by itself before it touches what an allocator gives in the order of launches. What it
-            only reads, as weights, it may read before.
-        launches: for each node the launch that made it, -1 where none did; empty where nobody asks.
+        touches: for each Value of the Program, the nodes that may read or write it.
+        overlapping: edges whose second node may begin before the first has ended, and itself waits
+            before it touches memory that an allocator gives in the order of launches. Memory that
+            it only reads, such as weights, it may read before.
+        launches: for each node the launch that made it, or -1; empty if not requested.
     """
 
     n_nodes: int
@@ -112,22 +113,22 @@ class Plan:
 
     Attributes:
         slots: inputs, outputs, weights, the feature map (always one), operator-allocated Values,
-            derived Values (one or none).
-        places: for each Value of the Program where it lies; None for a Value that nothing uses,
-            and for a host constant, whose address no launch knows.
-        lifetimes: for each Value when it must exist, counted in launches, or where the device
-            runs a graph in that graph's nodes (`graph_lifetimes`).
+            derived Values (at most one slot).
+        places: for each Value of the Program its place; None for an unused Value, and for a host
+            constant, whose address no launch knows.
+        lifetimes: for each Value its live range, counted in launches, or where the device runs a
+            graph in that graph's nodes (`graph_lifetimes`).
         alignment_bytes: of every Value in the feature map.
         feature_map_bytes: size of the feature map.
         lower_bound_bytes: the most bytes alive at once; no feature map can be smaller.
-        unshared_bytes: what the same Values take without sharing memory.
-        method: which ordering or search gave the placement.
+        unshared_bytes: the size of the same Values without sharing memory.
+        method: the ordering or search that gave the placement.
         n_launches: of the Program.
-        streaming: where weights lie and when they are brought there; None: used where they are.
-        launch_lanes: the lanes of launches, where an execution has such; on the CPU each shares the
-            work of a launch with no other thread. None: one, as the device runs it.
-        collective_lanes: of a Program with collectives its launches in order, and beside them a
-            lane for each process group (`plan.collective_lanes`). None: it has none.
+        streaming: where weights lie and when they are brought there; None: they are used in place.
+        launch_lanes: the lanes of launches, if an execution has several; on the CPU each launch
+            runs on its lane's thread alone. None: one lane, as the device runs it.
+        collective_lanes: for a Program with collectives, its launches in order, and beside them a
+            lane for each process group (`plan.collective_lanes`). None: no collectives.
     """
 
     slots: tuple[Slot, ...]
@@ -145,7 +146,7 @@ class Plan:
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
-        """What an execution consists of, in the order of each lane; the first one has launches."""
+        """The steps of an execution, lane by lane; the first lane has launches."""
         if self.launch_lanes is not None:
             return self.launch_lanes
         if self.collective_lanes is not None:
@@ -167,7 +168,7 @@ class Plan:
         """The slot in which a Value lies.
 
         Raises:
-            PlanError: it has no place: nothing uses it, or it is a host constant.
+            PlanError: it has no place: it is unused, or a host constant.
         """
         place = self.places[value]
         if place is None:

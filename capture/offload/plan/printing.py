@@ -1,4 +1,4 @@
-"""Plans as text for people, and as JSON data."""
+"""Plans as text for the user, and as JSON data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLAN_FORMAT, STEPS_FORMAT = "offload plan", "offload steps"
 
 
 def plan_lines(program: Program, plan: Plan) -> Iterator[str]:
-    """The feature map, the slots, and where each Value lies."""
+    """Yield lines on the feature map, the slots, and the place of each Value."""
     yield (
         f"feature map {show_bytes(plan.feature_map_bytes)} "
         f"(lower bound {show_bytes(plan.lower_bound_bytes)}, "
@@ -68,7 +68,7 @@ def _streaming_lines(program: Program, plan: Plan) -> Iterator[str]:
 
 
 def lane_lines(program: Program, plan: Plan) -> Iterator[str]:
-    """The steps of an execution, lane by lane."""
+    """Yield the steps of an execution, lane by lane."""
     n_of_launches = sum(lane.kind is LaneKind.LAUNCHES for lane in plan.lanes)
     is_numbered = n_of_launches > 1 or plan.collective_lanes is not None
     for number, lane in enumerate(plan.lanes):
@@ -89,7 +89,7 @@ def _step_line(step: Step, program: Program, plan: Plan) -> str:
         case Copy(piece) if plan.collective_lanes is not None:
             return f"exchange what launch {piece} starts, {one_line(program.launches[piece].name)}"
         case Copy(piece, ahead):
-            assert plan.streaming is not None  # whose lanes have copies
+            assert plan.streaming is not None  # its lanes have copies
             one = plan.streaming.pieces[piece]
             return (
                 f"copy piece {piece}, {one.size_bytes} bytes of "
@@ -114,7 +114,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 
 
 def steps_data(plan: Plan) -> dict[str, Any]:
-    """The steps of each lane as JSON data: what each does by its name, in lower case."""
+    """The steps of each lane as JSON data: each with its action's name, in lower case."""
     return {
         "format": STEPS_FORMAT,
         "version": 1,

@@ -1,4 +1,4 @@
-"""A Program as tasks that may run on several processors: what belongs together, and what waits."""
+"""Divides a Program into tasks that may run on several processors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class ProgramTasks:
     """A Program's launches as tasks.
 
     Attributes:
-        graph: what is placed.
-        launches: of each task, in recorded order; none of those that stand for the caller.
+        graph: the tasks to place.
+        launches: of each task, in recorded order; empty for tasks that represent the caller.
     """
 
     graph: TaskGraph
@@ -40,22 +40,22 @@ def program_tasks(
 
     A Value that is written more than once is made and written within one task: launches from the
     first that touches it to the last that writes it. Launches that draw random numbers, may end the
-    execution, do what nobody sees, or use an input or a weight that is written stay where the
-    caller's memory and generators are. All others may run wherever they have a cost.
+    execution, do unseen work, or use an input or a weight that is written stay where the caller's
+    memory and generators are. All others may run wherever they have a cost.
 
     Args:
-        program: of launches that were seen.
-        costs_ns: for each launch what it takes on each processor; None: that one cannot run it.
-        processors: which there are.
-        links: what transfers between them take.
-        home: the processor that has the caller's memory.
-        has_ends: two tasks of no launches are added at the end, which stay there: one that gives
-            the inputs, and one that takes the results. For processors with memory of their own.
+        program: of observed launches.
+        costs_ns: for each launch its cost on each processor; None: that processor cannot run it.
+        processors: the processors.
+        links: the costs of transfers between them.
+        home: the processor with the caller's memory.
+        has_ends: two tasks without launches are added at the end and stay there: one gives the
+            inputs, one takes the results. For processors with separate memory.
         counts_values: the memory of a task is that of all Values that it uses, as if each lived
-            throughout: no less than what it takes. Otherwise that of its weights: no more.
+            throughout: an upper bound. Otherwise that of its weights: a lower bound.
 
     Raises:
-        PlanError: the costs are not of all launches, or a launch that stays has no cost there.
+        PlanError: costs of launches are missing, or a launch that stays has no cost at home.
     """
     if len(costs_ns) != len(program.launches):
         raise PlanError(f"expected costs of {len(program.launches)} launches, got {len(costs_ns)}")
@@ -82,8 +82,8 @@ def program_tasks(
 
 
 def task_launches(program: Program) -> list[tuple[int, ...]]:
-    """Launches in recorded order, cut wherever a cut separates nothing that belongs together."""
-    ends = list(range(len(program.launches)))  # by launch the last one that belongs to it
+    """Launches in recorded order, cut wherever nothing that belongs together is split."""
+    ends = list(range(len(program.launches)))  # by launch, the last launch that belongs to it
     first: dict[int, int] = {}
     for launch in program.launches:
         for value in launch.touched():
@@ -112,7 +112,7 @@ def _belongs(program: Program, value: int, launch: Launch, begin: int) -> bool:
 
 
 def staying_launches(program: Program) -> set[int]:
-    """Launches that run where the caller's memory and generators are."""
+    """Launches that must run where the caller's memory and generators are."""
     visible = {
         value
         for launch in program.launches
@@ -129,7 +129,7 @@ def staying_launches(program: Program) -> set[int]:
 
 
 def _edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, ...]:
-    """What tasks read of one another, and what keeps its order beside that."""
+    """Edges of what tasks read from one another, and of further order between them."""
     begins = [group[0] for group in groups]
 
     def task_of(launch: int) -> int:
@@ -141,7 +141,7 @@ def _edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, .
         if task_of(one) != task_of(other)
     }
     first: dict[int, int] = {}
-    taken: set[tuple[int, int]] = set()  # by Value the tasks that have it
+    taken: set[tuple[int, int]] = set()  # pairs of a Value and a task that has it
     for launch in program.launches:
         for value in launch.touched():
             begin = task_of(first.setdefault(value, launch.index))
@@ -154,7 +154,7 @@ def _edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, .
 
 
 def _end_edges(program: Program, groups: Sequence[tuple[int, ...]]) -> tuple[Edge, ...]:
-    """What tasks read of the inputs, and make of the results."""
+    """Edges of inputs that tasks read, and of results that they make."""
     given = {view.value for view in program.inputs}
     seen = {result.view.value for result in program.results}
     found = []

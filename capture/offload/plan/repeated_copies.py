@@ -1,8 +1,8 @@
-"""Plans in which a weight is copied more than once in a pass, for launches far apart that read it.
+"""Plans that copy a weight more than once in a pass, for launches far apart that read it.
 
 A block that all layers share (ALBERT, arXiv 1909.11942, section 3.1) is read from the first layer
-to the last one. Copied once it takes its room all the time, so the least memory is that of the
-whole block. Copied anew for each of its uses it makes room for other weights in between.
+to the last one. Copied once, it occupies its memory all the time, so the least memory is that of
+the whole block. Copied anew for each use, it makes room for other weights in between.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from offload.plan.topology import Link
 from offload.plan.whole_weights import WholeWeights, simulated_layout, streamable
 
 _DEPTHS = (1, 2, 4)
-"""So many launches that read streamed weights lie between the begin of a copy and its reader."""
+"""Numbers of launches that read streamed weights between the begin of a copy and its reader."""
 
 _N_LEVELS = 6
-"""Of how many weights stay."""
+"""Numbers of resident weights to try."""
 
 
 def repeated_plans(
     demand: WeightDemand, link: Link, alignment_bytes: int
 ) -> tuple[WholeWeights, ...]:
-    """A family of such plans, from the one that takes the least memory on; it knows no budget.
+    """A family of such plans, in ascending memory, independent of the budget.
 
     Its members differ in which weights stay (those first that would be copied most often, in
-    ascending and in descending size) and in how early copies begin. Of each, the weights that take
-    turns at a place are found by first fit, the largest first, and a copy begins as soon as what it
-    overwrites has been read.
+    ascending and in descending size) and in how early copies begin. In each, first fit finds the
+    weights that take turns at a place, the largest first, and a copy begins as soon as the
+    overwritten weight has been read.
 
     Returns:
-        None where no weight is read by launches between which others read other weights.
+        An empty family where no weight has readers between which others read other weights.
     """
     order = streamable(demand)
     if not _is_read_apart(order, demand):
@@ -70,7 +70,7 @@ def _readers(streamed: Sequence[int], demand: WeightDemand) -> list[int]:
 
 
 def _streamed_sets(order: Sequence[int], planner: _Planner) -> Iterator[list[int]]:
-    """All that may be streamed, and fewer and fewer of them."""
+    """Yield all streamable weights, then fewer and fewer of them."""
     uses = planner.uses(order, depth=1)
     by_size = sorted(order, key=lambda index: planner.sizes_bytes[index])
     for one in (by_size, by_size[::-1]):
@@ -81,10 +81,10 @@ def _streamed_sets(order: Sequence[int], planner: _Planner) -> Iterator[list[int
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """Launches in a row for which a weight is brought once: from the first to the last reader.
+    """Consecutive launches for which a weight is brought once: from the first to the last reader.
 
     Attributes:
-        begin: its bytes are its own from this launch on; below zero: of the pass before.
+        begin: its bytes are reserved from this launch on; below zero: of the previous pass.
     """
 
     begin: int
@@ -92,7 +92,7 @@ class _Use:
     last: int
 
     def steps(self, n_launches: int) -> int:
-        """The launches of a pass during which its bytes are its own, as bits."""
+        """The launches of a pass during which its bytes are reserved, as bits."""
         if self.begin >= 0:
             return _bits(self.begin, self.last + 1)
         return _bits(n_launches + self.begin, n_launches) | _bits(0, self.last + 1)
@@ -104,7 +104,7 @@ def _bits(begin: int, end: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Tenant:
-    """A weight in the ring: where, and when its bytes are its own."""
+    """A weight in the ring: its place, and when its bytes are reserved."""
 
     index: int
     offset_bytes: int
@@ -130,7 +130,7 @@ class _Planner:
         return len(self.demand.launch_ns)
 
     def plan(self, streamed: Sequence[int], depth: int) -> WholeWeights | None:
-        """None where so few launches read these weights that copies could not begin so early."""
+        """The plan at this depth; None if too few launches read these weights for it."""
         if depth > len(_readers(streamed, self.demand)):
             return None
         tenants = self._placed(streamed, depth)
@@ -147,7 +147,7 @@ class _Planner:
         )
 
     def uses(self, streamed: Sequence[int], depth: int) -> dict[int, list[_Use]]:
-        """By weight its uses, so far apart that a copy in between is early enough."""
+        """By weight its uses, far enough apart for an early copy in between."""
         readers = _readers(streamed, self.demand)
         begins = {}
         for at, launch in enumerate(readers):
@@ -164,7 +164,7 @@ class _Planner:
         return found
 
     def _placed(self, streamed: Sequence[int], depth: int) -> list[_Tenant]:
-        """First fit: the largest first, each at the lowest bytes that are nobody else's then."""
+        """Place by first fit: the largest first, each at the lowest bytes that are free then."""
         uses = self.uses(streamed, depth)
         placed: list[_Tenant] = []  # by offset
         for index in sorted(streamed, key=lambda one: (-self.sizes_bytes[one], one)):
@@ -181,7 +181,7 @@ class _Planner:
         return placed
 
     def _transfers(self, tenants: Sequence[_Tenant]) -> list[Transfer]:
-        """In the order of their readers, so that no copy waits for a launch that waits for it."""
+        """Transfers in the order of their readers, so that no copy waits for its own reader."""
         sharing = _sharing(tenants)
         kept = {one.index: _kept(one, others) for one, others in zip(tenants, sharing, strict=True)}
         found = []
@@ -197,7 +197,7 @@ class _Planner:
         ]
 
     def _largest(self, streamed: Sequence[int]) -> int:
-        """The largest weight of the launch that reads most; of equals the first."""
+        """The largest weight of the launch that reads most; among equals the first."""
         reads: dict[int, list[int]] = {}
         for index in streamed:
             for launch in self.demand.weights[index].launches:
@@ -207,7 +207,7 @@ class _Planner:
 
 
 def _sharing(tenants: Sequence[_Tenant]) -> list[list[_Tenant]]:
-    """For each of them, which are in the order of offsets, those that share bytes with it."""
+    """For each tenant, given in the order of offsets, those that share bytes with it."""
     found: list[list[_Tenant]] = [[] for _ in tenants]
     reaching: list[int] = []
     for at, one in enumerate(tenants):
@@ -220,9 +220,9 @@ def _sharing(tenants: Sequence[_Tenant]) -> list[list[_Tenant]]:
 
 
 def _kept(tenant: _Tenant, others: Sequence[_Tenant]) -> list[_Use]:
-    """Its uses, joined where nobody takes its bytes in between.
+    """Its uses, joined where its bytes are not taken in between.
 
-    The first one of a pass is always brought: in the first pass nothing is there.
+    The first use of a pass is always brought: in the first pass nothing is there.
     """
     taken = functools.reduce(operator.or_, (one.steps for one in others), 0)
     uses = [tenant.uses[0]]

@@ -1,4 +1,4 @@
-"""Which weights of a Program are tables of which launches read some rows alone."""
+"""Finds weights of a Program that are tables of which launches read only some rows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _INDEX_DTYPES = ("int32", "int64")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowReads:
-    """Of a weight that launches use only as the table of an embedding: which rows they read.
+    """The row reads of a weight that launches use only as the table of an embedding.
 
     Attributes:
         row_bytes: of each row; the same for all launches.
-        n_rows: by launch that reads it, ascending, how many rows: one for each index.
+        n_rows: by launch that reads it, ascending, the number of rows: one for each index.
     """
 
     row_bytes: int
@@ -25,16 +25,16 @@ class RowReads:
 
     @property
     def most_bytes(self) -> int:
-        """That one launch reads."""
+        """The most bytes that one launch reads."""
         return self.row_bytes * max(self.n_rows)
 
 
 def row_reads(program: Program) -> Mapping[int, RowReads]:
-    """Find the weights of which launches read rows alone, by the Value.
+    """Find the weights of which launches read only rows, by Value.
 
     A launch of `aten::embedding` copies rows of its table into its result, whatever its other
-    arguments are: they concern gradients. It counts if rows lie side by side in the table and in
-    the result. A weight that some launch writes, or reads otherwise, is no such table.
+    arguments, which concern gradients. It counts if rows are contiguous in the table and in the
+    result. A weight that a launch writes, or reads otherwise, is no such table.
     """
     reads: dict[int, list[tuple[int, int]]] = {
         value.index: [] for value in program.of_role(Role.WEIGHT)
@@ -56,7 +56,7 @@ def row_reads(program: Program) -> Mapping[int, RowReads]:
 
 
 def _rows_of(launch: Launch) -> tuple[int, int, int] | None:
-    """Of an embedding the table's Value, the bytes of a row, and how many rows; None of others."""
+    """The table's Value, the bytes of a row, and the number of rows of an embedding; else None."""
     if launch.callee != Operator("aten::embedding") or len(launch.results) != 1:
         return None
     table, indices = launch.arguments[:2]
@@ -83,7 +83,7 @@ def _rows_of(launch: Launch) -> tuple[int, int, int] | None:
 
 
 def _lies_side_by_side(view: TensorView) -> bool:
-    """Whether its elements follow one another in memory, without torch's lazy bits."""
+    """Whether its elements are contiguous in memory, without torch's lazy bits."""
     expected = 1
     for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
         if size > 1 and stride != expected and 0 not in view.shape:

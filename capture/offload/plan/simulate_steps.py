@@ -1,4 +1,4 @@
-"""Steps, simulated: how long an execution takes. Done in native/plan/simulate_steps.cpp."""
+"""Simulates the duration of Steps. The work is done in native/plan/simulate_steps.cpp."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _RUN, _COPY, _RECORD, _WAIT = _planner.STEP_KINDS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SimulatedExecution:
-    """One execution once the first ones are over.
+    """One execution in the steady state.
 
-    Times are in ns from the end of the last launch of the execution before, so what was copied
-    ahead for this one may begin before zero.
+    Times are in ns from the end of the previous execution's last launch, so copies made ahead for
+    this execution may begin before zero.
 
     Attributes:
         period_ns: when its last launch ends.
         launch_begin_ns, launch_end_ns: of each launch.
         copy_begin_ns, copy_end_ns: of each copy whose bytes its launches read, lane by lane in the
-            order in which they were made: first those that were copied ahead.
+            order of the copies: first those made ahead.
     """
 
     period_ns: float
@@ -33,7 +33,7 @@ class SimulatedExecution:
 
     @property
     def wait_ns(self) -> tuple[float, ...]:
-        """Of launches in a row, for each how long it waits after the one before has ended."""
+        """For each of consecutive launches, its wait after the end of the previous launch."""
         ends = (0.0, *self.launch_end_ns)
         return tuple(begin - end for begin, end in zip(self.launch_begin_ns, ends, strict=False))
 
@@ -41,16 +41,16 @@ class SimulatedExecution:
 def simulate_steps(
     lanes: Sequence[Lane], launch_ns: Sequence[float], copy_ns: Sequence[float]
 ) -> SimulatedExecution:
-    """Carry out executions until two in a row take the same time: three at least, at most sixteen.
+    """Simulate executions until two in a row take the same time: at least three, at most sixteen.
 
     Args:
         lanes: any, on one Machine or several.
-        launch_ns: what each launch takes.
-        copy_ns: what a copy of each piece takes.
+        launch_ns: the duration of each launch.
+        copy_ns: the duration of a copy of each piece.
 
     Raises:
-        PlanError: a step names what there is not, a launch is run twice, or lanes wait for one
-            another.
+        PlanError: a step names something that does not exist, a launch is run twice, or lanes wait
+            for one another.
     """
     steps = [[_fields(one) for one in lane.steps] for lane in lanes]
     period_ns, launch_begin, launch_end, *copies = _planner.simulate_steps(
@@ -64,7 +64,7 @@ def simulate_steps(
 
 
 def _ahead_first(lanes: Sequence[Lane]) -> list[int]:
-    """Positions of copies, numbered as their lanes have them."""
+    """Positions of copies, those made ahead first, numbered as in their lanes."""
     found: list[int] = []
     for lane in lanes:
         behind, n_ahead = range(len(found), len(found) + len(lane.copies)), n_copied_ahead([lane])

@@ -1,4 +1,4 @@
-"""Passes of a plan of weight streaming, simulated: one lane computes, one copies, both in order."""
+"""Simulates passes of weight streaming: one lane computes, one copies, both in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def simulate_streaming(
     """Run passes, the first from an empty ring, until two in a row take the same time.
 
     At least three and at most sixteen; the last one is returned, its copies in the order of
-    `Streaming.transfers`. Launches that gather rows wait for them after all else.
+    `Streaming.transfers`. Launches that gather rows wait for them after everything else.
 
     Raises:
         PlanError: as `simulate_steps`.
@@ -39,10 +39,11 @@ def simulate_transfers(
     sizes_bytes: Sequence[int],
     link: Link,
 ) -> SimulatedExecution:
-    """As `simulate_steps`, by a recurrence of two lanes that is quick enough for a search.
+    """As `simulate_steps`, by a recurrence over two lanes that is quick enough for a search.
 
     Raises:
-        PlanError: a transfer waits for a launch that waits for it, or names one that there is not.
+        PlanError: a transfer waits for a launch that waits for it, or names a launch that does not
+            exist.
     """
     fields = [
         (
@@ -57,12 +58,12 @@ def simulate_transfers(
 
 
 def transfer_ns(size_bytes: int, link: Link) -> float:
-    """What one copy of so many bytes takes."""
+    """The duration of one copy of `size_bytes`."""
     return link.overhead_ns + size_bytes / link.bytes_per_second * 1e9
 
 
 def gather_ns(gather: Gather, link: Link) -> float:
-    """What a launch takes to gather rows, each one as a copy of its own."""
+    """The time of a launch to gather rows, each as a separate copy."""
     if link.row_overhead_ns is not None:
         link = dataclasses.replace(link, overhead_ns=link.row_overhead_ns)
     return gather.n_rows * transfer_ns(gather.row_bytes, link)

@@ -1,12 +1,12 @@
-"""Steps: what an execution consists of, lane by lane, and what waits for what.
+"""Steps: the actions of an execution, lane by lane, and the waits between lanes.
 
 A lane carries out its steps in order, one at a time, and those of an execution after those of the
-one before. Nothing else orders two lanes but events: who waits for one goes on when all has ended
-that its lane was given before the record. So an order of work means the same on every device, and
-each is told it in its own words: as counters of threads, edges of a graph, or events of streams.
+previous one. Only events order two lanes: a wait ends when all work that the event's lane was given
+before the record has ended. So an order of work means the same on every device, and each expresses
+it in its own terms: counters of threads, edges of a graph, or events of streams.
 
-What an execution needs may be brought by the one before (`Copy.ahead`, `Wait.age`). Before the
-first one it is brought by itself (`prologue`).
+Data that an execution needs may be brought by the previous one (`Copy.ahead`, `Wait.age`), and
+before the first one by a `prologue`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offload.errors import PlanError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Run:
-    """Launches in a row, from `first` up to and without `last`."""
+    """Consecutive launches from `first` to `last`, exclusive."""
 
     first: int
     last: int
@@ -29,13 +29,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Copy:
-    """A piece of a weight is copied from its store to its place, or a collective is exchanged.
+    """Copy a piece of a weight from its store to its place, or exchange a collective.
 
     Attributes:
-        piece: its index in `Streaming.pieces`; on a lane of collectives the index of the launch
+        piece: its index in `Streaming.pieces`; on a lane of collectives, the index of the launch
             that starts the collective.
-        ahead: 0: for the launches of this execution; 1: for those of the next one, whose first
-            has it copied beforehand.
+        ahead: 0: for the launches of this execution; 1: for those of the next; the first
+            execution's is copied beforehand.
     """
 
     piece: int
@@ -44,18 +44,18 @@ class Copy:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Record:
-    """An event: all that the lane was given before has ended. Recorded once in an execution."""
+    """Record an event: all earlier work of the lane has ended. Once in an execution."""
 
     event: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wait:
-    """The lane goes on once an event has come.
+    """Continue the lane once an event has come.
 
     Attributes:
-        event: of another lane.
-        age: 0: as this execution records it; 1: as the one before did.
+        event: an event of another lane.
+        age: 0: as recorded by this execution; 1: by the previous one.
     """
 
     event: int
@@ -66,11 +66,11 @@ Step = Run | Copy | Record | Wait
 
 
 class LaneKind(enum.StrEnum):
-    """What a lane carries out."""
+    """The work of a lane."""
 
     LAUNCHES = "launches"
     COPIES = "copies"
-    COLLECTIVES = "collectives"  # what a process group exchanges
+    COLLECTIVES = "collectives"  # exchanges of a process group
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,19 +82,19 @@ class Lane:
 
     @property
     def copies(self) -> tuple[Copy, ...]:
-        """What it copies, in order."""
+        """Its copies, in order."""
         return tuple(one for one in self.steps if isinstance(one, Copy))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Transfer:
-    """One copy of a streamed piece as two lanes count it: the other lane's launches.
+    """One copy of a streamed piece, ordered by counts of the other lane's launches.
 
     Attributes:
         piece: its index in `Streaming.pieces`.
-        first_launch: of the pass, that waits for it, if none before does.
+        first_launch: the launch of the pass that waits for it, if no earlier launch does.
         after_launch: it may begin when this launch has ended.
-        after_pass: 0: that launch of the same pass; -1: of the pass before.
+        after_pass: 0: that launch of the same pass; -1: of the previous pass.
     """
 
     piece: int
@@ -104,17 +104,17 @@ class Transfer:
 
 
 def n_copied_ahead(lanes: Sequence[Lane]) -> int:
-    """How many copies are for the next execution: a lane's last, and the first that it needs."""
+    """The number of copies for the next execution: the last of a lane, which it needs first."""
     return sum(one.ahead for lane in lanes for one in lane.copies)
 
 
 def launch_lane(n_launches: int) -> Lane:
-    """The lane of a Plan that copies nothing: its launches, one after the other."""
+    """The lane of a Plan without copies: its launches, one after another."""
     return Lane(LaneKind.LAUNCHES, (Run(0, n_launches),) if n_launches else ())
 
 
 def lanes_of_launches(lanes: Sequence[Lane]) -> dict[int, int]:
-    """By launch the lane that runs it."""
+    """The lane of each launch."""
     return {
         launch: index
         for index, lane in enumerate(lanes)
@@ -125,7 +125,7 @@ def lanes_of_launches(lanes: Sequence[Lane]) -> dict[int, int]:
 
 
 def prologue(lane: Lane) -> tuple[Step, ...]:
-    """What a lane does before the first execution: copies for it, and events behind them."""
+    """The steps of a lane before the first execution: copies for it, and events behind them."""
     found: list[Step] = []
     is_ahead = False
     for step in lane.steps:
@@ -137,11 +137,11 @@ def prologue(lane: Lane) -> tuple[Step, ...]:
 
 
 def streaming_lanes(n_launches: int, transfers: Sequence[Transfer]) -> tuple[Lane, ...]:
-    """The steps of launches in a row and of transfers in a row beside them.
+    """The steps of consecutive launches, and beside them of consecutive transfers.
 
-    Transfers that wait for the execution before alone, which the first ones do, come at the end of
-    that one; so a lane never waits for what is older than the execution that it is in, but for
-    what was copied ahead. Waits that others imply are left out.
+    The first transfers, which wait only for the previous execution, come at its end; so a lane
+    waits for nothing older than its execution, except for copies made ahead. Implied waits are left
+    out.
     """
     if not transfers:
         return (launch_lane(n_launches),)
@@ -174,7 +174,7 @@ def streaming_lanes(n_launches: int, transfers: Sequence[Transfer]) -> tuple[Lan
 
 
 class _Runs:
-    """Launches in a row, and what stands between them."""
+    """Consecutive launches, and the steps between them."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -191,7 +191,7 @@ class _Runs:
 
 
 def _awaited(n_launches: int, transfers: Sequence[Transfer]) -> dict[int, int]:
-    """By launch the transfer that it waits for; none where an earlier launch waits for as much."""
+    """By launch, the transfer that it waits for, unless an earlier launch waits for as much."""
     last_of = {one.first_launch: index for index, one in enumerate(transfers)}
     found: dict[int, int] = {}
     latest = -1
@@ -204,7 +204,7 @@ def _awaited(n_launches: int, transfers: Sequence[Transfer]) -> dict[int, int]:
 def _after_launches(
     order: Sequence[int], transfers: Sequence[Transfer], n_ahead: int
 ) -> dict[int, int]:
-    """By transfer the launch that it waits for in its execution; none where one before it does."""
+    """By transfer, the launch of its execution that it waits for, unless an earlier one does."""
     found: dict[int, int] = {}
     latest = -1
     for index in order:
@@ -215,18 +215,18 @@ def _after_launches(
 
 
 def n_ahead_of(transfers: Sequence[Transfer]) -> int:
-    """How many of the first transfers wait for the execution before alone."""
+    """The number of first transfers that wait only for the previous execution."""
     return next((at for at, one in enumerate(transfers) if one.after_pass == 0), len(transfers))
 
 
 @functools.lru_cache(maxsize=64)
 def counted(lanes: tuple[Lane, ...]) -> tuple[Transfer, ...]:
-    """The transfers of a pass, for who counts launches and copies instead of telling events.
+    """The transfers of a pass, for callers that count launches and copies instead of events.
 
-    In the order in which they are needed: those that the execution before makes come first.
+    In the order of need: those that the previous execution makes come first.
 
     Raises:
-        PlanError: a copy waits for no launch, which no count tells.
+        PlanError: a copy waits for no launch, which no count expresses.
     """
     if len(lanes) == 1:
         return ()
@@ -239,7 +239,7 @@ def counted(lanes: tuple[Lane, ...]) -> tuple[Transfer, ...]:
     found: list[Transfer] = []
     after, after_pass = max(followed), -1
     pending: list[tuple[Copy, int, int]] = []
-    # In the next execution the first arrival comes behind the last copies.
+    # In the next execution the first arrival comes after the last copies.
     for step in (*copies.steps, arrivals[0]):
         if isinstance(step, Wait):
             after, after_pass = max(ended[step.event], after if after_pass == 0 else -1), 0
@@ -253,7 +253,7 @@ def counted(lanes: tuple[Lane, ...]) -> tuple[Transfer, ...]:
 
 
 def _counted_launches(lane: Lane) -> tuple[dict[int, int], dict[int, int]]:
-    """By event the launch that has ended then, and the first launch that waits for it."""
+    """By event, the launch that has ended then, and the first launch that waits for it."""
     ended: dict[int, int] = {}
     waits: dict[int, int] = {}
     n_run = 0

@@ -28,23 +28,23 @@ def stream_weights(
 ) -> Streaming:
     """Plan which bytes of weights stay in device memory, and when the others are copied.
 
-    The result is the quickest of a fixed family of plans, by simulation; the family's members that
-    a budget admits are all admitted by a larger one, so more budget is never slower. That holds for
-    each of the `gather_choices` of tables whose rows are gathered, and thus for the quickest of
-    them; of those that take the same time it is the one that reads least. Nothing is timed: the
-    same input gives the same plan. It has passed `check_streaming`.
+    The result is the quickest of a fixed family of plans, by simulation. A larger budget admits
+    every plan that a smaller one admits, so more budget is never slower. That holds for each of the
+    `gather_choices` of gathered tables, and thus for the quickest of them; among equally quick ones
+    the plan that reads least is chosen. Nothing is timed: the same input gives the same plan. It
+    has passed `check_streaming`.
 
     Args:
         demand: weights, their readers, and the time that hides transfers.
-        memory: into which they are copied.
-        link: what copies take.
-        budget_bytes: every byte of device memory that weights may use, the ring included.
-        mapped_link: what copies take into memory that is mapped side by side, so that weights may
-            be streamed in part; None: there is none. The plan's `link` is the one it counts on.
+        memory: the memory into which they are copied.
+        link: the cost of copies.
+        budget_bytes: all device memory that weights may use, including the ring.
+        mapped_link: the cost of copies into memory that is mapped side by side, so that weights may
+            be streamed in part; None: no such memory. The plan's `link` is the one that it assumes.
 
     Raises:
-        PlanError: no plan takes so little memory (the message says what the least is, and what
-            sets it), or the demand, the link or an option is out of range.
+        PlanError: no plan fits the budget (the message gives the least budget, and what sets it),
+            or the demand, the link or an option is out of range.
     """
     _require_valid(demand, (link, mapped_link), memory)
     choices = gather_choices(demand, link, memory.alignment_bytes)
@@ -67,8 +67,8 @@ def stream_weights(
 def roofline_ns(demand: WeightDemand, link: Link, budget_bytes: int) -> float:
     """max(compute, (weights - budget) / bandwidth): no plan is quicker.
 
-    At the begin of a pass no more than the budget is there, and every byte is read; of tables that
-    may be gathered, the rows.
+    At the beginning of a pass at most the budget is resident, and every byte is read; of tables
+    that may be gathered, only the rows.
     """
     weights_bytes = sum(
         one.rows_bytes if may_be_gathered(one) else one.size_bytes for one in demand.weights
@@ -85,9 +85,9 @@ class _Options:
 
     @property
     def links(self) -> tuple[tuple[Link, bool], ...]:
-        """Links to search with, and whether over each weights may be streamed in part.
+        """Links to search with, and whether weights may be streamed in part over each.
 
-        A search with parts finds plans without them as well.
+        A search with parts also finds plans without them.
         """
         if self.mapped_link is None:
             return ((self.link, False),)
@@ -99,9 +99,9 @@ class _Options:
 def _quickest(
     choices: Sequence[Choice], options: _Options, budget_bytes: int
 ) -> tuple[Choice, Layout]:
-    """Of the choices that the budget admits the quickest, and its layout.
+    """The quickest choice that the budget admits, and its layout.
 
-    Weights are also streamed in part where that is quicker, over the link to mapped memory, and
+    Where that is quicker, weights are also streamed in part, over the link to mapped memory, and
     copied more than once in a pass.
     """
     found = [
@@ -134,7 +134,7 @@ def _search(
     *,
     tails: bool,
 ) -> Layout:
-    """The quickest plan of the family, or the serial one if none is quicker."""
+    """The quickest plan of the family, or the serial plan if no plan is quicker."""
     alignment_bytes = options.memory.alignment_bytes
     weights_bytes = sum(round_up(one.size_bytes, alignment_bytes) for one in demand.weights)
     if budget_bytes >= weights_bytes:
@@ -194,7 +194,7 @@ def _streaming(
     floor: StreamingFloor,
     budget_bytes: int,
 ) -> Streaming:
-    """Resident parts of weights first, at granules, then the ring, then whole resident weights."""
+    """Lay out resident parts of weights first, at granules, then the ring, then whole weights."""
     cut_bytes = [
         one.size_bytes - layout.parts[index][0] if index in layout.parts else 0
         for index, one in enumerate(choice.rest.weights)

@@ -1,4 +1,4 @@
-"""The least memory with which weights can be streamed that are copied once in a pass."""
+"""The least memory for streaming weights that are copied once in a pass."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from offload.plan.whole_weights import WholeWeights, simulated_layout, streamabl
 
 
 def floor_plan(demand: WeightDemand, link: Link, alignment_bytes: int) -> WholeWeights:
-    """Every weight is brought just before its first reader: copies and launches take turns.
+    """The plan that brings each weight just before its first reader: copies and launches alternate.
 
-    A weight exists from the end of the launch before its first reader to the end of its last one.
-    If all weights resident take no more memory than that, they are, and the ring is empty. No plan
-    takes less in which each weight is copied once in a pass.
+    A weight exists from the end of the launch before its first reader to the end of its last
+    reader. If all weights fit in as much memory, they are resident, and the ring is empty. No plan
+    that copies each weight once in a pass takes less.
 
     Raises:
         PlanError: the sizes add up to 2^63 bytes or more.
@@ -24,7 +24,7 @@ def floor_plan(demand: WeightDemand, link: Link, alignment_bytes: int) -> WholeW
     sizes_bytes = [round_up(one.size_bytes, alignment_bytes) for one in demand.weights]
     order = streamable(demand)
     uses = [demand.weights[index] for index in order]
-    # Offsets are sums of sizes, so they are aligned as these are.
+    # Offsets are sums of sizes, so they have the same alignment.
     placement = place_intervals(
         [
             Interval(one.launches[0], one.launches[-1] + 1, sizes_bytes[index])
@@ -62,7 +62,7 @@ def _all_resident(demand: WeightDemand, link: Link, size_bytes: int) -> WholeWei
 
 
 def _largest(order: list[int], demand: WeightDemand) -> int:
-    """Of the weights that exist when the most bytes do, the largest; of equals the first."""
+    """The largest weight that exists when the most bytes do; among equals the first."""
     changes = [0] * (len(demand.launch_ns) + 1)
     for index in order:
         weight = demand.weights[index]

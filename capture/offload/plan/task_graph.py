@@ -1,4 +1,4 @@
-"""Graphs of tasks and the processors that could run them: what placement is asked about."""
+"""Graphs of tasks and the processors that could run them: the input of placement."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from offload.plan.topology import Link
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Processor:
-    """One of the processors that tasks are placed on. It runs one task at a time.
+    """A processor for tasks. It runs one task at a time.
 
     Attributes:
-        name: for people.
-        memory_bytes: what its tasks may take together; None: no limit.
-        busy_watts, idle_watts: what it takes while it runs a task, and while it does not.
+        name: for the user.
+        memory_bytes: the most that its tasks may take together; None: no limit.
+        busy_watts, idle_watts: its power while it runs a task, and while it does not.
     """
 
     name: str
@@ -27,12 +27,12 @@ class Processor:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """Work that one processor does without a break, such as launches in a row.
+    """Work that one processor does without a break, such as consecutive launches.
 
     Attributes:
-        name: for people.
-        costs_ns: what it takes on each processor; None: that one cannot run it.
-        memory_bytes: what it takes of its processor's memory, whether it runs or not.
+        name: for the user.
+        costs_ns: its duration on each processor; None: that processor cannot run it.
+        memory_bytes: the memory of its processor that it takes, whether it runs or not.
     """
 
     name: str
@@ -42,13 +42,13 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Edge:
-    """What a task reads of what another has made. On one processor it is there already.
+    """Data that a task reads from another task. On one processor they are there already.
 
-    Between two processors each edge is a transfer of its own, beside tasks and other transfers.
+    Between two processors each edge is a separate transfer, beside tasks and other transfers.
 
     Attributes:
         producer, consumer: the tasks, by their place in `TaskGraph.tasks`.
-        size_bytes: how much is read.
+        size_bytes: the bytes that are read.
     """
 
     producer: int
@@ -58,13 +58,13 @@ class Edge:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskGraph:
-    """Tasks that are to be placed. Nothing in it is checked before it is placed.
+    """Tasks to place. It is not checked before it is placed.
 
     Attributes:
-        tasks: known by their place here.
+        tasks: identified by their place here.
         edges: must form no cycle.
-        processors: known by their place here.
-        links: what transfers take, from one processor to another; of all pairs, if anything is
+        processors: identified by their place here.
+        links: the cost of transfers from one processor to another; for all pairs, if anything is
             transferred. Their `row_overhead_ns` is not read.
     """
 
@@ -74,14 +74,14 @@ class TaskGraph:
     links: Mapping[tuple[int, int], Link] = dataclasses.field(default_factory=dict)
 
     def transfer_ns(self, edge: Edge, origin: int, target: int) -> int:
-        """What an edge's bytes take from one processor to another, in whole ns; 0 on one."""
+        """The transfer time of an edge between two processors, in whole ns; 0 on one processor."""
         if origin == target:
             return 0
         link = self.links[origin, target]
         return math.ceil(link.overhead_ns + edge.size_bytes * 1e9 / link.bytes_per_second)
 
     def cost_ns(self, task: int, processor: int) -> int:
-        """What a task takes on a processor that can run it."""
+        """The duration of a task on a processor that can run it."""
         cost_ns = self.tasks[task].costs_ns[processor]
-        assert cost_ns is not None  # asked of a placement alone
+        assert cost_ns is not None  # only called for placements
         return cost_ns

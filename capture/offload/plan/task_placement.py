@@ -13,33 +13,33 @@ from offload.native import _planner
 from offload.plan.task_graph import TaskGraph
 
 DEFAULT_EVALUATIONS = _planner.DEFAULT_EVALUATIONS
-"""What a search affords of a graph of up to 500 tasks."""
+"""The limit of a search for a graph of up to 500 tasks."""
 
 _CANNOT_RUN = _NO_LIMIT = -1
-_EDGES_PER_TASK = 8  # to put a task in place takes as long as to read so many edges
+_EDGES_PER_TASK = 8  # placing a task takes as long as reading so many edges
 _NO_LINK = (0.0, 1.0)  # from a processor to itself, which is not read
 
 
 class Objective(enum.StrEnum):
-    """What is to be little."""
+    """The quantity to minimise."""
 
-    LATENCY = "latency"  # ns from the first task's begin to the last one's end
+    LATENCY = "latency"  # ns from the first task's begin to the last task's end
     THROUGHPUT = "throughput"  # ns per input of a stream: the busiest processor's or link's
     ENERGY = "energy"  # nJ of one input, within a slowdown
 
     @property
     def unit(self) -> str:
-        """Of its values."""
+        """The unit of its values."""
         return "nJ" if self is Objective.ENERGY else "ns"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RunnerUp:
-    """What the best of the other processors would make of it.
+    """The outcome with the best other processor.
 
     Attributes:
-        processor: which.
-        value: the objective's, if all else stays where it is, and in its order.
+        processor: that processor.
+        value: the objective's value, if all else keeps its place and order.
     """
 
     processor: int
@@ -48,9 +48,9 @@ class RunnerUp:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Segment:
-    """Tasks in a row on one processor, of which none but the first waits for another processor.
+    """Consecutive tasks on one processor, of which only the first waits for another processor.
 
-    Nor does another processor read anything but of the last one.
+    Other processors read only results of the last task.
     """
 
     processor: int
@@ -59,22 +59,22 @@ class Segment:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TaskPlacement:
-    """Which processor runs each task, and when.
+    """The processor and time of each task.
 
     Attributes:
-        graph: what was placed.
-        objective: what was to be little.
+        graph: the tasks that were placed.
+        objective: the quantity that was minimised.
         processors: of each task.
-        begin_ns, end_ns: of each task, of one input that runs alone.
+        begin_ns, end_ns: of each task, for a single input.
         latency_ns: when the last task ends.
-        period_ns: of a stream of inputs, what the busiest processor or link does for each. As many
-            inputs must be in flight as `latency_ns` has periods.
-        energy_nj: of one input, with what idle processors take up to the end.
+        period_ns: for a stream of inputs, the time per input of the busiest processor or link. It
+            requires `latency_ns / period_ns` inputs in flight.
+        energy_nj: of one input, including idle processors up to the end.
         lower_bound: no placement has a smaller value.
-        method: what found it: one of the candidates, or `search`.
-        n_evaluations: placements that the search has timed.
-        latency_limit_ns: of energy, the longest latency that the slowdown allows.
-        candidates: what the heuristics found: method and value.
+        method: how it was found: one of the candidates, or `search`.
+        n_evaluations: placements that the search evaluated.
+        latency_limit_ns: for energy, the longest latency that the slowdown allows.
+        candidates: the heuristics' placements: method and value.
     """
 
     graph: TaskGraph
@@ -93,7 +93,7 @@ class TaskPlacement:
 
     @property
     def value(self) -> float:
-        """The objective's: latency or period in ns, or energy in nJ."""
+        """The objective's value: latency or period in ns, or energy in nJ."""
         values: dict[Objective, float] = {
             Objective.LATENCY: self.latency_ns,
             Objective.THROUGHPUT: self.period_ns,
@@ -102,15 +102,15 @@ class TaskPlacement:
         return values[self.objective]
 
     def order(self) -> tuple[int, ...]:
-        """Tasks as processors take them up, each behind what it reads."""
+        """Tasks in the order in which processors begin them, each after its inputs."""
         behind: list[list[int]] = [[] for _ in self.processors]
         n_before = [0] * len(self.processors)
         for edge in self.graph.edges:
             behind[edge.producer].append(edge.consumer)
             n_before[edge.consumer] += 1
-        depth = [0] * len(self.processors)  # tells tasks without duration apart
+        depth = [0] * len(self.processors)  # distinguishes tasks without duration
         ready = [task for task, count in enumerate(n_before) if not count]
-        for task in ready:  # it grows while it is read
+        for task in ready:  # it grows during iteration
             for one in behind[task]:
                 depth[one] = max(depth[one], depth[task] + 1)
                 n_before[one] -= 1
@@ -123,15 +123,15 @@ class TaskPlacement:
     def runners_up(self) -> tuple[RunnerUp | None, ...]:
         """For each task the best other processor.
 
-        None where no other can run it, has the memory, or is fast enough for the least energy.
+        None if no other can run it, has the memory, or is fast enough for the least energy.
         """
         return self.runners_up_of([(task,) for task in range(len(self.processors))])
 
     def runners_up_of(self, groups: Sequence[Sequence[int]]) -> tuple[RunnerUp | None, ...]:
-        """For each group of tasks of one processor the best other one for all of them together.
+        """For each group of tasks on one processor, the best other processor for all together.
 
         Raises:
-            PlanError: a group has no task, or one that there is not.
+            PlanError: a group has no task, or a task that does not exist.
         """
         tasks = range(len(self.processors))
         for group in groups:
@@ -175,7 +175,7 @@ class TaskPlacement:
         return tuple(Segment(self.processors[row[0]], tuple(row)) for row in found)
 
     def explain(self) -> str:
-        """Where each segment is, why, and what the runner-up would have cost."""
+        """Explain where each segment is, why, and what the runner-up would have cost."""
         from offload.plan.task_placement_text import explain_lines  # noqa: PLC0415 - it reads this
 
         return "\n".join(explain_lines(self))
@@ -188,7 +188,7 @@ class TaskPlacement:
 
 
 def default_evaluations(graph: TaskGraph) -> int:
-    """What is tried where nobody says how much: less of more than 500 tasks or 4,000 edges."""
+    """The default number of evaluations: fewer for more than 500 tasks or 4,000 edges."""
     size = max(1, len(graph.tasks), len(graph.edges) // _EDGES_PER_TASK)
     return min(DEFAULT_EVALUATIONS, _planner.DEFAULT_PLACED_TASKS // size)
 
@@ -203,21 +203,20 @@ def place_tasks(
 ) -> TaskPlacement:
     """Give every task a processor that can run it and has the memory for it.
 
-    Tries a portfolio of heuristics, all tasks on one processor among them, and goes on from them by
-    a search. Its limit is counted, never timed: the same input gives the same placement. It is
-    never worse than the best of the portfolio.
+    Tries a portfolio of heuristics, including all tasks on one processor, and improves on them by a
+    search. Its limit is counted, never timed: the same input gives the same placement. The result
+    is never worse than the best of the portfolio.
 
     Args:
         graph: the tasks and processors.
-        objective: what is to be little.
-        max_slowdown: of energy alone, how many times the least latency found it may take, 1 or
-            more.
-        max_evaluations: placements that the search may time; 0 turns it off; None:
+        objective: the quantity to minimise.
+        max_slowdown: for energy only, the allowed multiple of the least latency found, 1 or more.
+        max_evaluations: placements that the search may evaluate; 0 turns it off; None:
             `default_evaluations`.
-        seed: of what the search draws.
+        seed: of the search's random numbers.
 
     Raises:
-        PlanError: the edges form a cycle or name a task that there is not; a cost, size, limit,
+        PlanError: the edges form a cycle or name a task that does not exist; a cost, size, limit,
             bandwidth or number of watts is negative, or too large (all together takes 2^62 ns or
             bytes or more); a link is missing; no processor can run a task; the memory does not
             suffice (the message says whether that is proved); or an option is out of range.
@@ -274,7 +273,7 @@ def _objective(objective: Objective | str) -> Objective:
 
 
 def _columns(graph: TaskGraph) -> tuple[Any, ...]:
-    """The graph as the planner takes it."""
+    """The graph in the planner's format."""
     n_processors = len(graph.processors)
     costs: list[int] = []
     for index, task in enumerate(graph.tasks):

@@ -1,4 +1,4 @@
-"""A placement as text for people, and for Graphviz."""
+"""A placement as text for the user, and for Graphviz."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NAMED_TASKS = 6
 
 
 def explain_lines(placement: TaskPlacement) -> Iterator[str]:
-    """What was found, each processor, and each segment: where, why, and the runner-up."""
+    """Yield lines on the result, each processor, and each segment with its reason and runner-up."""
     unit = placement.objective.unit
     yield (
         f"{placement.objective}: {_number(placement.value)} {unit}, of which no placement has less "
@@ -99,7 +99,7 @@ def _only_reason(placement: TaskPlacement, segment: Segment) -> str:
 
 
 def _taken(placement: TaskPlacement, segment: Segment, processor: int) -> tuple[int, int]:
-    """Of a segment on a processor: its work, and transfers to and from it, in ns."""
+    """A segment's costs on a processor: its work, and transfers to and from it, in ns."""
     graph, tasks = placement.graph, frozenset(segment.tasks)
     work_ns = sum(graph.cost_ns(task, processor) for task in tasks)
     transfers_ns = 0
@@ -114,7 +114,7 @@ def _taken(placement: TaskPlacement, segment: Segment, processor: int) -> tuple[
 
 
 def dot_lines(placement: TaskPlacement) -> Iterator[str]:
-    """A box for each processor; edges within it are plain, transfers say their bytes and ns."""
+    """Yield a box for each processor; edges inside are plain, transfers show their bytes and ns."""
     graph = placement.graph
     yield "digraph placement {"
     yield "  node [shape=box];"
@@ -137,7 +137,7 @@ def dot_lines(placement: TaskPlacement) -> Iterator[str]:
 
 
 def _quoted(*lines: str) -> str:
-    """Text as a string of Graphviz's language, line by line."""
+    """Text as a string in Graphviz's language, line by line."""
     escaped = (one_line(one).replace("\\", "\\\\").replace('"', '\\"') for one in lines)
     return '"' + "\\n".join(escaped) + '"'
 

@@ -1,6 +1,6 @@
-"""All that planners may know of hardware: machines, their memory, what copies into it take, costs.
+"""All that planners may know of hardware: machines, their memory, copies into it, costs.
 
-Measured ones (`Link`, `CopyCosts`) are asked for where a plan needs them.
+Measured costs (`Link`, `CopyCosts`) are requested where a plan needs them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class CostTable:
         slot_ns, word_ns: header time per slot that changed and per word that is patched.
         submit_ns: host time to submit the whole program.
         operator_ns: device time by operator.
-        memory_bytes_per_ns: at which launches that nobody has timed are taken to read and write: an
-            assumption of the order of the device's memory, never a measurement.
+        memory_bytes_per_ns: the assumed rate of reads and writes by untimed launches: of the order
+            of the device's memory, never a measurement.
     """
 
     launch_ns: int = 5_000
@@ -34,7 +34,7 @@ class CostTable:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopyCosts:
-    """What a moved address costs on a device, and what a copy costs instead, in ns.
+    """The cost of a moved address on a device, and of a copy instead, in ns.
 
     Attributes:
         set_node_ns: host time to re-set one node of an instantiated graph.
@@ -48,18 +48,18 @@ class CopyCosts:
     device_ns_per_byte: float
 
     def copy_ns(self, size_bytes: int) -> float:
-        """One copy from the host's call to its end on an idle device."""
+        """The time of one copy from the host's call to its end on an idle device."""
         return self.submit_ns + self.device_ns + self.device_ns_per_byte * size_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
-    """What a copy from the host store to a device's memory takes: overhead + bytes / bandwidth.
+    """The time of a copy from the host store to a device's memory: overhead + bytes / bandwidth.
 
     Attributes:
         bytes_per_second: the bandwidth.
-        overhead_ns: of a copy.
-        row_overhead_ns: the same, of a row that a launch gathers; None: as of any copy.
+        overhead_ns: the overhead of a copy.
+        row_overhead_ns: that of a row that a launch gathers; None: as for any copy.
     """
 
     bytes_per_second: float
@@ -69,40 +69,40 @@ class Link:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryUnit:
-    """How a device gives memory: as much as is asked for and a little more, in whole units.
+    """The allocation unit of a device: it gives the requested bytes plus an extra, in whole units.
 
     Attributes:
-        unit_bytes: what it gives is a multiple of it.
-        extra_bytes: what it takes beside what is asked for, before it rounds up.
+        unit_bytes: allocations are multiples of it.
+        extra_bytes: the extra beside the request, before rounding up.
     """
 
     unit_bytes: int = 1
     extra_bytes: int = 0
 
     def taken_bytes(self, size_bytes: int) -> int:
-        """What is taken of the device where so many bytes are asked for; none for none."""
+        """Bytes that the device allocates for a request of `size_bytes`; 0 for 0."""
         if not size_bytes:
             return 0
         return -(-(size_bytes + self.extra_bytes) // self.unit_bytes) * self.unit_bytes
 
     def usable_bytes(self, budget_bytes: int) -> int:
-        """The most that can be asked for so that no more is taken than this."""
+        """The largest request for which the device allocates at most the budget."""
         return max(0, budget_bytes // self.unit_bytes * self.unit_bytes - self.extra_bytes)
 
 
 AS_ASKED = MemoryUnit()
-"""A device that gives what it is asked for."""
+"""A device that allocates exactly the requested bytes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """How the memory of weights is divided on a device that brings them there.
+    """The division of weight memory on a device that copies weights there.
 
     Attributes:
-        alignment_bytes: of a weight that lies in one piece; divides the granule.
+        alignment_bytes: of a weight in one piece; divides the granule.
         granule_bytes: the unit in which pieces of a weight can be mapped side by side, so that a
             part may stay; None: a weight lies in one piece.
-        unit: in which the device gives memory: all that it gives counts in a budget.
+        unit: the allocation unit of the device: all that it allocates counts in a budget.
     """
 
     alignment_bytes: int
@@ -111,13 +111,13 @@ class MemoryLayout:
 
     @property
     def piece_bytes(self) -> int:
-        """At multiples of which pieces begin."""
+        """The alignment of pieces."""
         return self.alignment_bytes if self.granule_bytes is None else self.granule_bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Machine:
-    """One machine, as a planner sees it.
+    """A machine, as planners see it.
 
     Attributes:
         device: device type, such as `cpu`.
@@ -125,7 +125,7 @@ class Machine:
         memory_bytes: memory of the device; 0 where unknown.
         alignment_bytes: every Value starts at a multiple of this; a power of two.
         costs: durations.
-        settings: what else durations depend on, such as a number of threads; empty: nothing.
+        settings: other influences on durations, such as a number of threads; may be empty.
     """
 
     device: str

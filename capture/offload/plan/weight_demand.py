@@ -1,4 +1,4 @@
-"""What a Program needs of its weights, in which order."""
+"""The order in which a Program needs its weights."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from offload.program import Program, Role
 def weight_demand(
     program: Program, launch_ns: Sequence[float], stored: Set[int] = frozenset()
 ) -> WeightDemand:
-    """Collect which launches read each weight.
+    """Collect the launches that read each weight.
 
     Args:
         program: gives launches and weights.
-        launch_ns: for each launch what it takes with all weights resident, from a warm-up or the
-            cost table.
-        stored: the weights that are in files; none, where all are in memory.
+        launch_ns: the duration of each launch with all weights resident, from a warm-up or the cost
+            table.
+        stored: the weights in files; empty if all are in memory.
 
     Returns:
         An entry for each Value of role weight, in order. A weight must stay resident if a launch
         writes it, if no launch reads it, if the result shows it, or if it is in memory beside
-        weights in files. Of tables of which launches read rows alone (`row_reads`) it says so.
+        weights in files. Tables of which launches read only rows (`row_reads`) are marked.
 
     Raises:
-        PlanError: not one duration for each launch, or one is negative or not finite.
+        PlanError: the durations do not match the launches, or one is negative or not finite.
     """
     if len(launch_ns) != len(program.launches):
         raise PlanError(

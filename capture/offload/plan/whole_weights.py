@@ -1,4 +1,4 @@
-"""Plans of whole weights: where streamed ones lie in the ring, and when each is copied there."""
+"""Plans of whole weights: the places of streamed weights in the ring, and their copies."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from offload.plan.streaming import WeightDemand
 from offload.plan.topology import Link
 
 SMALLEST_STREAMED_BYTES = 4096
-"""Smaller weights stay: each copy costs the link's overhead, and they weigh little."""
+"""Smaller weights stay: each copy costs the link's overhead, and they save little memory."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """What lies in the ring, and the copies of a pass.
+    """The contents of the ring, and the copies of a pass.
 
     Attributes:
-        parts: by position in the demand how many bytes lie in the ring, the last ones of the
-            weight, and where.
-        transfers: in the order in which they run; `piece` is a position in the demand. What no
-            transfer copies stays where it lies.
-        ring_bytes: that the parts take.
-        period_ns: of a pass, as simulated.
-        link: what copies take.
+        parts: by position in the demand, how many bytes of the weight, its last, lie in the ring,
+            and where.
+        transfers: in the order in which they run; `piece` is a position in the demand. Weights that
+            no transfer copies stay in place.
+        ring_bytes: the memory of the parts.
+        period_ns: the simulated time of a pass.
+        link: the cost of copies.
     """
 
     parts: Mapping[int, tuple[int, int]]
@@ -36,19 +36,19 @@ class Layout:
 
     @property
     def transfer_bytes(self) -> int:
-        """That the transfers of a pass copy."""
+        """The bytes that the transfers of a pass copy."""
         return sum(self.parts[one.piece][0] for one in self.transfers)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WholeWeights:
-    """A plan that streams some weights, all of each, and the memory that it takes.
+    """A plan that streams some weights, each as a whole, and the memory that it takes.
 
     Attributes:
-        required_bytes: of memory that it takes: the ring, and weights that stay outside of it.
-        resident_bytes: of the latter.
+        required_bytes: the memory that it takes: the ring, and weights that stay outside it.
+        resident_bytes: the memory of the latter.
         largest: position in the demand of the weight that sets the ring: the largest that is read
-            when it is fullest; -1 without one.
+            when it is fullest; -1 without a ring.
         layout: the plan.
     """
 
@@ -65,14 +65,14 @@ def simulated_layout(
     ring_bytes: int,
     link: Link,
 ) -> Layout:
-    """A layout of whole weights, and what a pass takes by it.
+    """A layout of whole weights, with its simulated pass.
 
     Args:
-        demand: has the weights.
-        offsets_bytes: where in the ring they lie, by position in the demand.
+        demand: the demand with the weights.
+        offsets_bytes: their places in the ring, by position in the demand.
         transfers: in order; `piece` is a position in the demand.
-        ring_bytes: of the ring.
-        link: what copies take.
+        ring_bytes: the size of the ring.
+        link: the cost of copies.
     """
     sizes_bytes = [demand.weights[one.piece].size_bytes for one in transfers]
     parts = {index: (demand.weights[index].size_bytes, at) for index, at in offsets_bytes.items()}

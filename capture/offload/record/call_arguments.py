@@ -20,8 +20,8 @@ from offload.program.structure import (
 from offload.record.operators import check_plain, is_tensor
 from offload.record.storages import StorageTable
 
-# What torch keeps on an nn.Buffer. Names that begin with an underscore are what libraries note:
-# torch marks what it compiled for, transformers what it initialised.
+# Attributes that torch sets on an nn.Buffer. Names with a leading underscore are notes of
+# libraries: torch marks what it compiled for, transformers what it initialised.
 _BUFFER_ATTRIBUTES = frozenset({"persistent"})
 
 
@@ -31,10 +31,10 @@ class CallArguments:
     Owner: one Recorder.
 
     Attributes:
-        tensors: the caller's own, in order.
-        names: of each tensor its place, such as `args[1]`.
-        structure: their nesting, with the content that changeable constants had.
-        live: their nesting with these constants themselves.
+        tensors: the caller's tensors, in order.
+        names: the place of each tensor, such as `args[1]`.
+        structure: their nesting, with the content that mutable constants had.
+        live: their nesting with the mutable constants themselves.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -63,12 +63,12 @@ class CallArguments:
     def check_unchanged(
         self, call: tuple[Any, Any], inputs: Sequence[torch.Tensor], table: StorageTable
     ) -> None:
-        """Refuse what a call did to its arguments in Python: a replay would not do it again.
+        """Refuse changes to arguments made in Python: a replay would not repeat them.
 
         Args:
-            call: what it was given, as `nested` made it.
-            inputs: around these tensors.
-            table: what they were when it began.
+            call: the arguments that the call received, as `nested` made them.
+            inputs: the tensors in these arguments.
+            table: the state of the arguments when the call began.
 
         Raises:
             CaptureError: an argument was replaced, reshaped, or changed otherwise.

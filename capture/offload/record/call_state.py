@@ -1,4 +1,4 @@
-"""Inputs and weights of a recorded call: which changed unseen, and which a whole call may read."""
+"""Inputs and weights of a recorded call: unseen changes, and state that a whole call may read."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from offload.record.storages import StorageTable, TrackedStorage
 
 
 def unseen_changes(table: StorageTable, overlapping: Set[int]) -> Iterator[TrackedStorage]:
-    """Storages of inputs and weights that changed and that no launch wrote.
+    """Yield storages of inputs and weights that changed although no launch wrote them.
 
     Args:
         table: the storages met in the call, and the model's state.
         overlapping: storages of inputs that a launch wrote through another input.
 
     Raises:
-        CaptureError: what changed is a host constant, or lies on another device.
+        CaptureError: the changed storage is a host constant, or lies on another device.
     """
     state = table.state
     tracked_here = list(table)
@@ -38,10 +38,10 @@ def unseen_changes(table: StorageTable, overlapping: Set[int]) -> Iterator[Track
 
 
 def reachable_state(table: StorageTable, *, is_compiled: bool) -> list[TrackedStorage]:
-    """Inputs, and every weight on the device that the callable holds or was seen to use.
+    """Return inputs, and every weight on the device that the callable holds or was seen to use.
 
-    Host constants that it holds are tracked as well, and so guarded; of compiled code, whose
-    reads nobody sees, every tensor on the CPU.
+    Host constants that it holds are tracked as well, and thus guarded. For compiled code, whose
+    reads are not observable, every tensor on the CPU is.
 
     Raises:
         CaptureError: one of them is a tensor that cannot be described.

@@ -1,4 +1,4 @@
-"""What can be told of a model or function before it is called: its parameters, and refusals."""
+"""What is known of a model or function before it is called: its parameters, and refusals."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from offload.errors import CaptureError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Parameters:
-    """The names of a callable's parameters; none where they cannot be told.
+    """The names of a callable's parameters; empty where they are unknown.
 
     Attributes:
-        positional: those that can be given by position; empty where only by position.
+        positional: those that can be given by position; an empty name for positional-only
+            parameters.
         keyword_only: the others, without the callable's own **kwargs.
     """
 
@@ -28,7 +29,7 @@ class Parameters:
 
 
 def module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
-    """The module behind a callable: itself, or the one whose method it is."""
+    """The module behind a callable: itself, or the module whose method it is."""
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, torch.nn.Module):
@@ -38,7 +39,7 @@ def module_of(function: Callable[..., Any] | None) -> torch.nn.Module | None:
 
 
 def signature_of(function: Callable[..., Any] | None) -> tuple[inspect.Parameter, ...]:
-    """The parameters of a function, or of a module's forward; none where they cannot be told."""
+    """The parameters of a function, or of a module's forward; empty where they are unknown."""
     target: Any = function.forward if isinstance(function, torch.nn.Module) else function
     try:
         return tuple(inspect.signature(target).parameters.values())
@@ -60,7 +61,7 @@ def parameters_of(function: Callable[..., Any] | None) -> Parameters:
 
 
 def compiled_parts(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """What of a callable torch.compile has wrapped: itself, or modules inside it, by name.
+    """The names of what torch.compile has wrapped: the callable itself, or modules inside it.
 
     Under the recorder's modes these would run eagerly.
     """
@@ -78,7 +79,7 @@ def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
         reason: why they cannot be recorded, for the message.
 
     Raises:
-        CaptureError: there are any.
+        CaptureError: `parts` is not empty.
     """
     if parts:
         raise CaptureError(
@@ -88,10 +89,10 @@ def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
 
 
 def refuse_nested_captures(function: Callable[..., Any] | None) -> None:
-    """Refuse what captures graphs of its own whenever it is called.
+    """Refuse a callable that captures graphs itself at each call.
 
-    torch.compile keeps its settings beside what it has wrapped: of inductor the configuration, of
-    other compilers the compiler alone, in the context that the wrapper closes over.
+    torch.compile keeps its settings in the context that the wrapper closes over: for inductor the
+    configuration, for other compilers the compiler alone.
 
     Raises:
         CaptureError: the callable, or a module inside it, was compiled for CUDA graphs.
@@ -127,7 +128,7 @@ def _is_compiled(thing: Any) -> bool:
 
 
 def _captures_graphs(compiled: Any) -> bool:
-    """Whether what torch.compile has wrapped was compiled for CUDA graphs."""
+    """Whether a callable that torch.compile has wrapped was compiled for CUDA graphs."""
     configuration = getattr(compiled, "get_compiler_config", lambda: None)()
     if configuration and configuration.get("triton.cudagraphs"):
         return True
@@ -142,7 +143,7 @@ def _captures_graphs(compiled: Any) -> bool:
 
 
 def refuse_hidden_reads(function: Callable[..., Any] | None) -> None:
-    """Refuse scripted code that reads tensors where no mode sees it.
+    """Refuse scripted code that reads tensors unseen by any mode.
 
     Raises:
         CaptureError: a scripted module or function calls `tolist`.

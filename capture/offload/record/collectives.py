@@ -1,9 +1,9 @@
-"""Collectives of a recorded call: each a launch that starts it, and one that waits for it.
+"""Collectives of a recorded call: a launch starts each of them, and another waits for it.
 
-They are recorded as operators of torch's namespace `_c10d_functional`, in which a group goes by its
-name. Functional collectives and DTensor's arrive there; those that write their arguments, as
-`torch.distributed.all_reduce` does, are operators of `c10d` over process groups and are done by the
-former (`in_place_collectives`).
+They are recorded as operators of torch's namespace `_c10d_functional`, which identify a group by
+its name. Functional collectives and DTensor's arrive there. Those that write their arguments, such
+as `torch.distributed.all_reduce`, are operators of `c10d` over process groups and are performed by
+functional collectives (`in_place_collectives`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d",
 
 
 class Log(Protocol):
-    """Who records launches.
+    """The recorder of launches.
 
     Attributes:
         table: the storages met so far.
@@ -44,20 +44,20 @@ class Log(Protocol):
         """Run an operator and record it."""
 
     def launch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, where the operator is what is to be recorded."""
+        """As `dispatch`, for an operator that is recorded as it is."""
 
     def described(self, argument: Any) -> Argument:
-        """An argument whose tensors are known, as a Program holds it."""
+        """An argument with tracked tensors, as a Program holds it."""
 
 
 @dataclasses.dataclass(slots=True)
 class _UnderWay:
-    """A collective that was started.
+    """A collective that was started and not waited for.
 
     Attributes:
-        touched: the Values that belong to it until it has ended.
-        met: waits until those have come whom it is exchanged with.
-        sending: the Work of a message that is sent; None of others, which torch finds.
+        touched: the Values that belong to it until it ends.
+        met: waits until the peers of the exchange have arrived.
+        sending: the Work of a sent message; None for others, which torch finds.
     """
 
     touched: frozenset[int]
@@ -66,31 +66,31 @@ class _UnderWay:
 
 
 class Collectives:
-    """Those of one recorded call.
+    """The collectives of one recorded call.
 
-    Owner: one LaunchRecorder, on whose thread it is called. It does not keep its owner, which is
-    dropped as soon as a recording is refused, and the device's memory with it.
+    Owner: one LaunchRecorder, on whose thread it is called. It holds no reference to its owner, so
+    that a refused recording frees the device's memory at once.
     """
 
     def __init__(self, log: Log, rendezvous: Rendezvous | None) -> None:
         self._log: Log = weakref.proxy(log)
         self._rendezvous = rendezvous
-        self._under_way: dict[int, _UnderWay] = {}  # by the Value that is waited for
-        self._works: list[Any] = []  # torch asks for them again by their address
+        self._under_way: dict[int, _UnderWay] = {}  # by the awaited Value
+        self._works: list[Any] = []  # torch looks them up by address later
         self._groups: dict[str, Group] = {}
         self._met: Callable[[], None] = _nobody
         self._sending: Any = None
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """Of the collectives so far, by name."""
+        """The groups of the collectives so far, by name."""
         return tuple(self._groups[name] for name in sorted(self._groups))
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operator of process groups and record what it does.
+        """Run an operator of process groups and record its effect.
 
         Raises:
-            CaptureError: it is none that can be recorded, or ranks differ.
+            CaptureError: the operator cannot be recorded, or ranks differ.
             ExecutionError: a rank is gone or late.
         """
         name = func._schema.name
@@ -102,7 +102,7 @@ class Collectives:
         if namespace == "_c10d_functional_autograd":
             same = getattr(torch.ops._c10d_functional, base).default
             return self._log.dispatch(same, args, kwargs)
-        if base == "_wrap_tensor_autograd":  # what torch waits for when it is first used
+        if base == "_wrap_tensor_autograd":  # torch waits for it at its first use
             self._wait(args[0])
             return torch.ops.aten.alias.default(args[0])
         if name == WAIT:
@@ -115,7 +115,7 @@ class Collectives:
         return self._start(func, args, kwargs)
 
     def calling(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What calls a collective's operator: once the others have come for the same."""
+        """Return the call of a collective's operator, made once the other ranks have come to it."""
         if name == WAIT:
             return self._call_wait(call)
 
@@ -131,7 +131,7 @@ class Collectives:
         return called
 
     def finish(self) -> None:
-        """Wait for what the call has not waited for. While the modes that watch it are active."""
+        """Wait for collectives that the call left unawaited, while its modes are active."""
         for work in self._works:
             work.wait()
         with _disable_current_modes():
@@ -155,7 +155,7 @@ class Collectives:
         return outcome
 
     def _settle(self, given: Sequence[Any]) -> None:
-        """Wait for what a collective is given that another one has not left yet."""
+        """Wait for operands that an earlier collective still holds."""
         for one in given:
             if isinstance(one, (list, tuple)):
                 self._settle(one)
@@ -163,7 +163,7 @@ class Collectives:
                 self._wait(one)
 
     def _without_gaps(self, given: Any) -> Any:
-        """Tensors as process groups send them; the operators copy what has gaps themselves."""
+        """Return tensors as process groups send them; operators copy those with gaps themselves."""
         if isinstance(given, (list, tuple)):
             return [self._without_gaps(one) for one in given]
         if given.is_contiguous():
@@ -176,7 +176,7 @@ class Collectives:
         return tracked is not None and tracked.value.index in self._under_way
 
     def _wait(self, tensor: torch.Tensor) -> None:
-        """Wait for the collective that a tensor is of, if it is of one."""
+        """Wait for the collective that a tensor belongs to, if any."""
         if not self._is_under_way(tensor):
             return
         started = self._under_way.pop(self._log.table.of(tensor).value.index)
@@ -200,7 +200,7 @@ class Collectives:
         return waited
 
     def _meet(self, name: str, arguments: list[Argument]) -> None:
-        """Come to where ranks meet; of messages between two the wait waits for the other."""
+        """Meet the other ranks; for messages between two ranks the wait waits for the peer."""
         group = group_here(group_name(arguments))
         self._groups[group.name] = group
         if self._rendezvous is None:
@@ -228,7 +228,7 @@ class Collectives:
 
 
 def _nobody() -> None:
-    """Nobody is waited for."""
+    """Wait for no rank."""
 
 
 def _by_name(argument: Any) -> Any:
@@ -244,7 +244,7 @@ def _is_fake(tensor: Any) -> bool:
 
 @contextlib.contextmanager
 def _failures_told(name: str) -> Iterator[None]:
-    """Say at which line a process group failed: a rank that is gone, or that is late."""
+    """Name the line at which a process group failed: a rank is gone or late."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

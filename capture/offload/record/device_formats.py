@@ -1,4 +1,4 @@
-"""Refuses tensors in a format of the device's own where only plain memory will do."""
+"""Refuses tensors in a device-specific format where plain memory is required."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from offload.program import Value
 
 
 def refuse_own_format(tensor: torch.Tensor, what: str) -> None:
-    """Refuse an input or a result that lies in a format of the device's own.
+    """Refuse an input or a result in a device-specific format.
 
     Args:
         tensor: on any device.
-        what: it is, to begin the message with.
+        what: the tensor's description, which begins the message.
 
     Raises:
-        CaptureError: it does; the message names the format.
+        CaptureError: the tensor has such a format; the message names it.
     """
     name = own_format(tensor)
     if name:
@@ -32,7 +32,7 @@ def refuse_own_format(tensor: torch.Tensor, what: str) -> None:
 
 
 def refuse_write_in_own_format(name: str, value: Value) -> None:
-    """Refuse that an operator writes a weight which lies in a format of the device's own.
+    """Refuse an operator that writes a weight in a device-specific format.
 
     The check of a recording and the warm-up write copies, and a copy of its bytes is plain.
 
@@ -48,10 +48,10 @@ def refuse_write_in_own_format(name: str, value: Value) -> None:
 
 
 def refuse_unwritten_in_own_format(value: Value) -> None:
-    """Refuse memory without content in a format of the device's own: a replay's is plain.
+    """Refuse memory without content in a device-specific format: a replay's is plain.
 
     Raises:
-        CaptureError: `value` lies in one.
+        CaptureError: `value` has such a format.
     """
     if value.device_format:
         raise CaptureError(

@@ -1,4 +1,4 @@
-"""Random launches of a call that is made once more: they give what they gave the first time."""
+"""Random launches of a repeated call: they give what they gave the first time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from offload.record.storages import TrackedStorage
 
 
 class DrawnBefore:
-    """What the random launches of a call gave, in their order.
+    """The outcomes of a call's random launches, in order.
 
-    Owner: the recording of the same call made again, which draws nothing.
+    Owner: the recording of the repeated call, which draws nothing.
     """
 
     def __init__(self, launches: Iterable[Launch], outcomes: Sequence[RandomOutcome]) -> None:
@@ -30,14 +30,14 @@ class DrawnBefore:
 
     @property
     def n_left(self) -> int:
-        """How many launches have not been made again."""
+        """The number of launches that were not repeated yet."""
         return len(self._left)
 
     def is_next(self, operator: Overload, arguments: list[Any]) -> bool:
         """Whether a launch is the next random one.
 
         Raises:
-            CaptureError: it draws, and the next one is another.
+            CaptureError: the launch draws, and is not the next one.
         """
         if self._left and self._left[0][0].name == operator.name:
             return operator.draws(arguments) or not operator.is_aten
@@ -58,11 +58,12 @@ class DrawnBefore:
 
         Args:
             func: its operator.
-            given: its arguments, as a Launch has them.
-            touched: each tensor that it is given, its storage, and whether it declares to write it.
+            given: its arguments, as in a Launch.
+            touched: each tensor argument, its storage, and whether the operator declares to write
+                it.
 
         Raises:
-            CaptureError: it is given other shapes or numbers.
+            CaptureError: the arguments have other shapes or numbers.
         """
         launch, outcome = self._left.pop(0)
         tensors = [tensor for tensor, _, _ in touched]
@@ -87,7 +88,7 @@ class DrawnBefore:
 
 
 def _are_alike(one: Argument, other: Argument) -> bool:
-    """Whether two recordings give a launch the same argument, wherever tensors lie."""
+    """Whether two recordings give a launch the same argument, ignoring where tensors lie."""
     if isinstance(one, TensorView) and isinstance(other, TensorView):
         return (one.shape, one.strides, one.dtype) == (other.shape, other.strides, other.dtype)
     if isinstance(one, tuple) and isinstance(other, tuple):

@@ -16,9 +16,9 @@ from offload.record.call_arguments import CallArguments
 from offload.record.callables import signature_of
 
 DynamicShapes = Mapping[str, Any] | Sequence[Any]
-"""By parameter name, or in the order of positional arguments: for a tensor a mapping of axes to
-Dims, or one Dim or None for each axis; for an integer a Dim; for a container one for each item;
-None for what does not vary."""
+"""Entries by parameter name, or in the order of positional arguments. For a tensor a mapping of
+axes to Dims, or a Dim or None for each axis; for an integer a Dim; for a container an entry for
+each item; None where nothing varies."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class VaryingSizes:
     """Which sizes of one call may vary.
 
     Attributes:
-        dims: what varies, with the sizes of the call.
-        places: where the call tells them.
-        axes: of each input, in order, the axes that vary, each with the position of its Dim.
+        dims: the sizes that vary, with their values in the call.
+        places: where the call gives them.
+        axes: for each input, in order, the axes that vary, each with the position of its Dim.
     """
 
     dims: tuple[Dim, ...]
@@ -51,8 +51,8 @@ def varying_sizes(
         kwargs: likewise.
 
     Raises:
-        CaptureError: something there fits no argument, is no Dim, or says something else of one
-            Dim at two places; or nothing varies.
+        CaptureError: an entry fits no argument, is no Dim, or contradicts another entry about the
+            same Dim; or nothing varies.
     """
     arguments = CallArguments(args, dict(kwargs))
     finding = _Finding(arguments.tensors)
@@ -72,7 +72,7 @@ def varying_sizes(
 def _parts(
     function: Callable[..., Any], dynamic_shapes: DynamicShapes, arguments: Structure
 ) -> Iterator[tuple[Any, Structure, Any]]:
-    """Each argument in order with what is said of it; the name is a number of one without."""
+    """Yield each argument in order with its entry; an argument without a name has its number."""
     positional, named = arguments.children
     names = _names(function, len(positional.children))
     every = [*zip(names, positional.children, strict=True)]
@@ -110,7 +110,7 @@ def _names(function: Callable[..., Any], n_positional: int) -> list[Any]:
 def _of_rest(
     function: Callable[..., Any], said: dict[str, Any], names: Sequence[Any]
 ) -> dict[Any, Any]:
-    """What is said of `*args` under its name, by the numbers of these arguments."""
+    """The entries given for `*args` under its name, by argument number."""
     kind = inspect.Parameter.VAR_POSITIONAL
     rest = next((one.name for one in signature_of(function) if one.kind is kind), None)
     if rest not in said:
@@ -126,7 +126,7 @@ def _of_rest(
 
 
 class _Finding:
-    """The Dims that were found so far, and where."""
+    """The Dims found so far, and their places."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.dims: list[Dim] = []
@@ -135,7 +135,7 @@ class _Finding:
         self._n_constants = 0
 
     def look(self, structure: Structure, spec: Any, where: str) -> None:
-        """Look at an argument or a part of one."""
+        """Collect the Dims of an argument or of a part of it."""
         if structure.kind == "tensor":
             for axis, dim in self._axes(structure.leaf, spec, where):
                 size = self._tensors[structure.leaf].shape[axis]
@@ -184,10 +184,10 @@ class _Finding:
                 yield axis % n_axes, dim
 
     def _note(self, dim: Any, size: int, where: str) -> int:
-        """The position of a Dim; one that was met before must be the same here.
+        """Return the position of a Dim, which must agree with earlier occurrences.
 
         Raises:
-            CaptureError: it is none, or has another range or size than before.
+            CaptureError: it is no Dim, or has another range or size than before.
         """
         found = _dim(dim, size, where)
         for position, other in enumerate(self.dims):
@@ -205,7 +205,7 @@ class _Finding:
 
 
 def _children(structure: Structure, spec: Any, where: str) -> Iterator[tuple[Any, Structure, Any]]:
-    """What is in a container, with what is said of it."""
+    """Yield the items of a container, with their entries."""
     keys: Sequence[Any] = structure.keys or range(len(structure.children))
     if spec is None:
         said: Mapping[Any, Any] = {}
@@ -225,7 +225,7 @@ def _children(structure: Structure, spec: Any, where: str) -> Iterator[tuple[Any
 
 
 def _dim(dim: Any, size: int, where: str) -> Dim:
-    """What a torch.export.Dim says, without importing torch.export."""
+    """The Dim that a torch.export.Dim describes, without importing torch.export."""
     kind = type(dim)
     if kind.__module__ != "torch.export.dynamic_shapes" or kind.__name__ != "Dim":
         raise CaptureError(

@@ -1,4 +1,4 @@
-"""Launches under fake tensors: what an operator is given, and that nothing is computed."""
+"""Launches under fake tensors: the arguments of an operator; nothing is computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from offload.record.storages import StorageTable, TrackedStorage
 
 
 class Tracker(Protocol):
-    """Who knows the storages that launches use.
+    """The owner of the storages that launches use.
 
     Attributes:
         guards: of host reads.
@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
 
 class FakeLaunches:
-    """Gives operators fake tensors; host constants alone are computed, for their value is needed.
+    """Gives operators fake tensors; only host constants are computed, as their values are needed.
 
     Owner: one LaunchRecorder.
     """
@@ -63,11 +63,11 @@ class FakeLaunches:
         return fake, named, self._computing_nothing(operator)
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """What to call to find out what an operator gives."""
+        """The callable that says what an operator returns."""
         return self._fakes.rule(func)
 
     def _is_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether all that is given, or what is made of numbers, can be host constants."""
+        """Whether all arguments, or results made of numbers alone, can be host constants."""
         if self._table.device.type == "cpu":
             return False
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
@@ -84,7 +84,7 @@ class FakeLaunches:
                 yield
         except (DataDependentOutputException, DynamicOutputShapeException):
             self._tracker.guards.require(operator.name, "it reads a tensor's value on the host")
-        except Exception as error:  # that of an aten operator is what eager would raise
+        except Exception as error:  # eager would raise an aten operator's error too
             unsupported = (UnsupportedOperatorException, UnsupportedFakeTensorException)
             if operator.is_aten and not isinstance(error, unsupported):
                 raise
@@ -95,10 +95,10 @@ class FakeLaunches:
             ) from error
 
     def _all_fake(self, name: str, given: Any) -> Any:
-        """What an operator is given with a fake twin for each tensor that is in memory."""
+        """The arguments of an operator, with a fake twin for each tensor in memory."""
         if isinstance(given, (list, tuple)):
             return type(given)(self._all_fake(name, one) for one in given)
-        if isinstance(given, torch.SymBool):  # of which a Program holds the answer
+        if isinstance(given, torch.SymBool):  # a Program holds its answer
             return bool(given)
         if isinstance(given, dict):
             return {key: self._all_fake(name, one) for key, one in given.items()}

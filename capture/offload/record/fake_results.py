@@ -1,4 +1,4 @@
-"""What operators give on a device whose results have other shapes than torch's fake tensors say."""
+"""Results of operators on devices where their shapes differ from those of torch's fake tensors."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _BYTE_BITS = 8
 
 
 def device_rule(func: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """What to call for an operator under fake tensors: its own rule, or that of the device."""
+    """The callable for an operator under fake tensors: its own rule, or that of the device."""
     return _RULES.get((device.type, func)) or _OF_ALL.get(func, func)
 
 
 def _native_dropout_of_npu(
     given: torch.Tensor, p: float, train: bool | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What torch_npu's operator gives: a mask of one bit for each element, rounded up to 128 bits.
+    """The result of torch_npu's operator: a mask of one bit per element, rounded up to 128 bits.
 
-    Where nothing or everything is dropped the mask has the elements of the input; and a copy of the
-    input has its strides, whatever else is made is contiguous.
+    Where nothing or everything is dropped the mask has the elements of the input. A copy of the
+    input has its strides; any other result is contiguous.
     """
     device = given.device
     if train is False or p == 0:
@@ -40,7 +40,7 @@ def _native_dropout_of_npu(
 
 
 def _native_multi_head_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, Any]:
-    """What the CPU's operator gives: no weights where none are needed; torch's rule gives some."""
+    """The result of the CPU's operator: no weights unless needed; torch's rule gives some."""
     operator = torch.ops.aten._native_multi_head_attention.default
     given = dict(zip((one.name for one in operator._schema.arguments), args, strict=False))
     result, weights = operator(*args, **kwargs)
@@ -48,7 +48,7 @@ def _native_multi_head_attention(*args: Any, **kwargs: Any) -> tuple[torch.Tenso
 
 
 def _mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-    """What the CPU's operator gives without gradients: no workspace; torch's rule, an empty one."""
+    """The CPU operator's result without gradients: no workspace; torch's rule: an empty one."""
     results = torch.ops.aten.mkldnn_rnn_layer.default(*args, **kwargs)
     return (*results[:3], None)
 

@@ -1,8 +1,8 @@
 """A model whose weights are in files, recorded under fake tensors: no weight is in memory.
 
 Fake tensors have shapes, strides and devices, and no content (torch's FakeTensorMode), so the model
-may be larger than memory, or built on the meta device. Its parameters and buffers are fake ones for
-the time of the recording; whatever else it holds in memory stands in by a fake twin.
+may be larger than memory, or built on the meta device. During the recording its parameters and
+buffers are fake tensors; a fake twin stands in for any other tensor that it holds in memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class FakeWeights:
-    """The fake tensors of one recording, and what they stand for.
+    """The fake tensors of one recording, and the tensors that they represent.
 
-    Owner: one Recorder. Thread: the recording one; between `given` and its end no other thread may
-    use the model.
+    Owner: one Recorder. Thread: that of the recording; during `given` no other thread may use the
+    model.
 
     Attributes:
-        mode: under which everything runs.
-        device: of all fake tensors.
+        mode: the mode under which everything runs.
+        device: the device of all fake tensors.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class FakeWeights:
         """Begin without fake tensors.
 
         Args:
-            stored: by the name that a parameter or buffer has in the model.
-            device: that the Program is recorded for.
-            has_same_content: reads two stored tensors and compares them.
+            stored: by the name of the parameter or buffer in the model.
+            device: the device for which the Program is recorded.
+            has_same_content: reads and compares two stored tensors.
         """
         self._has_same_content = has_same_content
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -62,21 +62,21 @@ class FakeWeights:
         self._stored = stored
         self._files: dict[int, StoredTensor] = {}  # by identity of the fake storage
         self._originals: dict[int, torch.Tensor] = {}  # by id of the fake tensor
-        self._storages: dict[int, torch.UntypedStorage] = {}  # that fake ones stand for
-        self._twins: dict[int, torch.Tensor] = {}  # by id of the model's own tensor
+        self._storages: dict[int, torch.UntypedStorage] = {}  # that fake storages represent
+        self._twins: dict[int, torch.Tensor] = {}  # by id of the model's tensor
         self._in_files: dict[int, list[tuple[int, int, str]]] = {}  # bytes, by storage's identity
-        self._fakes: list[torch.Tensor] = []  # kept, so that identities stay their own
+        self._fakes: list[torch.Tensor] = []  # kept, so that identities are not reused
 
     @contextlib.contextmanager
     def given(self, function: Callable[..., Any]) -> Iterator[None]:
         """Let the model hold fake parameters and buffers.
 
         Raises:
-            CaptureError: the callable is no module or a scripted one, a parameter has no shape
-                yet, or a tensor of a file shares memory with another one of the model.
-            FileError: a parameter, a persistent buffer, or another one that is on the meta device
-                is in no file; one in a file has another shape or dtype; or one that is stored under
-                several of its names has other content under each.
+            CaptureError: the callable is no module or a scripted module, a parameter has no shape
+                yet, or a tensor of a file shares memory with another tensor of the model.
+            FileError: a parameter, a persistent buffer, or another buffer on the meta device is in
+                no file; a tensor in a file has another shape or dtype; or a tensor that is stored
+                under several of its names has other content under each.
         """
         model = module_of(function)
         if model is None:
@@ -107,9 +107,10 @@ class FakeWeights:
             self._refresh_lists(model)
 
     def _refresh_lists(self, model: torch.nn.Module) -> None:
-        """Recurrent layers keep their parameters in lists as well, and look whether they are old.
+        """Refresh the parameter lists that recurrent layers keep, and whose age they check.
 
-        On accelerators they would also lay out anew what has no memory; there the call is refused.
+        On accelerators these layers would also lay out anew parameters without memory; there the
+        call is refused.
         """
         for module in model.modules():
             if isinstance(module, torch.nn.RNNBase) and self.device.type == "cpu":
@@ -141,10 +142,10 @@ class FakeWeights:
     def _refuse_absent(
         self, saved: set[str], names: dict[int, list[str]], tensors: dict[int, torch.Tensor]
     ) -> None:
-        """Refuse files that lack something that was saved, or has no content elsewhere.
+        """Refuse files that lack a tensor that was saved, or that has no content elsewhere.
 
         Raises:
-            FileError: they do.
+            FileError: a file lacks such a tensor.
         """
         absent = {
             key: f"{' = '.join(names[key])} {dtype_name(tensor.dtype)}{list(tensor.shape)}"
@@ -175,10 +176,10 @@ class FakeWeights:
         raise FileError(what)
 
     def _refuse_untied(self, names: list[str]) -> None:
-        """Refuse files that have one tensor of the model under two names, and not the same twice.
+        """Refuse files that hold a tensor of the model under two names with different content.
 
         Raises:
-            FileError: they do, or cannot be read.
+            FileError: the contents differ, or cannot be read.
         """
         stored = [self._stored[name] for name in names if name in self._stored]
         for first, other in itertools.pairwise(stored):
@@ -190,7 +191,7 @@ class FakeWeights:
                 )
 
     def _note_bytes(self, tensor: torch.Tensor, name: str) -> None:
-        """Note which memory the files stand for, which must be the memory of one tensor only."""
+        """Note the memory that the files represent, which must belong to a single tensor."""
         self._refuse_shared(tensor, name)
         begin, end = _span(tensor)
         spans = self._in_files.setdefault(tensor.untyped_storage()._cdata, [])
@@ -236,19 +237,19 @@ class FakeWeights:
             return torch.empty(tensor.shape, dtype=tensor.dtype, device=self.device)
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """While the recorder itself looks at tensors, and the call does not."""
+        """The context in which the recorder itself inspects tensors, outside the call."""
         return contextlib.nullcontext()
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """While the call is made."""
+        """The context of the recorded call."""
         return contextlib.nullcontext()
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """What to call to find out what an operator gives."""
+        """The callable that says what an operator returns."""
         return device_rule(func, self.device)
 
     def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
-        """A fake tensor like an argument, the one of this position, on memory of its own."""
+        """A fake tensor like the argument at this position, on separate memory."""
         n_items = 1 + sum(
             (size - 1) * stride
             for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
@@ -267,23 +268,23 @@ class FakeWeights:
         return fake.requires_grad_(tensor.requires_grad)
 
     def _keep(self, fake: torch.Tensor) -> None:
-        """Let the identity of a fake tensor stay its own."""
+        """Keep a fake tensor, so that its identity is not reused."""
         self._fakes.append(fake)
 
     def of_model(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The twin of one of the model's parameters and buffers, which a list may hold as well."""
+        """The twin of a parameter or buffer of the model, which a list may hold as well."""
         return self._twins.get(id(tensor))
 
     def of(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The fake twin of a tensor that is in memory; views of one storage have one too.
+        """The fake twin of a tensor in memory; views of one storage have twins on one storage.
 
         Args:
-            tensor: to be stood in for.
-            name: of it or of what uses it, for the message.
+            tensor: the tensor that the twin represents.
+            name: of the tensor or of its user, for the message.
 
         Raises:
-            CaptureError: it lies on another device or in a format of the device's own, or shows
-                memory whose content is in a file.
+            CaptureError: it lies on another device or in a device-specific format, or views memory
+                whose content is in a file.
         """
         if isinstance(tensor, FakeTensor):
             return tensor
@@ -307,14 +308,14 @@ class FakeWeights:
         return fake
 
     def _make_whole(self, storage: torch.UntypedStorage) -> None:
-        """Let what stands for a storage have all its bytes: the first view may show a part."""
+        """Give the fake storage all bytes of the original: the first view may show a part."""
         if storage._cdata not in self._storages:
             self._storages[storage._cdata] = storage
             converter = self.mode.fake_tensor_converter
             self._fakes.append(converter.from_real_tensor(self.mode, bytes_of(storage)))
 
     def files_of(self, weights: Mapping[int, TrackedStorage]) -> dict[int, StoredTensor]:
-        """Of weights those that fake storages stand for, by index with the place in a file."""
+        """The weights on fake storages, by index, with their place in a file."""
         return {
             index: self._files[one.storage._cdata]
             for index, one in weights.items()
@@ -322,7 +323,7 @@ class FakeWeights:
         }
 
     def original(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor in memory that a fake one stands for; others stand for themselves."""
+        """The tensor in memory that a fake tensor represents; another tensor represents itself."""
         return self._originals.get(id(tensor), tensor)
 
 
@@ -333,7 +334,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 def _saved_names(model: torch.nn.Module) -> set[str]:
-    """The names of parameters and buffers that a `state_dict` has: all but buffers left out."""
+    """The names of parameters and buffers in a `state_dict`: all but non-persistent buffers."""
     unsaved = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)
@@ -351,20 +352,20 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes of its storage that a tensor covers, begin and end."""
+    """The begin and end of the bytes of its storage that a tensor covers."""
     dtype = dtype_name(tensor.dtype)
     begin = int(tensor.storage_offset()) * ITEM_BYTES[dtype]
     return begin, begin + span_bytes(tuple(tensor.shape), tensor.stride(), dtype)
 
 
 def device_of_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
-    """Where the tensors among a call's arguments lie; the CPU where there are none.
+    """The device of the tensors among a call's arguments; the CPU if there are no tensors.
 
     Raises:
         CaptureError: they lie on more than one accelerator.
     """
     try:
         tensors, _ = flatten((args, kwargs), is_tensor, share_same=False)
-    except OpaqueStructure:  # which the recorder refuses, and names
+    except OpaqueStructure:  # the recorder refuses it by name
         tensors = []
     return find_device(tensors)

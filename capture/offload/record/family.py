@@ -1,8 +1,8 @@
 """From two recordings of one call, for real and over symbolic sizes, to a Family.
 
-Both must have seen the same. What a call asks of a size in a way that torch cannot follow
-(`type(n) is int`, a size as a key) shows there, if it comes out otherwise at the
-recorded sizes, or at others (`check_family`), at which the call is recorded once more.
+Both must agree. A use of a size that torch cannot follow (`type(n) is int`, a size as a key) shows
+as a difference at the recorded sizes, or at other sizes, at which the call is recorded once more
+(`check_family`).
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class _Numbers:
         return self.expressions.setdefault(expression, len(self.expressions))
 
     def varying(self, numbers: Sequence[Any], program: Program | None = None) -> dict[int, int]:
-        """Of those that vary the place, with their expression.
+        """The expression of each number that varies, by its place.
 
         Args:
-            numbers: that may vary.
-            program: whose numbers they are; None: those of arguments or results.
+            numbers: numbers that may vary.
+            program: the Program of these numbers; None: they are of arguments or results.
 
         Raises:
-            CaptureError: one cannot be repeated; the message names the user's line.
+            CaptureError: a number cannot be repeated; the message names the user's line.
         """
         found = {}
         for place, number in enumerate(numbers):
@@ -101,15 +101,15 @@ def family_of(
     """The Family of a call that was recorded twice.
 
     Args:
-        real: what was seen of the call.
-        symbolic: what was seen of it over these sizes.
-        sizes: that may vary.
-        places: where a call tells them.
+        real: the recording of the call.
+        symbolic: its recording over these sizes.
+        sizes: the sizes that may vary.
+        places: where a call gives them.
 
     Raises:
-        CaptureError: the call does something else when sizes may vary; one of them may not, as the
-            model needs the recorded one; a number depends on sizes in a way that cannot be
-            repeated; or the inputs overlap.
+        CaptureError: the call differs when sizes may vary; a size may not vary, as the model
+            requires the recorded one; a number depends on sizes in a way that cannot be repeated;
+            or the inputs overlap.
     """
     if real.program.overlaps:
         raise CaptureError(
@@ -146,10 +146,10 @@ def family_of(
 
 
 def _without_slack(real: Program, found: Program) -> Program:
-    """The recorded Program without bytes that an operator allocates and no tensor shows.
+    """The recorded Program without allocated bytes that no tensor shows.
 
-    Such an operator makes its result smaller when it has computed it (`mse_loss`, `col2im`,
-    `_embedding_bag`), and its rule for fake tensors does not.
+    Some operators shrink their result after computing it (`mse_loss`, `col2im`, `_embedding_bag`);
+    their rules for fake tensors do not.
     """
     shown_bytes = [0] * len(real.values)
     for view in [
@@ -166,7 +166,7 @@ def _without_slack(real: Program, found: Program) -> Program:
 
 
 def _with_answers(results: Structure) -> Structure:
-    """A nesting in which what was asked of sizes is answered, and guarded."""
+    """The nesting with questions about sizes answered, and guarded."""
     asked = enumerate(constants_of(results))
     return with_constants(
         results, {place: bool(one) for place, one in asked if isinstance(one, torch.SymBool)}
@@ -174,7 +174,7 @@ def _with_answers(results: Structure) -> Structure:
 
 
 def without_unused(bound: BoundFamily) -> BoundFamily:
-    """The Family without Values that no launch uses, which its recordings have met all the same."""
+    """The Family without Values that its recordings met and no launch uses."""
     family = bound.family
     whole = family.program
     rewritten = rewrite(whole, whole.launches)
@@ -230,10 +230,10 @@ def _may_not_vary(name: str, size: int, place: str) -> CaptureError:
 
 
 def _pinned(guards: Sequence[SizeGuard], at: int, dim: Dim, n_dims: int) -> SizeGuard | None:
-    """A guard that no size of a Dim but the recorded one fulfils, as that of `int(n * 0.5)`.
+    """A guard that only the recorded size of a Dim fulfils, such as that of `int(n * 0.5)`.
 
-    torch notices where the guard is an equation of integers. Of wide ranges the sizes near the
-    recorded one and near the least are looked at.
+    torch notices guards that are equations of integers. In wide ranges, sizes near the recorded one
+    and near the least are tested.
     """
     if dim.minimum == dim.maximum:
         return None
@@ -263,13 +263,13 @@ def _holds(condition: _planner.Expressions, sizes: Sequence[int]) -> bool:
 
 
 def _check_same(family: Family, found: WholeProgram) -> None:
-    """Refuse a Family that does not give what was seen over sizes at the recorded ones.
+    """Refuse a Family that at the recorded sizes differs from the recording over sizes.
 
     Raises:
-        CaptureError: it does not.
+        CaptureError: it differs.
     """
     recorded = [one.recorded for one in family.dims]
-    # Only where both have the same numbers do these stand at the same places.
+    # Numbers stand at the same places only where both Programs have the same ones.
     difference = difference_of(family, found, family.program) or difference_of(
         family, found, family.whole_at(recorded)
     )
@@ -281,7 +281,7 @@ def _check_same(family: Family, found: WholeProgram) -> None:
 
 
 def _at_recorded(symbolic: WholeProgram, sizes: SymbolicSizes) -> Program:
-    """The Program that was recorded over sizes, with the recorded ones in their place."""
+    """The Program recorded over sizes, evaluated at the recorded sizes."""
     with sizes.deciding():
         program = map_numbers(symbolic.program, sizes.recorded)
     constants = dict(enumerate(map(sizes.recorded, constants_of(symbolic.results))))
@@ -290,10 +290,10 @@ def _at_recorded(symbolic: WholeProgram, sizes: SymbolicSizes) -> Program:
 
 
 def check_family(family: Family, sizes: Sequence[int], seen: WholeProgram) -> None:
-    """Refuse a Family that does not give what a recording at these sizes has seen.
+    """Refuse a Family that differs from a recording at these sizes.
 
     Raises:
-        CaptureError: it does not, or a number of it has no result there.
+        CaptureError: it differs, or one of its numbers has no result there.
     """
     try:
         expected = family.whole_at(sizes)
@@ -310,7 +310,7 @@ def check_family(family: Family, sizes: Sequence[int], seen: WholeProgram) -> No
 
 
 def difference_of(family: Family, seen: WholeProgram, expected: Program) -> str:
-    """How what was seen differs from a Program of a Family; empty if it does not."""
+    """How a recording differs from a Program of a Family; empty if it does not."""
     found = seen.program
     pairs: list[tuple[Launch, Launch] | tuple[Value, Value]] = [
         *zip(expected.launches, found.launches, strict=False),
@@ -334,7 +334,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _nesting(program: Program) -> tuple[Any, ...]:
-    """How arguments and results are nested; the constants that may vary are compared as numbers."""
+    """The nesting of arguments and results; constants that may vary are compared as numbers."""
     return (
         program.arguments_structure,
         program.result_structure,
@@ -343,7 +343,7 @@ def _nesting(program: Program) -> tuple[Any, ...]:
 
 
 def _comparable(one: Any) -> Any:
-    """What must be the same: all but strides that are never used."""
+    """The parts that must be equal: all but strides that are never used."""
     if isinstance(one, (TensorView, Value)):
         strides = used_strides(one.shape, one.strides)
         return dataclasses.replace(one, strides=strides)

@@ -1,4 +1,4 @@
-"""What a call made of constants alone: noted while it is recorded, and found to be kept."""
+"""Values that a call computes from constants alone: noted while recording, then kept."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def note_constants(
     writes: Sequence[TrackedStorage],
     made: Sequence[TrackedStorage],
 ) -> bool:
-    """Mark what depends on constants alone.
+    """Mark storages that depend on constants alone.
 
     Args:
-        operator: that was launched.
+        operator: the launched operator.
         given: the storages of its arguments.
-        writes: those of them that it wrote.
+        writes: those among them that it wrote.
         made: the storages that it made.
 
     Returns:
-        Whether the launch always makes the same, and writes nothing that it is given.
+        Whether the launch always gives the same results, and writes none of its arguments.
     """
     pure = operator.is_aten and not operator.random and not operator.reserves
     known = pure and all(one.known for one in given)
@@ -38,7 +38,7 @@ def note_constants(
 
 
 def holders_of(tracked: TrackedStorage) -> tuple[torch.Tensor, ...]:
-    """The tensors that hold a weight; for what was folded one on its storage."""
+    """The tensors that hold a weight; for a folded value a tensor on its storage."""
     if tracked.holders:
         return tracked.holders
     if not tracked.value.on_host:

@@ -1,4 +1,4 @@
-"""The memory that a recording held and has freed, given back to the system."""
+"""Gives memory that a recording has freed back to the system."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Callable
 
 from offload.program import PLACED_ROLES, Program
 
-# A recording of less is not worth a walk over all free memory of the process.
+# For smaller recordings a walk over all free memory of the process does not pay.
 _LEAST_BYTES = 2**23
 
 
 def give_back_freed(program: Program) -> None:
-    """Give the system what the C library keeps of the memory that a recording has freed.
+    """Give the system the freed memory of a recording that the C library keeps.
 
     A recording holds each value of the call until its end, since a value's memory is its identity:
-    many times what the call or an execution needs at once. Freed in pieces, below memory that is
-    still used, this would stay with the process. Nothing is done for small programs, and where the
-    C library is not glibc.
+    many times what the call or an execution needs at once. Freed in pieces below memory in use, it
+    would stay with the process. A no-op for small programs, and where the C library is not glibc.
     """
     held_bytes = sum(one.size_bytes for one in program.values if one.role in PLACED_ROLES)
     trim = _malloc_trim()

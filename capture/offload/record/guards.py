@@ -1,4 +1,4 @@
-"""Guards: host reads whose values each execution must find again, and what they rule out."""
+"""Guards: host reads whose values each execution must find again, and what they exclude."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def refuse_write_beside_numpy(operator: str, tracked: TrackedStorage) -> None:
-    """Refuse a launch that writes memory which NumPy has seen or made.
+    """Refuse a launch that writes memory that NumPy has seen or made.
 
     Raises:
-        CaptureError: `tracked` is of such memory.
+        CaptureError: `tracked` is such memory.
     """
     if tracked.exposed_at:
         raise CaptureError(
@@ -36,19 +36,19 @@ def refuse_write_beside_numpy(operator: str, tracked: TrackedStorage) -> None:
 
 
 class HostReadGuards:
-    """What a recorded call reads on the host, and whether it may.
+    """The host reads of a recorded call, and whether they are allowed.
 
     Owner: one LaunchRecorder.
 
     Attributes:
         notes: on reads that became guards.
         deferred: the first read that was let pass, as the error that refuses it. The call goes on
-            as if nobody watched, and what is recorded of it is of no use.
+            as if unobserved, and its recording is not used.
         refused_at: the first read that was refused or let pass, and the user's line.
     """
 
     def __init__(self, *, allowed: bool, may_defer: Callable[[], bool] = lambda: False) -> None:
-        """Begin without any.
+        """Begin without guards.
 
         Args:
             allowed: reads become guards; otherwise each is refused.
@@ -62,7 +62,7 @@ class HostReadGuards:
         self._changed_state_at = ""
 
     def note_change(self) -> None:
-        """A launch changes state: a guard behind it would fail too late."""
+        """Note that a launch changes state: a guard after it would fail too late."""
         self._changed_state_at = self._changed_state_at or user_location()
 
     def note(self, what: str) -> None:
@@ -70,7 +70,7 @@ class HostReadGuards:
         self.notes.append(f"guarded: {what} at {user_location()}")
 
     def require(self, what: str, reason: str) -> None:
-        """Make sure that a read can be guarded.
+        """Check that a read can be guarded.
 
         Raises:
             CaptureError: reads are to be avoided, or state has changed already.
@@ -103,14 +103,14 @@ class HostReadGuards:
             try:
                 raise refusal
             finally:
-                del refusal  # whose traceback has this frame
+                del refusal  # its traceback holds this frame
         self.deferred = self.deferred or refusal
 
     def note_read(self, name: str, outcomes: list[Any]) -> None:
         """Note an operator that reads tensors and returns one number.
 
         Raises:
-            CaptureError: as `require`; or it returns something else.
+            CaptureError: as `require`; or the operator returns something else.
         """
         reason = "it reads a tensor's value on the host"
         if advice := _advice_of_reader():
@@ -127,7 +127,7 @@ class HostReadGuards:
 
 
 def _advice_of_reader() -> str:
-    """How a part of torch that reads on the host in training is kept from it."""
+    """The advice for a part of torch that reads on the host in training."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

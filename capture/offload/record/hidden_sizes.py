@@ -1,4 +1,4 @@
-"""Sizes that vary within what a call returns, where no number of a Program stands for them."""
+"""Varying sizes inside a call's results that no number of a Program represents."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import torch
 
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
-# What these refer to is no content of the object that was returned.
+# References of these are not content of the returned object.
 _OTHERS = (torch.Tensor, torch.nn.Module, ModuleType, type)
 
-# So many objects are looked at, which one that is returned for its content does not have.
+# Limit of visited objects; an object that is returned for its content has fewer.
 _MOST_OBJECTS = 10_000
 
 
 def hides_size(constant: Any) -> bool:
-    """Whether a constant of a result is no number, but holds one that varies with sizes.
+    """Whether a constant of a result is no number but holds a number that varies with sizes.
 
-    Such as a slice, a deque, or an object of a user's class: a replay would give the recorded one.
+    Examples are a slice, a deque, or an object of a user's class: a replay would give the recorded
+    number.
 
     Args:
-        constant: of a call that was recorded over symbolic sizes.
+        constant: from a call that was recorded over symbolic sizes.
     """
     if isinstance(constant, _NUMBERS):
         return False
-    seen: dict[int, Any] = {}  # which keeps them, so that no address is used twice
+    seen: dict[int, Any] = {}  # keeps the objects, so that no address is reused
     left = [constant]
     while left and len(seen) < _MOST_OBJECTS:
         one = left.pop()
@@ -41,6 +42,6 @@ def hides_size(constant: Any) -> bool:
 
 
 def _content(one: Any) -> list[Any]:
-    if isinstance(one, FunctionType):  # its globals are the module's
+    if isinstance(one, FunctionType):  # its globals belong to the module
         return [one.__closure__, one.__defaults__, one.__kwdefaults__]
     return gc.get_referents(one)

@@ -1,12 +1,12 @@
-"""Host constants: tensors on the CPU in a recording on another device, of no dimensions.
+"""Host constants: CPU tensors without dimensions in a recording on another device.
 
-(Of any shape where compiled code may have read them, as nobody sees what it does.)
+(Tensors of any shape where compiled code may have read them unobserved.)
 
 torch reads them on the host when it launches a kernel, whose arguments then hold their value. So
-each execution must find what was recorded (see `native/replay/host_constants.hpp`), and what the
-call computes of them alone is as constant as they are: such launches are folded, and their results
-kept with the weights. Carrying them along as launches on the host would give the same values at
-each execution, or none.
+each execution must find the recorded values (see `native/replay/host_constants.hpp`), and results
+that the call computes from them alone are constant too: such launches are folded, and their results
+kept with the weights. As launches on the host they would give the same values at each execution, or
+no values.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 COMPARED_BYTES = 64 * 1024
-"""Of tensors on the CPU that compiled code may have read: comparing this many takes a few us."""
+"""Limit for CPU tensors that compiled code may have read: comparing this many takes a few us."""
 
 
 def may_be_host_constant(tensor: torch.Tensor) -> bool:
-    """Whether a tensor can be one where the recording is not on the CPU."""
+    """Whether a tensor can be a host constant where the recording is not on the CPU."""
     return tensor.device.type == "cpu" and tensor.dim() == 0
 
 
 def check_host_constant(
     tensor: torch.Tensor, tracked: TrackedStorage, device: torch.device
 ) -> None:
-    """Refuse a tensor that is elsewhere than the recording and is no host constant.
+    """Refuse a tensor on another device than the recording that is no host constant.
 
     Raises:
         CaptureError: it is on another accelerator, has dimensions, or shares its memory.
@@ -61,7 +61,7 @@ def check_host_constant(
 
 
 def check_read_unseen(tracked: TrackedStorage, device: torch.device) -> None:
-    """Refuse what unseen code may read on the CPU and is too large to be compared each time.
+    """Refuse a CPU tensor that unseen code may read and that is too large to compare each time.
 
     Raises:
         CaptureError: it has more than COMPARED_BYTES.
@@ -80,7 +80,7 @@ def refuse_write(operator: str, tracked: TrackedStorage, device: torch.device) -
     """Refuse a launch that writes a host constant.
 
     Raises:
-        CaptureError: `tracked` is one.
+        CaptureError: `tracked` is a host constant.
     """
     if tracked.value.on_host:
         raise CaptureError(
@@ -91,11 +91,11 @@ def refuse_write(operator: str, tracked: TrackedStorage, device: torch.device) -
 
 
 def check_made(operator: Overload, made: list[TrackedStorage], device: torch.device) -> None:
-    """Refuse what an operator made on the CPU, unless it is as constant as its arguments.
+    """Refuse results of an operator on the CPU, unless they are as constant as its arguments.
 
     Raises:
-        CaptureError: it copies from the device, draws random numbers, leaves memory unwritten, or
-            is none of torch's own.
+        CaptureError: the operator copies from the device, draws random numbers, leaves memory
+            unwritten, or is not torch's own.
     """
     for tracked in made:
         if not tracked.value.on_host or tracked.known:
@@ -119,7 +119,7 @@ def check_result(tracked: TrackedStorage, device: torch.device) -> None:
     """Refuse a host constant as a result.
 
     Raises:
-        CaptureError: `tracked` is one.
+        CaptureError: `tracked` is a host constant.
     """
     if tracked.value.on_host:
         raise CaptureError(
@@ -131,11 +131,11 @@ def check_result(tracked: TrackedStorage, device: torch.device) -> None:
 def check_undrawn(
     before: torch.Tensor | None, compiled: tuple[str, ...], device: torch.device
 ) -> None:
-    """Refuse random numbers that compiled code has drawn on the CPU: kernels would hold them.
+    """Refuse random numbers that compiled code drew on the CPU: kernels would hold them.
 
     Args:
-        before: the state of torch's generator there before the call; None: nobody asks.
-        compiled: what may have drawn.
+        before: the state of torch's CPU generator before the call; None: not checked.
+        compiled: the compiled parts that may have drawn.
         device: of the recording.
 
     Raises:

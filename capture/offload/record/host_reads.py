@@ -1,4 +1,4 @@
-"""Which torch functions read a tensor on the host without the dispatcher seeing it."""
+"""The torch functions that read a tensor on the host unseen by the dispatcher."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ REFUSED: Mapping[str, str] = {
     "map2_": _ELEMENTWISE,
 }
 
-# Those that give an address to who asks on the device that it is on, such as a kernel's launcher.
+# Functions that give an address to a caller on the tensor's device, such as a kernel's launcher.
 ADDRESSES = frozenset({"data_ptr", "__cuda_array_interface__"})
 
 _READ_SELF = frozenset({"tolist", "numpy", "__array__"})
 
-# Functions that make a tensor of Python data, and the position of the data.
+# Functions that make a tensor from Python data, and the position of the data.
 _DATA_POSITION: Mapping[str, int] = {
     "tensor": 0,
     "as_tensor": 0,
@@ -52,7 +52,7 @@ _PACKED = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 def tensors_read(
     name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[torch.Tensor]:
-    """The tensors whose values the torch function `name` takes to the host."""
+    """Yield the tensors whose values the torch function `name` reads on the host."""
     if name in _READ_SELF:
         yield args[0]
     elif name in _DATA_POSITION:
@@ -69,7 +69,7 @@ def tensors_read(
 
 
 def _is_packed(args: tuple[Any, ...]) -> bool:
-    """Whether batch sizes stand before the hidden state, so that the parameters come fourth."""
+    """Whether batch sizes precede the hidden state, so that the parameters come fourth."""
     return len(args) > 3 and isinstance(args[3], (list, tuple))
 
 
@@ -85,7 +85,7 @@ def _tensors(argument: Any) -> Iterator[torch.Tensor]:
 
 
 def _is_sequence(thing: Any) -> bool:
-    """Whether torch takes it for a sequence of numbers: anything with a length and items."""
+    """Whether torch treats it as a sequence of numbers: anything with a length and items."""
     if isinstance(thing, (list, tuple)):
         return True
     other = (torch.Tensor, str, bytes, bytearray, memoryview, range, dict)
@@ -96,7 +96,7 @@ def _is_sequence(thing: Any) -> bool:
 
 
 def _nested_tensors(data: Any, *, is_index: bool) -> Iterator[torch.Tensor]:
-    """The tensors inside lists. Those directly in an index are used as tensors, not read."""
+    """Yield the tensors inside lists. Those directly in an index are used as tensors, not read."""
     for item in itertools.islice(iter(data), len(data)):
         if isinstance(item, torch.Tensor):
             if not is_index:
@@ -106,7 +106,7 @@ def _nested_tensors(data: Any, *, is_index: bool) -> Iterator[torch.Tensor]:
 
 
 def without_write_access(name: str, outcome: Any) -> Any:
-    """Make an array on a tensor's memory read-only: writes through it could not be seen."""
+    """Make an array on a tensor's memory read-only, as writes through it could not be seen."""
     if name in ("numpy", "__array__") and hasattr(outcome, "flags"):
         outcome.flags.writeable = False
     return outcome

@@ -1,8 +1,8 @@
-"""Collectives that write tensors that they are given, done by functional ones.
+"""Collectives that write their arguments, performed by functional collectives.
 
-The operators of `c10d` (torch/csrc/distributed/c10d/Ops.cpp) take a process group and give a Work,
-on which the caller waits. Here they give a Work whose `wait` is seen, so that the launch that waits
-stands where the caller waits.
+The operators of `c10d` (torch/csrc/distributed/c10d/Ops.cpp) take a process group and return a
+Work, on which the caller waits. Here they return a Work whose `wait` is observed, so that the
+waiting launch stands where the caller waits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from offload.errors import CaptureError
 from offload.native import _native
 
 Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-# A tensor that a collective gave, and where its content belongs.
+# A tensor that a collective returned, and the destination of its content.
 Copy = tuple[torch.Tensor, torch.Tensor]
 
 _INSTEAD = {
@@ -33,19 +33,19 @@ _INSTEAD = {
 
 
 def in_place(dispatch: Dispatch, name: str, args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Do what an operator of `c10d` does, by functional collectives.
+    """Perform an operator of `c10d` by functional collectives.
 
     Args:
         dispatch: runs an operator and records it.
-        name: of the operator, without its namespace.
-        args: those that it is given.
+        name: the operator's name, without its namespace.
+        args: its arguments.
 
     Returns:
-        What the operator returns, and the Work in it, which has to be kept as long as torch may
-        ask for it.
+        The operator's result, and the Work in it, which must be kept as long as torch may ask for
+        it.
 
     Raises:
-        CaptureError: it is none that can be recorded; the message says what to use.
+        CaptureError: the operator cannot be recorded; the message says what to use.
     """
     collective = _DONE_BY.get(name)
     if collective is None:
@@ -59,10 +59,10 @@ def in_place(dispatch: Dispatch, name: str, args: tuple[Any, ...]) -> tuple[Any,
 
 @functools.cache
 def _work_class() -> Any:
-    """The class of a Work whose wait is a launch; made when torch.distributed is there."""
+    """The class of a Work whose wait is a launch; made when torch.distributed is available."""
 
     class SeenWork(torch.distributed.Work):
-        """What a caller waits on for a collective that is being recorded."""
+        """The Work on which a caller waits for a collective that is being recorded."""
 
         def __init__(self, started: Sequence[torch.Tensor], copies: Sequence[Copy]) -> None:
             super().__init__()
@@ -70,7 +70,7 @@ def _work_class() -> Any:
             self._is_done = False
 
         def wait(self, timeout: Any = None) -> bool:
-            """Wait, once; what records sees that."""
+            """Wait once; the recorder observes it."""
             if not self._is_done:
                 self._is_done = True
                 for tensor in self._started:
@@ -81,7 +81,7 @@ def _work_class() -> Any:
             return True
 
         def is_completed(self) -> bool:
-            """Not before it was waited for."""
+            """Return False before it was waited for."""
             return self._is_done
 
     return SeenWork
@@ -95,7 +95,7 @@ def _call(dispatch: Dispatch, name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _group(boxed: Any) -> tuple[str, int]:
-    """The name of a boxed process group, and how many members it has."""
+    """The name of a boxed process group, and its number of members."""
     group = torch.distributed.ProcessGroup.unbox(boxed)
     return group.group_name, group.size()
 
@@ -110,10 +110,10 @@ def _reduction(boxed: Any) -> str:
 def _without_gaps(
     dispatch: Dispatch, tensors: Sequence[torch.Tensor]
 ) -> tuple[list[torch.Tensor], list[Copy]]:
-    """The tensors, or copies of those with gaps, of which gloo writes other elements.
+    """The tensors, with copies of those with gaps, in which gloo would write other elements.
 
-    It is given the address of the first and their number (`setOutputs` of c10d::ProcessGroupGloo),
-    so that it takes what lies there in a row.
+    gloo receives the first element's address and the number of elements (`setOutputs` of
+    c10d::ProcessGroupGloo), and uses consecutive memory.
     """
     layout = {"memory_format": torch.contiguous_format}
     plain = [

@@ -1,4 +1,4 @@
-"""Inputs of a recorded call that lie on common memory."""
+"""Inputs of a recorded call that share memory."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from offload.record.storages import StorageTable
 def common_memory(
     table: StorageTable, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> Iterator[tuple[int, int, int]]:
-    """Pairs of inputs on common bytes, with the distance of their addresses.
+    """Yield pairs of inputs that share bytes, with the distance of their addresses.
 
     Args:
         table: where the inputs are tracked.
         given: the caller's tensors.
-        inputs: what stands for them in the recording.
+        inputs: the tensors that represent them in the recording.
     """
     spans = [
         (leaf, tensor.data_ptr(), table.of(one).value.size_bytes)
@@ -33,7 +33,7 @@ def common_memory(
 def written_overlaps(
     table: StorageTable, given: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> tuple[Overlap, ...]:
-    """Pairs of inputs on common bytes of which at least one is written; as `common_memory`."""
+    """Pairs of inputs that share bytes and of which at least one is written; as `common_memory`."""
     return tuple(
         Overlap(first, second, distance_bytes)
         for first, second, distance_bytes in common_memory(table, given, inputs)

@@ -1,4 +1,4 @@
-"""What the inputs of a recorded call held, kept for executions that nobody asked for."""
+"""Contents of a recorded call's inputs, kept for executions that the user did not request."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from offload.interpreter.torch_names import dtype_name
 from offload.program import is_dense, span_bytes
 
 SAMPLES_BYTES = 2**26
-"""Of all: torch.compile makes inputs of parameters."""
+"""Limit of all samples together: torch.compile makes parameters inputs."""
 
 _UNIT_BYTES = 16  # of the largest items
 
 
 def input_samples(tensors: Sequence[torch.Tensor]) -> tuple[bytes, ...]:
-    """The first bytes of each tensor, from its own first item on, as they are now.
+    """The first bytes of each tensor, from its first item on, as they are now.
 
-    Those on the meta device have none. What lies between a tensor's items is another's: it is 0,
-    but for tensors that lie in each other's gaps.
+    Meta tensors have no bytes. Memory between a tensor's items belongs to others and is given as 0,
+    except for tensors that lie in each other's gaps.
     """
     ranges = [_range(one) for one in tensors]
     limits_bytes = _limits_bytes(tensors, [end - begin for begin, end in ranges])
@@ -32,9 +32,9 @@ def input_samples(tensors: Sequence[torch.Tensor]) -> tuple[bytes, ...]:
 
 
 def _limits_bytes(tensors: Sequence[torch.Tensor], sizes_bytes: Sequence[int]) -> list[int]:
-    """How long a sample may be: integers first, as no others may stand for an index.
+    """The greatest length of each sample: integers first, as only they can be indices.
 
-    Within either kind small ones are taken whole, and the large ones share what is left.
+    Within either kind, small samples are taken whole and large ones share the rest.
     """
     limits_bytes, left_bytes = [0] * len(tensors), SAMPLES_BYTES
     for is_integer in (True, False):
@@ -51,9 +51,9 @@ def _limits_bytes(tensors: Sequence[torch.Tensor], sizes_bytes: Sequence[int]) -
 
 
 def _whole_rows(tensor: torch.Tensor, most_bytes: int) -> int:
-    """As many bytes as whole rows have, so that repeated ones lie where the tensor's items do.
+    """The limit in whole rows, so that repeated rows lie where the tensor's items do.
 
-    All of them where not even one row fits.
+    The limit itself where not even one row fits.
     """
     shape, strides = tensor.shape, tensor.stride()
     used = (stride for size, stride in zip(shape, strides, strict=True) if size > 1)
@@ -71,7 +71,7 @@ def _is_full(tensor: torch.Tensor) -> bool:
 
 
 def _range(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's first byte and one past its last; nothing on the meta device."""
+    """The address of a tensor's first byte, and one past its last; empty on the meta device."""
     if tensor.device.type == "meta" or not tensor.numel():
         return 0, 0
     begin = tensor.untyped_storage().data_ptr()
@@ -102,8 +102,8 @@ def _sample(tensor: torch.Tensor, most_bytes: int, *, keeps_gaps: bool) -> bytes
 
 
 def _held_items(shape: tuple[int, ...], strides: tuple[int, ...], n_items: int) -> torch.Tensor:
-    """By place of the first ones, whether an item of a strided tensor lies there: of uint8."""
-    sizes = tuple(  # no larger than can matter, as the whole tensor may be of any size
+    """For each of the first places, whether an item of a strided tensor lies there: uint8."""
+    sizes = tuple(  # limited to what matters, as the tensor may be of any size
         min(size, -(-n_items // stride)) if stride else 1
         for size, stride in zip(shape, strides, strict=True)
     )

@@ -1,9 +1,10 @@
-"""Numbers that steps of optimizers give beside tensors, kept as tensors of no dimensions.
+"""Numbers that optimizer steps pass beside tensors, kept as tensors without dimensions.
 
 torch makes a tensor of such a number at each launch and casts it to the dtype of the other operand,
-which takes longer than the launch itself where tensors are small. Steps have many of them, on small
-tensors: counters, `eps`, decays. In float32 and float64 the kernels are given the same bits then:
-of numbers beside bfloat16 they take more bits than a tensor of that dtype has.
+which takes longer than the launch itself where tensors are small. Optimizer steps have many such
+numbers on small tensors: counters, `eps`, decays. Only in float32 and float64 do the kernels
+receive the same bits: from numbers beside bfloat16 they take more bits than a tensor of that dtype
+has.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _OPERANDS = frozenset(
     f"aten::{name}.Tensor" for name in ("add_", "sub_", "mul_", "div_", "add", "sub", "mul", "div")
 )
 
-# By operator the one that takes a tensor, and what stands behind it.
+# For each operator, the operator that takes a tensor, and the arguments behind the tensor.
 _OF_LISTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     "aten::_foreach_add_.Scalar": ("aten::_foreach_add_.Tensor", (1,)),
     "aten::_foreach_mul_.Scalar": ("aten::_foreach_mul_.Tensor", ()),
@@ -40,20 +41,20 @@ class KeptNumbers:
         self._indices: set[int] = set()
 
     def has(self, value: int) -> bool:
-        """Whether a Value is one of these numbers."""
+        """Whether a Value is one of the kept numbers."""
         return value in self._indices
 
     def instead(
         self, name: str, arguments: list[Any]
     ) -> tuple[str, list[Any], tuple[torch.Tensor, ...]]:
-        """The launch that is given a tensor in the place of a number.
+        """The launch with tensors in place of numbers.
 
         Args:
-            name: of the operator.
-            arguments: in the order of its schema.
+            name: the operator's name.
+            arguments: in schema order.
 
         Returns:
-            The operator's name, its arguments, and the tensors that were put among them.
+            The operator's name, its arguments, and the tensors inserted in them.
         """
         given = arguments[1] if len(arguments) > 1 else None
         if not isinstance(given, (int, float)) or isinstance(given, bool):

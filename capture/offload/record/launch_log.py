@@ -1,4 +1,4 @@
-"""The launches of a call so far, with the storages that they use and what was refused."""
+"""The launches of a call so far, with the storages that they use and the refusals."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from offload.record.used_generators import UsedGenerators
 
 
 class LaunchLog:
-    """What was recorded of a call: Launches over the Values of a StorageTable.
+    """The recording of a call so far: Launches over the Values of a StorageTable.
 
     Owner: one Recorder, on whose thread it is called.
 
     Attributes:
         table: the storages met so far.
         launches: the launches so far.
-        foldable: by index those that always make the same, and are given what is known alone.
-        outcomes: of the random ones, in order; none where nothing is computed.
-        guards: what is guarded, or may not be.
-        generators: those that random operators drew from, with their state before the call.
-        refusal: the first thing that was refused; the call may have swallowed the error.
+        foldable: indices of launches that always give the same results, from known arguments alone.
+        outcomes: of the random launches, in order; empty where nothing is computed.
+        guards: the reads that are guarded, or must not be.
+        generators: the generators of random operators, with their state before the call.
+        refusal: the first refusal; the call may have swallowed the error.
         running: the torch function that is being called, as the function mode sees it.
-        allocations: tells tensors made during the call from those made before; set at the begin.
-        allows_unseen: work that cannot be seen is noted rather than refused: the device can run
-            the call as one opaque launch; set at the begin.
-        unseen: the first such work; empty if there was none.
-        numbers: those that launches are given as tensors; None: they are given as numbers.
+        allocations: tells tensors made during the call from those made before; set at `begin`.
+        allows_unseen: unobservable work is noted rather than refused, as the device can run the
+            call as one opaque launch; set at `begin`.
+        unseen: the first such work; empty if there is no such work.
+        numbers: the numbers passed to launches as tensors; None: all are passed as numbers.
     """
 
     def __init__(
@@ -76,19 +76,19 @@ class LaunchLog:
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn
         self._unused = UnusedResults()
-        self._is_composite = False  # what is launched now
+        self._is_composite = False  # of the current launch
 
     def note_refusal(self, refusal: OffloadError) -> None:
-        """Keep what is refused, if it is the first."""
+        """Keep a refusal if it is the first."""
         self.refusal = self.refusal or refusal
 
     def take_refusal(self) -> OffloadError | None:
-        """What was refused first, which is not kept: its traceback leads here, as a cycle."""
+        """Take the first refusal. It is not kept: its traceback would form a reference cycle."""
         refusal, self.refusal = self.refusal, None
         return refusal
 
     def raise_refusal(self) -> None:
-        """Raise what was refused first, if anything was."""
+        """Raise the first refusal, if any."""
         refusal = self.take_refusal()
         try:
             if refusal is not None:
@@ -98,7 +98,7 @@ class LaunchLog:
 
     @contextlib.contextmanager
     def _let_pass_once_deferred(self) -> Iterator[None]:
-        """Refuse nothing of a call that is not recorded any more."""
+        """Refuse nothing in a call that is no longer recorded."""
         try:
             yield
         except OffloadError:
@@ -106,11 +106,11 @@ class LaunchLog:
                 raise
 
     def track(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
-        """The storage of a tensor that `name` uses; one not met before is a weight.
+        """The storage of a tensor that `name` uses; a storage not met before is a weight.
 
         Raises:
-            CaptureError: it was made during the call, by work that the recorder cannot see; or it
-                is a result on the CPU that a launch of another device gave beside its own.
+            CaptureError: the tensor was made during the call by work that the recorder cannot see;
+                or it is a CPU result that a launch of another device gave beside its own.
         """
         tracked = self.table.find(tensor)
         if tracked is not None:
@@ -134,7 +134,7 @@ class LaunchLog:
             )
             return self.table.add_made(tensor, name, unwritten=False)
         if name == "aten::lift_fresh" and self._made_during_call(tensor):
-            if not self.running:  # inside a torch function the data was looked at, or is torch's
+            if not self.running:  # inside a torch function the data was inspected, or is torch's
                 raise CaptureError(
                     f"{user_location()}: a tensor was made from data by a legacy constructor "
                     "(torch.Tensor, torch.FloatTensor, ...), whose data the recorder cannot see: "
@@ -146,7 +146,7 @@ class LaunchLog:
         return tracked
 
     def note_unseen(self, refusal: CaptureError) -> None:
-        """Note work that cannot be seen.
+        """Note unobservable work.
 
         Raises:
             CaptureError: the refusal, on a device that runs no opaque launches.
@@ -156,7 +156,7 @@ class LaunchLog:
         self.unseen = self.unseen or str(refusal)
 
     def hand_out(self, tensor: torch.Tensor, refusal: CaptureError) -> None:
-        """Note that memory is given to code that cannot be followed, and may write it.
+        """Note that memory is passed to code that cannot be followed and may write it.
 
         Raises:
             CaptureError: as `note_unseen`.
@@ -174,10 +174,10 @@ class LaunchLog:
         self.guards.refuse(what, refusal)
 
     def _track_literal(self, tensor: torch.Tensor) -> TrackedStorage:
-        """A tensor that the forward made from Python numbers: a fresh copy at each execution.
+        """Track a tensor that the forward made from Python numbers: a fresh copy at each execution.
 
-        (Unless nobody writes it: then it is folded like any other constant. A host constant must
-        not be written.)
+        (If nothing writes it, it is folded like any other constant. A host constant must not be
+        written.)
         """
         if tensor.device != self.table.device:
             return self.table.add_weight(tensor)
@@ -219,10 +219,10 @@ class LaunchLog:
         )
 
     def note_range(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Follow the ranges of the profiler that the call opens; it may end some of its caller's.
+        """Follow the profiler ranges that the call opens; it may end some of its caller's.
 
         `func` is one of torch's operators that record_function calls, whose first argument is the
-        name where it begins one (torch/csrc/autograd/record_function_ops.cpp).
+        name where it begins a range (torch/csrc/autograd/record_function_ops.cpp).
         """
         if func._schema.name.startswith("profiler::_record_function_enter"):
             self._ranges.append(str(args[0]))
@@ -230,7 +230,7 @@ class LaunchLog:
             self._ranges.pop()
 
     def described(self, argument: Any) -> Argument:
-        """An argument whose tensors are known, as a Program holds it."""
+        """An argument with tracked tensors, as a Program holds it."""
         if isinstance(argument, torch.Tensor):
             tracked = self.table.find(argument)
             assert tracked is not None

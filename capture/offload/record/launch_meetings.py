@@ -1,4 +1,4 @@
-"""Ranks that run their recorded programs again, at once: they meet at each collective."""
+"""Ranks that rerun their recorded programs together: they meet at each collective."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class LaunchMeetings:
         """Begin a run.
 
         Args:
-            rendezvous: where the ranks meet; None: there are no others.
+            rendezvous: where the ranks meet; None: there are no other ranks.
         """
         self._rendezvous = rendezvous
-        self._later: dict[int, Wait] = {}  # by the Value that is waited for
+        self._later: dict[int, Wait] = {}  # by the awaited Value
         self._sending: dict[int, Any] = {}
 
     def called(self, launch: Launch, call: functools.partial[Any]) -> Any:
-        """What the call of a launch gives, once the others have come to it.
+        """Return the results of a launch, called once the other ranks have come to it.
 
         Raises:
             CaptureError: a rank is at another launch, or has refused.
-            ExecutionError: one is gone or late.
+            ExecutionError: a rank is gone or late.
         """
         if not launch.is_collective:
             return call()
@@ -72,4 +72,4 @@ class LaunchMeetings:
 
 
 def _nobody() -> None:
-    """Nobody is waited for."""
+    """Wait for no rank."""

@@ -1,4 +1,4 @@
-"""Records launches: what each operator is given, makes and writes, as observed."""
+"""Records launches: the observed arguments, results and writes of each operator."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from offload.record.operators import (
 from offload.record.random_outcomes import RandomOutcome
 from offload.record.storages import StorageTable, TrackedStorage
 
-# A tensor that an operator is given, its storage, and whether the operator declares to write it.
+# A tensor argument of an operator, its storage, and whether the operator declares to write it.
 Touched = tuple[torch.Tensor, TrackedStorage, bool]
 
 
@@ -48,7 +48,7 @@ class LaunchRecorder(LaunchLog):
     Owner: one Recorder, on whose thread it is called.
 
     Attributes:
-        collectives: those that were started, and what other ranks are told of them.
+        collectives: those that were started, and their agreement with other ranks.
     """
 
     def __init__(
@@ -75,16 +75,16 @@ class LaunchRecorder(LaunchLog):
 
     @property
     def device(self) -> torch.device:
-        """Of the recording."""
+        """The device of the recording."""
         return self.table.device
 
     def launch_directly(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """As `dispatch`, called above the modes, of an operator that need not be one kernel.
+        """As `dispatch`, called above the modes, for an operator that need not be a single kernel.
 
-        torch's own function is not called, which would decompose it, or ask sizes for numbers.
-        Gradients are not recorded.
+        torch's own function would decompose the operator, or ask sizes for numbers, so it is not
+        called. Gradients are not recorded.
         """
         with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
             self._is_composite = True
@@ -94,7 +94,7 @@ class LaunchRecorder(LaunchLog):
                 self._is_composite = False
 
     def launch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, where the operator is what is to be recorded."""
+        """As `dispatch`, for an operator that is recorded as it is."""
         operator = operator_of(func)
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         call = func
@@ -116,7 +116,7 @@ class LaunchRecorder(LaunchLog):
             self.generators.check_unseeded()
         with context:
             outcome = call(*args, **kwargs)
-        # Of others' operators not all say that they draw.
+        # Not all operators of other libraries declare that they draw.
         drew = may_draw and self.generators.note_drawn() and not operator.is_aten
         with self._let_pass_once_deferred(), self._deciding():
             self._after_launch(operator, arguments, touched, outcome, drew)
@@ -124,7 +124,7 @@ class LaunchRecorder(LaunchLog):
         return outcome
 
     def _before_launch(self, operator: Overload, arguments: list[Any]) -> list[Touched]:
-        """Find the storages that the operator is given; keep what it is going to write."""
+        """Find the storages of the operator's arguments; keep what it will write."""
         touched = []
         name = operator.name
         for is_write, argument in zip(
@@ -153,15 +153,15 @@ class LaunchRecorder(LaunchLog):
         tracked.keep_before()
 
     def recorded_copy(self, to: torch.Tensor, made: torch.Tensor) -> None:
-        """Copy what the call made to a tensor that is held, by a launch."""
+        """Record a launch that copies a tensor made by the call to a held tensor."""
         self.dispatch(torch.ops.aten.copy_.default, (to, made), {})
 
     def guard_same(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Record that every execution must find the same number in all of these.
+        """Record that every execution must find the same number in all these tensors.
 
         Args:
-            tensors: of no dimensions and one dtype.
-            what: they are, for the message of an execution that finds something else.
+            tensors: without dimensions, of one dtype.
+            what: their description, for the message of an execution that finds another number.
         """
         stacked = self.dispatch(torch.ops.aten.stack.default, (list(tensors),), {})
         tracked = self.table.of(stacked)
@@ -180,8 +180,8 @@ class LaunchRecorder(LaunchLog):
         """Record that every execution must find at least the number that a tensor holds now.
 
         Args:
-            counter: of no dimensions.
-            what: it is, as of `guard_same`.
+            counter: without dimensions.
+            what: its description, as in `guard_same`.
         """
         now = counter.detach().clone()
         self.table.add_weight(now)
@@ -189,7 +189,7 @@ class LaunchRecorder(LaunchLog):
         self.guard_same([counter, larger], what)
 
     def added_to(self, tensor: torch.Tensor) -> tuple[object, ...] | None:
-        """What the call has added to a tensor so far, to be compared; None: it wrote otherwise."""
+        """The call's additions to a tensor so far, for comparison; None: it wrote otherwise."""
         index = self.table.of(tensor).value.index
         added: list[object] = []
         for launch in self.launches:
@@ -199,13 +199,13 @@ class LaunchRecorder(LaunchLog):
             if launch.name == "aten::add_.Tensor" and all(map(self._is_fixed, others)):
                 added.append(tuple(others))
             elif launch.name.startswith("aten::_foreach_add_."):
-                added.append(launch.index)  # the same to each of its list
+                added.append(launch.index)  # the same for each tensor of its list
             else:
                 return None
         return tuple(added)
 
     def _is_fixed(self, argument: Argument) -> bool:
-        """Whether it is the same number in each execution."""
+        """Whether an argument is the same number in each execution."""
         if not isinstance(argument, TensorView):
             return True
         return self.numbers is not None and self.numbers.has(argument.value)
@@ -230,13 +230,13 @@ class LaunchRecorder(LaunchLog):
         returns_tensor = any(isinstance(one, torch.Tensor) for one in outcomes)
         reads_host = operator.reads_host and not returns_tensor
         if reads_host and operator.is_aten and all(tracked.known for _, tracked, _ in touched):
-            return  # the value can never be another
+            return  # the value can never differ
         if reads_host:
             self.guards.note_read(operator.name, outcomes)
         elif operator.reserves or (operator.returns and not (made or writes)):
             return  # it reserves memory, makes views, or answers from shapes alone
         elif operator.is_aten and not made and _all_on_host(touched):
-            return  # a check that can never come out otherwise
+            return  # a check whose outcome can never differ
         if is_foldable:
             self.foldable.add(len(self.launches))
         is_random = operator.draws(arguments)
@@ -263,7 +263,7 @@ class LaunchRecorder(LaunchLog):
         )
 
     def _follow_metadata(self, operator: Overload, touched: list[Touched]) -> None:
-        """After resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
+        """Follow resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
         for tensor, tracked, _ in touched:
             current = self.table.find(tensor)
             if current is None:
@@ -307,7 +307,7 @@ class LaunchRecorder(LaunchLog):
     def _track_results(
         self, operator: Overload, outcomes: list[Any]
     ) -> tuple[list[TrackedStorage], list[TensorView | None]]:
-        """The storages that an operator made, and for each of its results the view of a new one."""
+        """The storages that an operator made, and for each result its view of a new storage."""
         made: list[TrackedStorage] = []
         results: list[TensorView | None] = []
         for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""The tensors that a model holds: their names, and whether a call changed them unseen."""
+"""The tensors that a model holds: their names, and unseen changes by a call."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from offload.record.operators import has_plain_memory, is_wrapper
 from offload.record.python_state import PythonState
 from offload.record.trained_state import TrainedState
 
-# Storages up to this size are kept as they were before the call, so that a write that no schema
-# declares is seen and can be undone; of larger ones a checksum is taken before and after.
+# Storages up to this size are copied before the call, so that a write that no schema declares is
+# seen and can be undone; for larger storages a checksum is taken before and after.
 WATCHED_BYTES = 64 * 1024
 
 
 @functools.cache
 def _ramp(device: torch.device) -> torch.Tensor:
-    """Odd numbers to weigh 64-bit words with."""
+    """Odd numbers that weigh 64-bit words."""
     with torch.inference_mode(False):
         return torch.arange(2048, device=device) * 2 + 1
 
 
 def _checksum(content: torch.Tensor) -> tuple[int, ...]:
-    """Numbers that tell a change of the bytes, or of their order.
+    """Numbers that reveal a change of the bytes, or of their order.
 
     Each 64-bit word is weighed by the product of two odd numbers, one for its row and one for its
     column in a block, modulo 2**64: no change of one word goes unseen. That takes 1.7 times as
@@ -43,17 +43,18 @@ def _checksum(content: torch.Tensor) -> tuple[int, ...]:
         if content.device.type == "cpu":
             sums.append(torch.dot(torch.mv(rows.t(), ramp[:n_rows]), ramp))
             sums.append(torch.dot(rest, ramp[:n_rest]))
-        else:  # accelerators multiply no matrices of integers
+        else:  # accelerators do not multiply integer matrices
             sums.append(((rows * ramp).sum(1) * ramp[:n_rows]).sum())
             sums.append((rest * ramp[:n_rest]).sum())
     return (*map(int, sums), *content[n_words * 8 :].tolist())
 
 
 class StorageWatch:
-    """Notices writes to one storage, and keeps what undoes them.
+    """Notices writes to one storage, and keeps the bytes that undo them.
 
     Attributes:
-        before: the storage's bytes before the call, of a small storage or once they had to be kept.
+        before: the storage's bytes before the call, for a small storage or once they had to be
+            kept.
     """
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
@@ -64,12 +65,12 @@ class StorageWatch:
         self._checksum = () if self._is_small else _checksum(self._content)
 
     def keep_before(self) -> None:
-        """Keep the bytes from before the call, ahead of the first write."""
+        """Keep the bytes from before the call; called ahead of the first write."""
         if self.before is None:
             self.before = self._content.clone()
 
     def changed(self) -> bool:
-        """Whether a small storage was written since the last look; looks again."""
+        """Whether a small storage was written since the last check; checks again."""
         if self._latest is None:
             return False
         if torch.equal(self._content, self._latest):
@@ -93,7 +94,7 @@ class _Held:
     layout: tuple[object, ...]
 
     def same(self) -> bool:
-        """Whether the tensor is still on the same storage and shaped alike."""
+        """Whether the tensor still has the same storage and shape."""
         return _held(self.tensor) == self
 
 
@@ -103,14 +104,14 @@ def _held(tensor: torch.Tensor) -> _Held:
 
 
 class ModelState:
-    """The state of what is captured: its tensors, and what it holds in Python.
+    """The state of a captured callable: its tensors and its Python state.
 
     Owner: one Recorder.
 
     Attributes:
-        python_state: what it holds in Python.
+        python_state: the state that it holds in Python.
         generators: the random generators that the callable can reach.
-        trained: what a step trains; None of a call that does not.
+        trained: the state that a step trains; None for a call that does not train.
     """
 
     def __init__(self, function: object, *, trains: bool = False) -> None:
@@ -142,7 +143,7 @@ class ModelState:
     def _taken_apart(
         self, named: Iterable[tuple[str, torch.Tensor]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors, in the place of wrappers as DTensor those that they hold."""
+        """Yield the tensors; wrappers such as DTensor yield the tensors that they hold."""
         for path, tensor in named:
             if not is_wrapper(type(tensor)):
                 yield path, tensor
@@ -154,15 +155,15 @@ class ModelState:
             yield from self._taken_apart(parts)
 
     def tensors(self) -> Iterator[torch.Tensor]:
-        """Every tensor that the callable can reach and whose memory can be watched."""
+        """Yield every tensor that the callable can reach and whose memory can be watched."""
         return (held.tensor for _, held in self._held)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same, each with the names of the attributes that hold it."""
+        """As `tensors`, each with the names of the attributes that hold it."""
         return ((name, held.tensor) for name, held in self._held)
 
     def knows(self, identity: int) -> bool:
-        """Whether a storage is the model's."""
+        """Whether a storage belongs to the model."""
         return identity in self._names
 
     def name(self, identity: int) -> str:
@@ -178,25 +179,25 @@ class ModelState:
         return self._holders.get(identity, ())
 
     def watch(self, storage: torch.UntypedStorage) -> StorageWatch | None:
-        """The watch of a storage, since before the call if it is the model's.
+        """The watch of a storage, since before the call if the model holds it.
 
-        A fake tensor's storage has no content to be watched: None.
+        None for a fake tensor's storage, which has no content.
         """
         if storage.device.type == "meta":
             return None
         return self._watches.get(storage._cdata) or StorageWatch(storage)
 
     def keep_before(self) -> None:
-        """Keep the bytes of all that a call may write that nobody can watch while it runs.
+        """Keep the bytes of all state that an unobservable call may write.
 
-        Of parameters only small ones: a copy of all of them could take as much memory as the model.
+        Only small parameters: a copy of all could take as much memory as the model.
         """
         for identity, watch in self._watches.items():
             if not all(isinstance(one, torch.nn.Parameter) for one in self._holders[identity]):
                 watch.keep_before()
 
     def check_python(self) -> None:
-        """Compare what is held in Python, and on which storages, with before the call.
+        """Compare the Python state, and the storages of its tensors, with those before the call.
 
         Raises:
             CaptureError: an attribute or variable was assigned, added, removed, or reshaped in
@@ -218,10 +219,10 @@ class ModelState:
                 )
 
     def changed(self, written: Set[int]) -> Iterator[torch.Tensor]:
-        """Tensors, one for each storage whose content differs from before the call.
+        """Yield a tensor for each storage whose content differs from before the call.
 
         Args:
-            written: storages that need not be looked at.
+            written: storages that need no check.
         """
         for identity, watch in self._watches.items():
             if identity not in written and watch.differs():

@@ -27,7 +27,7 @@ from offload.record.used_generators import UsedGenerators
 
 
 class Watcher(Protocol):
-    """Who is told of what the modes see.
+    """The receiver of what the modes see.
 
     Attributes:
         refusal: the first refusal, kept in case the call swallows it.
@@ -42,24 +42,24 @@ class Watcher(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Of the recording."""
+        """The device of the recording."""
 
     def launch_directly(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = ...
     ) -> Any:
-        """Record an operator without calling the function that would call it."""
+        """Record an operator without calling the torch function that would call it."""
 
     def guard_content(self, tensor: torch.Tensor, what: str) -> None:
         """Record a read of a tensor's values on the host, or refuse it."""
 
     def note_range(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Note that a range of the profiler begins or ends."""
+        """Note that a profiler range begins or ends."""
 
     def refuse_read(self, what: str, refusal: CaptureError) -> None:
         """Refuse to go on recording after a read on the host that cannot become a guard."""
 
     def hand_out(self, tensor: torch.Tensor, refusal: CaptureError) -> None:
-        """Note that a tensor's memory is given to code that cannot be followed, or refuse it."""
+        """Note that a tensor's memory is passed to code that cannot be followed, or refuse it."""
 
 
 @contextlib.contextmanager
@@ -78,10 +78,10 @@ def _is_composite(func: torch._ops.OpOverload[..., Any]) -> bool:
 
 @functools.cache
 def _has_kernel(func: torch._ops.OpOverload[..., Any], device_type: str) -> bool:
-    """Whether a device has a kernel of its own for what could be decomposed, as of `silu_backward`.
+    """Whether a device has its own kernel for a decomposable operator, such as `silu_backward`.
 
-    Eager runs that one. A batch norm is one kernel either way, and what it is decomposed into says
-    whether it trains, and what it writes.
+    Eager execution runs that kernel. A batch norm is one kernel either way, and its decomposition
+    says whether it trains and what it writes.
     """
     if func is torch.ops.aten.native_batch_norm.default:
         return False
@@ -96,11 +96,11 @@ def _device_type(args: tuple[Any, ...]) -> str:
 class DispatchMode(TorchDispatchMode):
     """Sees every operator below autograd; composite ones are decomposed first."""
 
-    supports_higher_order_operators = True  # so that they come here, and are refused
+    supports_higher_order_operators = True  # they come here and are refused
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch's compiler is kept out, for which torch imports it: that takes 2 s."""
+        """Whether to keep torch's compiler out; torch imports it for that, which takes 2 s."""
         return False
 
     def __init__(self, watcher: Watcher) -> None:
@@ -111,12 +111,12 @@ class DispatchMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if any(map(is_wrapper, types)):  # it takes itself apart, and what it calls comes here
+        if any(map(is_wrapper, types)):  # it unwraps itself, and its calls come here
             return NotImplemented
         with torch._C.DisableTorchFunction(), _refusals_kept(self._watcher):
             if not isinstance(func, torch._ops.OpOverload):
                 raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
-            if func.namespace == "prim":  # where a fake tensor lies
+            if func.namespace == "prim":  # the device of a fake tensor
                 return func(*args, **kwargs)
             if func.namespace == "profiler":  # a range of record_function: it computes nothing
                 self._watcher.note_range(func, args)
@@ -132,7 +132,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 class _UncompiledDispatchMode(DispatchMode):
-    """Inside a function that torch compiles, the mode itself must not be compiled."""
+    """The mode inside a function that torch compiles: it must not be compiled itself."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -142,7 +142,7 @@ class _UncompiledDispatchMode(DispatchMode):
 
 
 def dispatch_mode(watcher: Watcher) -> DispatchMode:
-    """The mode for one recording: only who has loaded torch's compiler pays for keeping it out."""
+    """The mode for one recording: keeping torch's compiler out costs only where it is loaded."""
     is_loaded = "torch._dynamo" in sys.modules
     return _UncompiledDispatchMode(watcher) if is_loaded else DispatchMode(watcher)
 
@@ -151,10 +151,11 @@ _DIFFERENTIATING = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.b
 
 
 def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any) -> None:
-    """Say better than torch why there are no gradients of what was computed without them.
+    """Explain better than torch why results computed without history have no gradients.
 
     Raises:
-        CaptureError: one of the tensors to differentiate, given first or by its name, has none.
+        CaptureError: one of the tensors to differentiate, given first or by its name, has no
+            history.
     """
     tensors = tree_leaves((first, options.get("outputs"), options.get("tensors")))
     if torch.is_grad_enabled() or all(
@@ -168,16 +169,16 @@ def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any)
     )
 
 
-# Of these torch chooses how to compute the gradient by values that it reads on the host, and in
-# another way where anybody watches (`isTensorSubclassLike` in autograd/FunctionsManual.cpp).
+# For these torch chooses how to compute the gradient by values that it reads on the host, and
+# otherwise under a dispatch mode (`isTensorSubclassLike` in autograd/FunctionsManual.cpp).
 _GRADIENTS_BY_VALUE = frozenset({"prod"})
 
 
 def _refuse_gradient_by_value(name: str, args: tuple[Any, ...]) -> None:
-    """Refuse what has another gradient in eager than in a recording.
+    """Refuse a function whose gradient differs between eager execution and a recording.
 
     Raises:
-        CaptureError: it is recorded for gradients.
+        CaptureError: the call is recorded for gradients.
     """
     if name not in _GRADIENTS_BY_VALUE or not torch.is_grad_enabled():
         return
@@ -190,12 +191,12 @@ def _refuse_gradient_by_value(name: str, args: tuple[Any, ...]) -> None:
 
 
 def _refusal(name: str) -> CaptureError:
-    """A new error each time, which no frame holds: its traceback would form a reference cycle."""
+    """A new error each time; no frame holds it, as its traceback would form a reference cycle."""
     return CaptureError(f"{user_location()}: {name}: {host_reads.REFUSED[name]}")
 
 
 class FunctionMode(TorchFunctionMode):
-    """Sees what never reaches the dispatcher: reads by `tolist`, `numpy` and their like."""
+    """Sees calls that never reach the dispatcher: reads by `tolist`, `numpy` and the like."""
 
     def __init__(
         self,
@@ -249,11 +250,11 @@ _SETTERS = ("manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_sta
 
 
 class _RandomModule(ModuleType):
-    """torch.random during a recording: whoever asks it for the generator gets the generator."""
+    """torch.random during a recording: reading its attribute gives the real generator."""
 
     @property
     def default_generator(self) -> torch.Generator:
-        """The one that operators draw from."""
+        """The generator that operators draw from."""
         return torch.default_generator
 
 
@@ -289,13 +290,13 @@ class _UnseededGenerator:
 def seeding_refused(
     watcher: Watcher, used: UsedGenerators, *, may_fork: bool = False
 ) -> Iterator[None]:
-    """Refuse what sets the state of the default generator, on this thread.
+    """Refuse calls that set the state of the default generator on this thread.
 
-    Where it may fork, the state may be set for a while in which nothing is drawn.
+    With `may_fork`, the state may be set for a period in which nothing is drawn.
 
-    By comparing states before and after it would go unseen where the seed happens to be the one
-    that was set before the call. Only torch's own functions, which read the module's variables,
-    meet the stand-in; for other threads it is the generator, and so is the module's attribute.
+    A comparison of states before and after would miss a seed equal to the seed set before the call.
+    Only torch's own functions, which read the module's variables, meet the stand-in. On other
+    threads it acts as the generator, and the module's attribute is the generator.
     """
     functions = torch.random
     kind, variables = type(functions), vars(functions)
@@ -311,14 +312,14 @@ def seeding_refused(
 
 @contextlib.contextmanager
 def seeding_noticed(note: Callable[[CaptureError], object]) -> Iterator[None]:
-    """Notice what sets the state of any generator on this thread, also to what it was.
+    """Notice calls that set the state of any generator on this thread, even to its old value.
 
-    By its profiler, which is told of every function that is called: that is for calls in which
-    nobody sees the draws. Where the caller has a profiler of his own, nothing is noticed. What
-    torch's compiler sets while it compiles, it puts back.
+    Uses the thread's Python profiler, which sees every function call: for calls whose draws are not
+    observable. If the caller has set a profiler, nothing is noticed. States that torch's compiler
+    sets while compiling are restored by it.
 
     Args:
-        note: is given the refusal.
+        note: receives the refusal.
     """
     if sys.getprofile() is not None:
         yield
@@ -326,7 +327,7 @@ def seeding_noticed(note: Callable[[CaptureError], object]) -> Iterator[None]:
     outside = getattr(_of_thread, "look", None)
 
     def look(frame: FrameType, event: str, called: Any) -> None:
-        # The name first: torch's own isinstance is a function in Python.
+        # The name is checked first: torch's own isinstance is a Python function.
         if (
             event == "c_call"
             and getattr(called, "__name__", "") in _SETTERS
@@ -351,10 +352,10 @@ def seeding_noticed(note: Callable[[CaptureError], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeding_unnoticed() -> Iterator[None]:
-    """Notice no seeding meanwhile, where nobody but torch and the recorder runs.
+    """Suspend noticing of seeding while only torch and the recorder run.
 
-    Python tells a profiler of each call, so that what runs while one looks takes three times as
-    long (measured: 2.9 s of 4.1 s for a model of two layers over symbolic sizes).
+    Python reports each call to a profiler, so that code under it takes three times as long
+    (measured: 2.9 s of 4.1 s for a model of two layers over symbolic sizes).
     """
     look = getattr(_of_thread, "look", None)
     if look is None or sys.getprofile() is not look:
@@ -377,7 +378,7 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def autocast_cache_off() -> Iterator[None]:
-    """Casts cached by autocast outside the call would be taken for constants."""
+    """Disable autocast's cache: casts cached outside the call would be taken for constants."""
     before = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -1,4 +1,4 @@
-"""Optimizers' state and hyperparameters that were given other tensors than launches write."""
+"""Optimizers' state and hyperparameters whose tensors are not those that launches write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AGAIN = "or capture the step again"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor is kept, as `holder[key]`, and which one launches use."""
+    """Where a tensor is kept, as `holder[key]`, and the tensor that launches use."""
 
     name: str
     holder: dict[Any, Any]
@@ -32,12 +32,12 @@ class _Place:
 
     @property
     def theirs(self) -> Any:
-        """What is there now."""
+        """The object there now."""
         return self.holder.get(self.key)
 
 
 class MovedState:
-    """What optimizers keep, as the recorded step left it.
+    """The state of optimizers as the recorded step left it.
 
     Owner: a TrainingGuard. Thread: any, one at a time.
     """
@@ -53,11 +53,11 @@ class MovedState:
         self._optimizers = tuple(optimizers)
 
     def take(self) -> None:
-        """Copy what is in other tensors to those that launches use, and put these in their places.
+        """Copy contents of other tensors to those that launches use, and put these in their places.
 
         Raises:
-            BindingError: it is no such content, a number is another, or tensors are shared
-                otherwise than in the recorded step; nothing was changed.
+            BindingError: a content does not fit, a number differs, or tensors are shared otherwise
+                than in the recorded step; nothing was changed.
         """
         n_groups = sum(len(one.optimizer.param_groups) for one in self._optimizers)
         if n_groups != len(self._groups):
@@ -80,7 +80,7 @@ class MovedState:
             place.holder[place.key] = place.ours
 
     def _is_unmoved(self) -> bool:
-        """Whether all is what it was, for sure."""
+        """Whether all places certainly hold what they held."""
         for state in self._states:
             now = state.stepped.optimizer.state.get(state.key)
             if not isinstance(now, dict) or len(now) != len(state.items):
@@ -126,10 +126,10 @@ class MovedState:
 
 
 def _check_shared(places: Sequence[_Place]) -> None:
-    """Make sure that places that share a tensor are those that shared one in the recorded step.
+    """Check that places share tensors exactly as in the recorded step.
 
     Raises:
-        BindingError: naming two of them.
+        BindingError: they do not; it names two of them.
     """
     by_ours: dict[int, _Place] = {}
     by_theirs: dict[int, _Place] = {}

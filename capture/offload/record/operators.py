@@ -1,4 +1,4 @@
-"""What a dispatched operator is: its name, arguments in schema order, tensors."""
+"""Properties of a dispatched operator: its name, arguments in schema order, tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from offload.interpreter.torch_names import dtype_name
 from offload.program import Argument, Symbol
 from offload.program.collectives import RECEIVES, WAIT
 
-# Operators that only reserve memory: their Value starts without content and no launch is kept.
+# Operators that only reserve memory: their Value begins without content, and no launch is kept.
 _RESERVE_OPERATORS = frozenset(
     {
         "aten::empty.memory_format",
@@ -30,10 +30,10 @@ _RESERVE_OPERATORS = frozenset(
 )
 
 # Operators that take tensors and answer with numbers from metadata alone: shapes, strides, dtypes,
-# flags, addresses. torch tags some of those that read the content, not all, so any that is not
-# listed here is taken to read it: an operator that is new or not torch's own is refused or guarded
-# rather than frozen. (The choices of a CTC kernel look at lengths on CUDA only; in which format a
-# weight lies is compared when it is loaded.)
+# flags, addresses. torch tags some of those that read the content, not all, so an operator that is
+# not listed here is assumed to read it: new or foreign operators are refused or guarded rather than
+# frozen. (The choice of a CTC kernel depends on lengths on CUDA only; a weight's format is compared
+# when it is loaded.)
 _METADATA_OPERATORS = frozenset({"npu::get_npu_format"}) | frozenset(
     f"aten::{name}"
     for name in (
@@ -50,8 +50,8 @@ _METADATA_OPERATORS = frozenset({"npu::get_npu_format"}) | frozenset(
     )
 )  # fmt: skip
 
-# Operators whose results' shapes depend on the content of just the argument at this position, and
-# those of them that torch's tag does not name (found by torch's rules for fake tensors).
+# Operators whose result shapes depend on the content of only the argument at this position,
+# including those that torch's tag does not name (found by torch's rules for fake tensors).
 _SHAPE_SOURCES = {
     "aten::masked_select": 1,
     "aten::_pack_padded_sequence": 1,
@@ -59,15 +59,15 @@ _SHAPE_SOURCES = {
 }
 _UNTAGGED_SHAPES = frozenset(_SHAPE_SOURCES) - {"aten::masked_select"}
 
-# Operators that write running statistics (arguments 3 and 4) while training (5), which their
-# schemas do not declare.
+# Operators that while training (argument 5) write running statistics (arguments 3 and 4) without
+# declaring it in their schemas.
 _BATCH_NORMS = frozenset(
     {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 )
 
 
-# Other operators that write arguments at these positions, which their schemas do not declare:
-# peers write what is received into, and nobody sees it before it was waited for.
+# Other operators that write arguments at these positions without declaring it: peers write receive
+# buffers, and the write is visible only after the wait.
 _UNDECLARED_WRITES = {
     "aten::batch_norm_update_stats": frozenset({1, 2}),
     RECEIVES: frozenset({0}),
@@ -76,26 +76,26 @@ _UNDECLARED_WRITES = {
 
 
 def is_tensor(thing: Any) -> bool:
-    """Whether a leaf of a Structure."""
+    """Whether a leaf of a Structure is a tensor."""
     return isinstance(thing, torch.Tensor)
 
 
 def tensors_in(argument: Any) -> list[torch.Tensor]:
-    """The tensors of an argument, those in lists included."""
+    """The tensors of an argument, including those in lists."""
     return [item for item in flat(argument) if isinstance(item, torch.Tensor)]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Overload:
-    """What torch says of an operator overload, read once: its schema is slow to read.
+    """torch's description of an operator overload, read once, as schemas are slow to read.
 
     Attributes:
         name: `aten::add.Tensor`; the default overload has no suffix.
         parameters: names and defaults, in schema order.
-        declares_write: for each parameter, whether the schema says that it is written.
+        declares_write: for each parameter, whether the schema declares a write.
         returns: it returns something.
         reserves: it makes memory without content.
-        random: it draws from a generator, unless its arguments say that nothing is dropped.
+        random: it draws from a generator, unless its arguments disable dropout.
         reads_host: it may return a number that depends on a tensor's content.
         moves_metadata: it changes where or how its argument lies (`resize_`, `set_`, `t_`).
         dynamic_shape: its results' shapes may depend on content.
@@ -121,10 +121,10 @@ class Overload:
     def draws(self, arguments: list[Any]) -> bool:
         """Whether a launch with these arguments, in schema order, draws from a generator.
 
-        torch tags an operator once: fused attention that drops nothing is tagged as well, and so
-        are recurrent layers and `rrelu` in evaluation. They draw nothing then: `use_dropout` in
-        transformers/cuda/attention.cu, `training` in cuda/RreluWithNoise.cu (both ATen/native).
-        What parameters of other libraries' operators mean is not known: those draw as tagged.
+        torch's tag ignores arguments: fused attention without dropout is tagged as well, and so are
+        recurrent layers and `rrelu` in evaluation. They draw nothing then: `use_dropout` in
+        transformers/cuda/attention.cu, `training` in cuda/RreluWithNoise.cu (both ATen/native). The
+        meaning of other libraries' parameters is unknown: their operators draw as tagged.
         """
         if not (self.random and self.is_aten):
             return self.random
@@ -160,12 +160,12 @@ def operator_of(func: Any) -> Overload:
     )
 
 
-# Numbers of c10::ScalarType (c10/core/ScalarType.h), which schemas give as defaults of dtypes.
+# Numbers of c10::ScalarType (c10/core/ScalarType.h), which schemas use as defaults of dtypes.
 _DTYPE_NUMBERS = {3: torch.int32, 4: torch.int64, 6: torch.float32, 7: torch.float64}
 
 
 def _default(argument: Any) -> Any:
-    """The default of a schema's argument: that of a dtype is a dtype."""
+    """The default of a schema's argument; a dtype's number becomes a dtype."""
     value = argument.default_value
     if type(value) is int and "ScalarType" in str(argument.real_type):
         return _DTYPE_NUMBERS.get(value, value)
@@ -173,7 +173,7 @@ def _default(argument: Any) -> Any:
 
 
 def written_arguments(operator: Overload, arguments: list[Any]) -> tuple[bool, ...]:
-    """For each argument whether it is written: as declared, or as is known beyond that."""
+    """For each argument, whether it is written: as declared, or as known otherwise."""
     trains = operator.name in _BATCH_NORMS and bool(arguments[5])
     writes = {3, 4} if trains else _UNDECLARED_WRITES.get(operator.name, frozenset())
     return tuple(
@@ -183,7 +183,7 @@ def written_arguments(operator: Overload, arguments: list[Any]) -> tuple[bool, .
 
 
 def _answers_in_numbers(name: str, schema: Any) -> bool:
-    """Whether it is given tensors, returns none, and is not known to look at metadata alone."""
+    """Whether it takes tensors, returns no tensor, and is not known to read metadata alone."""
     takes, returns = (
         any("Tensor" in str(one.type) for one in side)
         for side in (schema.arguments, schema.returns)
@@ -192,7 +192,7 @@ def _answers_in_numbers(name: str, schema: Any) -> bool:
 
 
 def _tagged_dynamic(func: Any) -> bool:
-    """Whether torch says that shapes depend on content; of an out-variant its operator tells."""
+    """Whether torch tags shapes as content-dependent; for an out-variant its operator decides."""
     variants = [func]
     if func._overloadname.endswith("out"):
         packet = func.overloadpacket
@@ -201,22 +201,22 @@ def _tagged_dynamic(func: Any) -> bool:
 
 
 def is_plain_class(tensor: torch.Tensor) -> bool:
-    """Whether it is torch's own Tensor or Parameter: by class, as any tensor may be a Parameter."""
+    """Whether it is torch's own Tensor or Parameter, by class, as any tensor may be a Parameter."""
     return type(tensor) is torch.Tensor or issubclass(type(tensor), torch.nn.Parameter)
 
 
 @functools.cache
 def is_wrapper(kind: type) -> bool:
-    """Whether a class of tensors stands for plain ones and can be taken apart, as DTensor.
+    """Whether a tensor class wraps plain tensors and can be flattened, such as DTensor.
 
-    Nested ones are not: their sizes are content.
+    Nested tensors do not count: their sizes are content.
     """
     is_nested = kind.__module__.startswith("torch.nested.")
     return is_traceable_wrapper_subclass_type(kind) and not is_nested
 
 
 def is_transformed(tensor: torch.Tensor) -> bool:
-    """Whether it stands for another tensor inside of torch.func or torch.func.functionalize."""
+    """Whether it wraps another tensor inside torch.func or torch.func.functionalize."""
     functorch: Any = torch._C._functorch
     return bool(
         functorch.is_functorch_wrapped_tensor(tensor) or torch._is_functional_tensor(tensor)
@@ -226,7 +226,7 @@ def is_transformed(tensor: torch.Tensor) -> bool:
 def has_plain_memory(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a strided view of memory that can be watched.
 
-    Wrapper subclasses have a storage of some size at address 0, in which nothing lies.
+    Wrapper subclasses have a storage of some size at address 0, without content.
     """
     with torch._C.DisableTorchFunctionSubclass():
         if (
@@ -244,7 +244,7 @@ def has_plain_memory(tensor: torch.Tensor) -> bool:
         storage = tensor.untyped_storage()
         try:
             return storage.nbytes() == 0 or storage.data_ptr() != 0
-        except RuntimeError:  # torch knows that the storage of some subclasses has no address
+        except RuntimeError:  # torch raises for subclasses whose storage has no address
             return False
 
 
@@ -302,7 +302,7 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
 def shape_depends_on_data(operator: Overload, arguments: list[Any]) -> bool:
     """Whether an operator's results may have other shapes for other values of its arguments.
 
-    torch's tag says so of every overload that might; some are static for these arguments.
+    torch's tag covers every overload that might; some are static for these arguments.
     """
     if not operator.dynamic_shape:
         return False
@@ -313,7 +313,7 @@ def shape_depends_on_data(operator: Overload, arguments: list[Any]) -> bool:
         return arguments[3] not in (None, "gelsy")  # residuals are left empty by this driver
     if name == "aten::_padded_dense_to_jagged_forward":
         return arguments[2] is None  # the total length was not given
-    # Of ctc_loss only the second result varies, with lengths that every execution compares.
+    # For ctc_loss only the second result varies, with lengths that every execution compares.
     return not name.startswith("aten::_ctc_loss")
 
 
@@ -340,7 +340,7 @@ def argument_data(argument: Any) -> Argument:
     if argument is None or isinstance(argument, (bool, int, float, complex, str)):
         return argument
     if isinstance(argument, (torch.SymInt, torch.SymFloat)):
-        number: Any = argument  # of a Program that is looked at alone (`symbolic_sizes`)
+        number: Any = argument  # of a Program that is only inspected (`symbolic_sizes`)
         return cast(Argument, number)
     raise CaptureError(
         f"{user_location()}: an operator takes a {type(argument).__qualname__}, which a program "
@@ -352,7 +352,7 @@ _INTEGER_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers, so that equality is that of bits (NaN, -0.0)."""
+    """The same memory as integers, so that equality compares bits (NaN, -0.0)."""
     plain = tensor.detach()
     if plain.is_conj():
         plain = torch._conj(plain)

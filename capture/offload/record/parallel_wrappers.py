@@ -19,7 +19,7 @@ _SHARDED = (
     "find where they were: capture the model with whole parameters, and all_reduce the gradients "
     "in a step with training=True; or split it by DTensor (torch.distributed.tensor.parallel)"
 )
-# torch's classes by name, so that nothing is imported for those that nobody uses.
+# torch's classes by name, so that unused ones are not imported.
 _WRAPPERS = {
     "DistributedDataParallel": _REPLICATED,
     "FullyShardedDataParallel": _SHARDED,
@@ -28,10 +28,10 @@ _WRAPPERS = {
 
 
 def refuse_parallel_wrappers(modules: Iterable[torch.nn.Module]) -> None:
-    """Refuse modules of which one wraps another for data parallel training.
+    """Refuse modules that wrap others for data parallel training.
 
     Raises:
-        CaptureError: naming the wrapper, and what to capture instead.
+        CaptureError: one of them does; it names the wrapper, and what to capture instead.
     """
     for module in modules:
         for kind in type(module).__mro__:

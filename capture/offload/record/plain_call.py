@@ -1,4 +1,4 @@
-"""A call that was made like any other, as it read a tensor on the host, and is recorded again."""
+"""A call that ran unrecorded because it read a tensor on the host, and is recorded again."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class WrittenState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainCall:
-    """What a call gave and left that was not told that it is being compiled.
+    """The results and effects of a call that ran without being told that it is compiled.
 
     Attributes:
-        refusal: of its first read on the host, in words.
-        read: which read that was, and where.
+        refusal: the refusal of its first host read, in words.
+        read: that read, and its place.
         results: the tensors that it returned.
         structure: their nesting.
-        state: what it wrote, by what tells inputs and weights apart.
-        drawn: what its random launches gave.
+        state: the state that it wrote, by a key that identifies inputs and weights.
+        drawn: the outcomes of its random launches.
     """
 
     refusal: str
@@ -56,11 +56,11 @@ class PlainCall:
     def compare(
         self, result: object, tensors: Sequence[torch.Tensor], written: Iterable[TrackedStorage]
     ) -> str:
-        """Compare with the same call, told that it is being compiled.
+        """Compare with the same call when told that it is compiled.
 
         Args:
-            result: what that returned.
-            tensors: those in it.
+            result: the result of that call.
+            tensors: the tensors in it.
             written: the inputs and weights that it wrote.
 
         Returns:
@@ -118,10 +118,10 @@ def plain_call(
     table: StorageTable,
     drawn: DrawnBefore,
 ) -> PlainCall:
-    """What a call gave and left, at its end.
+    """Return the results and effects of a call, at its end.
 
     Raises:
-        CaptureError: it has written state of which nobody kept what it was.
+        CaptureError: it wrote state whose earlier content was not kept.
     """
     state = {
         _key(one): WrittenState(one, one.kept(), one.content().clone())
@@ -132,7 +132,7 @@ def plain_call(
 
 
 def _key(tracked: TrackedStorage) -> tuple[str, int]:
-    """Inputs have storages of their own in each recording; of weights some have one name."""
+    """A key across recordings: inputs have new storages in each, and weights may share a name."""
     is_weight = tracked.value.role is Role.WEIGHT
     return tracked.value.name, tracked.storage._cdata if is_weight else 0
 

@@ -1,4 +1,4 @@
-"""Random numbers that are not torch's: executions would have the recorded ones each time."""
+"""Random numbers that are not torch's: executions would repeat the recorded ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from offload.console.user_code import level_of_user
 
 
 class PythonRandom:
-    """The states of Python's and NumPy's own generators, which all threads share, at one time."""
+    """A snapshot of Python's and NumPy's own generators, which all threads share."""
 
     def __init__(self) -> None:
         self._before = _states()
 
     def warn_of_draws(self) -> None:
-        """Warn (UserWarning) where something has drawn from them, or seeded them.
+        """Warn (UserWarning) if they were drawn from or seeded.
 
-        It is no error, since nobody sees what becomes of the numbers: speech models of
-        transformers draw one for each layer, which counts in training alone.
+        It is no error, since the use of the numbers is unknown: speech models of transformers draw
+        a number for each layer, which matters in training alone.
         """
         now = _states()
         drawn = [name for name, state in self._before.items() if state != now[name]]
@@ -42,7 +42,7 @@ def _states() -> dict[str, Any]:
 
 
 def _frozen(state: Any) -> Any:
-    """A state of any bit generator of NumPy's, whose arrays are bytes, to be compared."""
+    """A comparable state of any NumPy bit generator, with arrays as bytes."""
     if isinstance(state, dict):
         return {key: _frozen(part) for key, part in state.items()}
     return state.tobytes() if hasattr(state, "tobytes") else state

@@ -1,9 +1,9 @@
 """The Python state that a captured callable can reach, and whether a call changed it.
 
-A replay runs no Python, so what the call assigned to attributes, variables or containers would not
-happen again. The state is what a module, a function or a callable object refers to: attributes,
-closed-over variables, defaults, the globals and methods that its code names, and what these hold in
-turn.
+A replay runs no Python, so assignments of the call to attributes, variables or containers would not
+happen again. The state is everything that a module, a function or a callable object refers to:
+attributes, closed-over variables, defaults, the globals and methods that its code names, and what
+these hold in turn.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import torch
 from offload.errors import CaptureError
 from offload.program.constants import PLAIN_TYPES, same_constant
 
-# How many containers and objects deep below a module or a variable, and how many functions deep
-# below the one that is called, state is followed. Submodules count as their module.
+# Depth to which state is followed: containers and objects below a module or a variable, and
+# functions below the called function. Submodules count as their module.
 _DEPTH = 6
 _FUNCTION_DEPTH = 3
 
 _PLAIN = frozenset({*PLAIN_TYPES, bytes, torch.dtype, torch.device})
 
-# Attributes that every module has are torch's own bookkeeping, but for one; transformers notes at
-# the first call that it has hung its hooks on the modules, which changes no result.
+# Attributes that every module has are torch's bookkeeping, except `training`; transformers notes at
+# the first call that it has attached its hooks to the modules, which changes no result.
 _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training"} | {
     "_output_capturing_hooks_installed"
 }
 
-# Packages whose objects and functions are not looked into: their state is their own affair.
+# Packages whose objects and functions are not inspected: their state is theirs to manage.
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "triton", "numpy", "offload"})
 _TRAINERS = (
     torch.optim.Optimizer,
@@ -45,8 +45,8 @@ _TRAINERS = (
 )
 _PLAIN_OBJECTS = (types.SimpleNamespace, collections.UserDict, collections.UserList)
 
-# What schedulers and scalers set in an optimizer (torch/optim/lr_scheduler.py,
-# torch/amp/grad_scaler.py), and what torch's own note at their first step.
+# Attributes that schedulers and scalers set in an optimizer (torch/optim/lr_scheduler.py,
+# torch/amp/grad_scaler.py), and that torch's optimizers set at their first step.
 _SET_IN_OPTIMIZERS = frozenset(
     {
         "_need_device_dtype_check_for_fused",
@@ -58,7 +58,7 @@ _SET_IN_OPTIMIZERS = frozenset(
     }
 )
 
-# What stands in a class besides its state.
+# Items of a class that are not state.
 _METHODS = (FunctionType, classmethod, staticmethod, property, functools.cached_property)
 
 Contents = tuple[Sequence[Any], tuple[Any, ...]]
@@ -66,20 +66,20 @@ Contents = tuple[Sequence[Any], tuple[Any, ...]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Place:
-    """Something that holds state, how it is reached, and what it held before the call."""
+    """A holder of state, its path, and its content before the call."""
 
     path: str
     owner: Any
     before: Contents
 
     def of(self, key: Any) -> str:
-        """How the item of a key is reached."""
+        """The path of the item with this key."""
         if isinstance(self.owner, (dict, list, tuple, collections.deque, set, frozenset)):
             return f"{self.path}[{key!r}]"
         return f"{self.path}.{key}" if self.path else str(key)
 
     def change(self) -> str:
-        """What has changed since, in words; empty if nothing has."""
+        """The change since then, in words; empty if nothing changed."""
         keys, values = self.before
         keys_now, values_now = _contents(self.owner) or ((), ())
         same = len(values) == len(values_now) and all(map(operator.is_, values, values_now))
@@ -104,7 +104,7 @@ class _Place:
 
 
 class PythonState:
-    """What a callable can reach, as it is now.
+    """A snapshot of the state that a callable can reach.
 
     Owner: one Recorder.
 
@@ -113,8 +113,8 @@ class PythonState:
             that holds it.
         generators: every random generator.
         trainers: where the call trains, every optimizer, scheduler of learning rates and scaler of
-            gradients, with its path. They change in each step, so that nothing in them is compared
-            here, but for attributes that an optimizer has beside those that torch gives it.
+            gradients, with its path. They change in each step, so only attributes that an optimizer
+            has beside those from torch are compared here.
     """
 
     def __init__(self, function: object, *, trains: bool = False) -> None:
@@ -137,10 +137,10 @@ class PythonState:
         return [one for one in owners if isinstance(one, torch.nn.Module)]
 
     def check(self) -> None:
-        """Compare with now.
+        """Compare with the state now.
 
         Raises:
-            CaptureError: something was assigned, added or removed; the message says what.
+            CaptureError: something was assigned, added or removed; the message names it.
         """
         if change := self.change():
             raise CaptureError(
@@ -151,11 +151,11 @@ class PythonState:
             )
 
     def change(self) -> str:
-        """The first thing that has changed since, in words; empty if nothing has."""
+        """The first change since the snapshot, in words; empty if nothing changed."""
         return next(filter(None, (place.change() for place in self._places)), "")
 
     def _enter(self, path: str, thing: Any, depth: int, function_depth: int) -> None:
-        """Note what `thing` holds, and put what is below it on the list."""
+        """Note the content of `thing`, and put what it refers to on the list."""
         if isinstance(thing, torch.Tensor):
             self.tensors.append((path, thing))
             return
@@ -187,7 +187,7 @@ class PythonState:
             self._enter_class(type(thing), depth, function_depth)
 
     def _is_whole(self, path: str, thing: Any) -> bool:
-        """Note what is kept whole; whether nothing is looked for below it."""
+        """Note an object that is kept whole; return whether nothing below it is visited."""
         if type(thing) is torch.Generator:
             self.generators.append(thing)
         is_trainer = self._trains and isinstance(thing, _TRAINERS)
@@ -196,7 +196,7 @@ class PythonState:
         return is_trainer and not isinstance(thing, torch.optim.Optimizer)
 
     def _enter_trainer(self, path: str, thing: Any) -> None:
-        """Note what trains, and the optimizer that a scheduler serves."""
+        """Note a trainer, and the optimizer that a scheduler serves."""
         if any(thing is known for _, known in self.trainers):
             return
         self.trainers.append((path, thing))
@@ -207,7 +207,7 @@ class PythonState:
             self._pending.append((f"{path}.optimizer", served, _DEPTH, _FUNCTION_DEPTH))
 
     def _enter_class(self, cls: type, depth: int, function_depth: int) -> None:
-        """The class's own attributes, and the functions that a call of an instance runs."""
+        """Note the class's own attributes, and the functions that a call of an instance runs."""
         if cls in self._classes or _is_foreign(cls.__module__):
             return
         self._classes.add(cls)
@@ -225,7 +225,7 @@ def _of_every_optimizer() -> frozenset[str]:
 
 
 def _contents(thing: Any) -> Contents | None:
-    """Keys and values of what holds state; None for anything else, which counts by identity."""
+    """Keys and values of a holder of state; None for other objects, which count by identity."""
     if isinstance(thing, torch.optim.Optimizer):
         attributes = vars(thing).items()
         named: dict[Any, Any] = {
@@ -240,7 +240,7 @@ def _contents(thing: Any) -> Contents | None:
         named.update(thing._modules.items())
     elif isinstance(thing, (list, tuple, collections.deque)):
         return range(len(thing)), tuple(thing)
-    elif isinstance(thing, dict):  # past methods of a subclass, which might load what is lazy
+    elif isinstance(thing, dict):  # bypasses a subclass's methods, which might load lazy items
         return tuple(dict.keys(thing)), tuple(dict.values(thing))
     elif isinstance(thing, (set, frozenset)):
         named = dict.fromkeys(thing)
@@ -270,9 +270,9 @@ def _is_compiled(thing: Any) -> bool:
 
 
 def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """What stands behind a bound method, a partial or what torch.compile made of a function.
+    """Yield the parts of a bound method, a partial, or a function compiled by torch.compile.
 
-    These themselves cannot change.
+    The wrappers themselves cannot change.
     """
     if isinstance(thing, MethodType):
         yield path, thing.__self__
@@ -286,9 +286,9 @@ def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_foreign(module: object) -> bool:
-    """By the `__module__` of a class or function: None where code was executed without one.
+    """Whether a module is foreign, by a `__module__`: None where code ran without a module.
 
-    Classes that Cython makes of functions have a descriptor there: nothing of Python's.
+    Classes that Cython makes of functions have a descriptor there, which is not Python's.
     """
     if module is None:
         return False
@@ -305,7 +305,7 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _names_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    """What a function can reach by name: closed-over variables, defaults, globals, attributes."""
+    """Yield what a function reaches by name: closure variables, defaults, globals, attributes."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
@@ -322,7 +322,7 @@ def _names_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _code_names(code: CodeType) -> Iterator[str]:
-    """The names of globals and attributes in a function's code and in the functions inside it."""
+    """Yield names of globals and attributes in a function's code and in the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -330,7 +330,7 @@ def _code_names(code: CodeType) -> Iterator[str]:
 
 
 def _methods_run(cls: type) -> Iterator[FunctionType]:
-    """The methods that calling an instance runs: `forward` or `__call__`, and what these name."""
+    """Yield methods that calling an instance runs: `forward` or `__call__`, and those they name."""
     names = collections.deque(["forward" if issubclass(cls, torch.nn.Module) else "__call__"])
     seen = set(names)
     while names:
@@ -354,7 +354,7 @@ def _change(path: str, before: Any, now: Any) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether it is the same object, or plain data that is equal."""
+    """Whether both are the same object, or equal plain data."""
     if one is other:
         return True
     if type(one) is not type(other):

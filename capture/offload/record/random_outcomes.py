@@ -1,4 +1,4 @@
-"""What random launches gave when they were recorded: for a check that draws nothing."""
+"""Outcomes of random launches in the recorded call: for a check that draws nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from offload.record.storages import TrackedStorage
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RandomOutcome:
-    """What one random launch made and wrote, copied before anything else wrote there.
+    """The results and writes of one random launch, copied before anything else wrote there.
 
     Attributes:
         made: the memory of each result that is a new Value, in order.
-        written: for each tensor argument that was written its position among all, and its content.
-        written_whole: the same for arguments that the operator wrote without saying so: the bytes
-            of the whole Value.
+        written: for each written tensor argument, its position among all and its content.
+        written_whole: likewise for arguments that the operator wrote without declaring it: the
+            bytes of the whole Value.
     """
 
     made: tuple[torch.UntypedStorage, ...]
@@ -34,11 +34,11 @@ class RandomOutcome:
         touched: Sequence[tuple[torch.Tensor, TrackedStorage, bool]],
         writes: Sequence[TrackedStorage],
     ) -> RandomOutcome:
-        """Copy what a launch has just left.
+        """Copy the outcome of a launch that has just run.
 
         Args:
             results: the tensors that are new Values.
-            touched: each tensor that the launch was given, its storage, and whether the operator
+            touched: each tensor argument of the launch, its storage, and whether the operator
                 declares to write it.
             writes: the storages that it was observed to write.
         """
@@ -55,12 +55,12 @@ class RandomOutcome:
         return cls(made, tuple(written), tuple(whole))
 
     def put(self, launch: Launch, run: EagerRun, size_bytes: Sequence[int]) -> None:
-        """Leave in a run of the Program what the launch left in the recorded call.
+        """Reproduce the recorded outcome in a run of the Program.
 
         Args:
-            launch: the one that this is of.
-            run: where its tensors lie.
-            size_bytes: of each Value of the Program.
+            launch: the launch with this outcome.
+            run: the holder of its tensors.
+            size_bytes: the size of each Value of the Program.
         """
         for view, storage in zip(launch.made(), self.made, strict=True):
             run.bases[view.value] = (storage.clone(), 0)
@@ -76,6 +76,6 @@ class RandomOutcome:
 def by_launch(
     launches: Iterable[Launch], outcomes: Sequence[RandomOutcome]
 ) -> dict[int, RandomOutcome]:
-    """The outcomes of random launches, which no pass drops or puts in another order, by index."""
+    """Outcomes of random launches by index; no pass drops or reorders these launches."""
     random = [launch.index for launch in launches if launch.random]
     return dict(zip(random, outcomes, strict=True))

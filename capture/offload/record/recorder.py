@@ -33,19 +33,20 @@ from offload.record.whole_program import ObservedCall, WholeProgram
 class Recorder(WatchedCall):
     """Records exactly one call, between `begin` and `finish` (or `abandon`).
 
-    Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
-    and what depends on it is refused, or on a device that runs opaque launches makes the call one.
+    Owner: one with-block. Thread: the one that calls the model; work of other threads is not seen.
+    Results that depend on it are refused, or on a device that runs opaque launches make the call
+    such a launch.
     """
 
     def end_step(self) -> str:
-        """Look at what a call that trains left, before its recording is finished.
+        """Examine the effects of a call that trains, before its recording is finished.
 
         Returns:
-            What it made that the next call finds, so that this is to be recorded; empty where it
-            made nothing of the kind, or does not train.
+            The state that it made and that the next call finds, so that the next call is to be
+            recorded; empty where it made no such state, or does not train.
 
         Raises:
-            CaptureError: it did what a replay would not do again. The recording is over then.
+            CaptureError: it did something that a replay would not repeat. This ends the recording.
         """
         if self._trained is None:
             return ""
@@ -59,23 +60,23 @@ class Recorder(WatchedCall):
             raise
 
     def agree(self, what: str) -> None:
-        """Wait for the ranks that the call has met to come as far.
+        """Wait until the ranks that the call has met reach the same point.
 
         Raises:
             CaptureError: a rank has done something else, or refused.
-            ExecutionError: one does not come in time.
+            ExecutionError: a rank does not arrive in time.
         """
         if self.rendezvous is not None:
             self.rendezvous.agree(what)
 
     def guard(self) -> Callable[[], Watched] | None:
-        """What each execution has to compare beforehand; None where the call does not train."""
+        """The comparison before each execution; None where the call does not train."""
         return None if self._trained is None else self._trained.guard()
 
     def finish_unrecorded(self, result: Any) -> Any:
-        """End a call of which no Program is made; the result to hand to the caller.
+        """End a call that yields no Program; return the result for the caller.
 
-        What it changed in Python is for the call that is recorded to find, and not to change again.
+        The recorded call must find its changes in Python, and must not repeat them.
 
         Raises:
             CaptureError: the result, or a change of an argument, cannot be replayed.
@@ -85,7 +86,7 @@ class Recorder(WatchedCall):
             return self._handed_out(result, tensors, structure)
 
     def undo(self) -> None:
-        """Let all be as before the call: what it wrote, gradients, and random generators."""
+        """Restore the state before the call: what it wrote, gradients, and random generators."""
         with torch.no_grad():
             for tracked in self.table:
                 if tracked.is_state and tracked.written:
@@ -98,7 +99,7 @@ class Recorder(WatchedCall):
     def _handed_out(
         self, result: Any, tensors: Sequence[torch.Tensor], structure: Structure
     ) -> Any:
-        """The result for the caller; of a call that trains without its history, as executions."""
+        """Return the caller's result; without history if the call trains, as executions do."""
         if self._trained is not None:
             tensors = [
                 one if one.is_leaf or not one.requires_grad else one.detach() for one in tensors
@@ -110,21 +111,21 @@ class Recorder(WatchedCall):
         """End the recording with what the call returned.
 
         Returns:
-            The result to hand to the caller, with the caller's own tensors in the place of
-            aliases, and the Recording.
+            The result for the caller, with the caller's own tensors in place of aliases, and the
+            Recording.
 
         Raises:
             CaptureError: the result, or a change that the call made, cannot be replayed.
-            OffloadError: what was refused first, if the call swallowed it.
+            OffloadError: the first refusal, if the call swallowed it.
         """
         with self._watched_no_more():
             return self._finished(result)
 
     def finish_plain(self, result: Any) -> tuple[Any, PlainCall]:
-        """End a call that is to be recorded again, as it read a tensor on the host.
+        """End a call that is to be recorded again because it read a tensor on the host.
 
         Returns:
-            The result to hand to the caller, and what the call gave and left.
+            The result for the caller, and the call's results and effects.
 
         Raises:
             CaptureError: the result, or a change that the call made, cannot be replayed.
@@ -148,14 +149,14 @@ class Recorder(WatchedCall):
             raise CaptureError(f"the result cannot be taken apart: {error}") from error
 
     def plain_call(self, refusal: str, why: str) -> PlainCall | None:
-        """What a call gave and left that is over, if it may go otherwise where it is told.
+        """Return the outcome of a finished call, if it may differ when told that it is compiled.
 
         Args:
-            refusal: why it is to be made again, told that it is being compiled.
+            refusal: why it is to be repeated, told that it is compiled.
             why: the same in short.
 
         Returns:
-            None: it has not asked whether it is being compiled.
+            None: it did not ask whether it is compiled.
         """
         if self._returned is None or not self._answers.may_matter():
             return None
@@ -170,7 +171,7 @@ class Recorder(WatchedCall):
         )
 
     def finish_seen(self, result: Any) -> WholeProgram:
-        """End a recording that is only looked at.
+        """End a recording that is only inspected.
 
         Raises:
             CaptureError, OffloadError: as `finish`.
@@ -214,7 +215,7 @@ class Recorder(WatchedCall):
         return self._handed_out(result, tensors, structure), recording
 
     def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Hold a call that was told that it is being compiled against the same one untold.
+        """Compare a call that was told that it is compiled with the same call untold.
 
         Raises:
             CaptureError: they differ.
@@ -234,27 +235,27 @@ class Recorder(WatchedCall):
         )
 
     def check_unchanged(self) -> None:
-        """Make sure that calls made since the recorded one have left Python's state alone.
+        """Check that calls made since the recorded one left the Python state unchanged.
 
         Raises:
-            CaptureError: naming the attribute or variable.
+            CaptureError: they did not; it names the attribute or variable.
         """
         self.table.state.check_python()
 
     def _check_state(self) -> tuple[tuple[Overlap, ...], Set[int]]:
-        """Look for changes of inputs and weights that no launch made.
+        """Find changes of inputs and weights that no launch made.
 
         Returns:
-            The overlaps of inputs, and the storages of these.
+            The overlaps of inputs, and the storages of these inputs.
 
         Raises:
-            CaptureError: naming the input, attribute or tensor that changed, on a device that runs
-                no opaque launches; on others they are marked as written.
+            CaptureError: an input, attribute or tensor changed, on a device that runs no opaque
+                launches; it is named. On other devices the changed ones are marked as written.
         """
         self.table.state.check_python()
         if self._trained is None:
             self._gradients.check(self._log)
-        if not self._compiled:  # whose compiler may draw
+        if not self._compiled:  # the compiler may draw
             self._python_random.warn_of_draws()
         check_undrawn(self._host_state, self._compiled, self.table.device)
         overlaps, overlapping = self._overlapping()
@@ -273,7 +274,7 @@ class Recorder(WatchedCall):
     def _with_opaque_form(
         self, recording: Recording, seen: ObservedCall, overlaps: tuple[Overlap, ...]
     ) -> Recording:
-        """The recording with what a device needs to tell whether it is all, or as opaque already.
+        """Return the recording with the data for a completeness check, or already as opaque.
 
         Raises:
             CaptureError: the call can only be recorded as one opaque launch, and a tensor that it

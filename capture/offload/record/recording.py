@@ -1,4 +1,4 @@
-"""A recorded call: its Program, its opaque form, and what is needed to check them once."""
+"""A recorded call: its Program, its opaque form, and the data to check them once."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from offload.record.whole_program import ObservedCall, WholeProgram
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded call: its Program, and what is needed to check it once.
+    """A recorded call: its Program, and the data to check it once.
 
     Attributes:
-        bound: of all launches, dead ones included.
-        device: that it was recorded on.
+        bound: the BoundProgram of all launches, including dead ones.
+        device: the device of the recording.
         before: for each written storage of an input or weight, by identity, its bytes before the
             call.
-        after: for the same storages the bytes of their Value after it.
+        after: for the same storages, the bytes of their Value after the call.
         results: the tensors that the model returned.
-        generator_states: for each of the program's generators its state before the call.
-        outcomes: what the program's random launches gave, in their order.
+        generator_states: for each of the program's generators, its state before the call.
+        outcomes: of the program's random launches, in order.
         has_drawn: the state of a generator has moved, by the call or by another thread.
-        has_unwritten: some Value began without content, so reads of it must be ruled out.
-        observed: every launch as it was made, constants included, to compare with what the
-            callable does; None where nobody asks.
-        opaque: the call as one opaque launch; None on a device that runs none, and where it
-            cannot be one, which `unchecked` says.
+        has_unwritten: some Value began without content, so reads of it must be excluded.
+        observed: every launch as it was made, including constants, to compare with the callable's
+            behaviour; None unless requested.
+        opaque: the call as one opaque launch; None on a device that runs no opaque launches, and
+            where the call cannot be one; then `unchecked` says why.
         unchecked: why there is no opaque form on a device that runs them.
-        computed: what the call gave was computed; otherwise there is nothing to compare with.
-        seen: all that was seen; None where nobody asks.
+        computed: the results were computed; otherwise there is nothing to compare with.
+        seen: the whole observed call; None unless requested.
     """
 
     bound: BoundProgram
@@ -56,7 +56,7 @@ class Recording:
         """The same call recorded as one opaque launch.
 
         Args:
-            reason: why, for people.
+            reason: why, for the user.
         """
         assert self.opaque is not None
         (launch,) = self.opaque.program.launches
@@ -75,17 +75,17 @@ def recording_of(
     *,
     keeps_seen: bool,
 ) -> Recording:
-    """The Recording of a call that is over.
+    """The Recording of a finished call.
 
     Args:
-        seen: what was seen of it.
+        seen: the observed call.
         overlaps: of the inputs.
-        results: the tensors that it returned.
+        results: the tensors that the call returned.
         overlapping: the storages of inputs that overlap, by identity.
-        keeps_seen: all that was seen is kept.
+        keeps_seen: the whole observed call is kept.
 
     Raises:
-        CaptureError: it has written state of which nobody kept what it was.
+        CaptureError: the call wrote state whose earlier content was not kept.
     """
     table, generators = seen.table, tuple(seen.log.generators)
     written = [

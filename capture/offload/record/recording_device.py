@@ -1,4 +1,4 @@
-"""The device that a call is recorded on: its allocations and its default generator."""
+"""The device of a recording: its allocations and its default generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offload.record.host_constants import may_be_host_constant
 
 
 def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
-    """The accelerator that these tensors lie on, or the CPU where they lie on none.
+    """The accelerator of these tensors; the CPU if they lie on no accelerator.
 
     Raises:
         CaptureError: they lie on more than one accelerator.
@@ -31,10 +31,10 @@ def find_device(tensors: Iterable[torch.Tensor]) -> torch.device:
 
 
 def recording_device(inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor]) -> torch.device:
-    """The device that a call is recorded on: that of its inputs.
+    """The device of a recording: that of the call's inputs.
 
-    Without any, or if all of them may be host constants, it is that of the tensors that the model
-    holds.
+    Without inputs, or if all of them may be host constants, the device of the tensors that the
+    model holds.
 
     Raises:
         CaptureError: they lie on more than one accelerator.
@@ -45,7 +45,7 @@ def recording_device(inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor
 
 
 def refuse_capturing(device: torch.device) -> None:
-    """Refuse a caller who is capturing a graph, before anything of the call runs.
+    """Refuse a caller that is capturing a graph, before any part of the call runs.
 
     A recording reads its inputs on the host, which would end that capture, and a call that is only
     captured computes nothing that could be recorded.
@@ -58,10 +58,10 @@ def refuse_capturing(device: torch.device) -> None:
     is_capturing = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     if is_capturing is None:
         return
-    with current(device):  # whose stream torch asks
+    with current(device):  # torch asks its stream
         try:
             refused = is_capturing()
-        except RuntimeError:  # of a runtime that has no captures
+        except RuntimeError:  # a runtime without captures
             return
     if refused:
         raise CaptureError(
@@ -71,7 +71,7 @@ def refuse_capturing(device: torch.device) -> None:
 
 
 def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Makes a device the one that is meant where none of its type is named by index."""
+    """A context in which the device is the current one of its type."""
     if device.type == "cpu":
         return contextlib.nullcontext()
     module: Any = torch.get_device_module(device)
@@ -80,14 +80,14 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
 
 
 class Allocations(contextlib.AbstractContextManager["Allocations"]):
-    """Sees what torch allocates on a device while a call is recorded.
+    """Observes torch's allocations on a device while a call is recorded.
 
     Owner: one recording; one is active in a process at a time. On the CPU every allocation of every
-    thread is seen; on an accelerator those of the recording thread, which go to a pool of its own
-    for that time (`torch.cuda.MemPool`). The other threads' are left alone: a pool for all of them
-    would also take what a graph that another thread captures allocates, and free it under that
-    graph; and torch counts the allocations of a device, but not those of a pool, so that the
-    difference is not known. The pool stays until `close`, at the recording's end: a refused
+    thread is seen; on an accelerator those of the recording thread, which meanwhile go to a
+    separate pool (`torch.cuda.MemPool`). Other threads' allocations are not redirected: a pool for
+    all threads would also take allocations of a graph that another thread captures, and free them
+    under that graph; and torch counts the allocations of a device, but not those of a pool, so that
+    the difference is unknown. The pool lives until `close`, at the recording's end: a refused
     recording itself lives as long as its error.
     """
 
@@ -115,12 +115,12 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
         self._stack.close()
 
     def close(self) -> None:
-        """Let the pool go; nothing is asked any more."""
+        """Release the pool; no queries follow."""
         if self._pool is not None:
             self._pool.close()
 
     def contains(self, storage: torch.UntypedStorage) -> bool:
-        """Whether a storage's memory was handed out since the begin."""
+        """Whether a storage's memory was allocated since the start."""
         address = storage.data_ptr()
         if storage.device.type == "cpu" or self._pool is None:
             return self._host.contains(address)

@@ -1,4 +1,4 @@
-"""A recorded call that can be made again: what an opaque launch executes."""
+"""A recorded call that can be repeated: an opaque launch executes it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Surroundings:
 
     Attributes:
         is_inference: inference mode is on.
-        autocast: for each device type that has it whether autocast is on, and its dtype.
-        default_device: where tensors are made that name no device; None for the CPU.
-        avoids_reads: model code was told that it is being compiled.
+        autocast: for each device type that has autocast, whether it is on, and its dtype.
+        default_device: the device of new tensors that name no device; None for the CPU.
+        avoids_reads: model code was told that it is compiled.
     """
 
     is_inference: bool
@@ -44,7 +44,7 @@ class Surroundings:
 
     @classmethod
     def of_caller(cls, device: torch.device, *, avoids_reads: bool) -> Surroundings:
-        """As they are now, on this thread, for a call on a device."""
+        """The current surroundings on this thread, for a call on a device."""
         default_device = torch.get_default_device()
         return cls(
             is_inference=torch.is_inference_mode_enabled(),
@@ -59,7 +59,7 @@ class Surroundings:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Let a call on this thread find them, without gradients as every recording."""
+        """Restore them for a call on this thread, without gradients, as in every recording."""
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             if self.avoids_reads:
@@ -78,13 +78,13 @@ _calls = threading.local()
 
 
 def is_called_again() -> bool:
-    """Whether this thread is making a recorded call again, which watchers of calls are to leave."""
+    """Whether this thread is repeating a recorded call, which watchers of calls ignore."""
     return getattr(_calls, "again", False)
 
 
 @contextlib.contextmanager
 def called_again() -> Iterator[None]:
-    """Make a recorded call again on this thread."""
+    """Mark this thread as repeating a recorded call."""
     before = is_called_again()
     _calls.again = True
     try:
@@ -100,9 +100,9 @@ class RepeatableCall:
     Thread: any, one call at a time.
 
     Attributes:
-        state: what the callable holds in Python, as it was when it was recorded.
+        state: the callable's Python state when it was recorded.
         arguments: their nesting, with the constants themselves.
-        recorded: the same, with the content that changeable constants had.
+        recorded: the same, with the recorded content of mutable constants.
     """
 
     function: Callable[..., Any]
@@ -113,15 +113,15 @@ class RepeatableCall:
     surroundings: Surroundings
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Call with these tensors in the places of the recorded ones.
+        """Call with these tensors in place of the recorded ones.
 
         Returns:
             The tensors of the result, in the order of its structure.
 
         Raises:
-            CaptureError: the callable, or a changeable constant that it was given, has changed
-                since it was recorded; or the result is nested
-                otherwise than the recorded one, or a constant in it is another.
+            CaptureError: the callable, or a mutable constant argument, has changed since the
+                recording; or the result is nested otherwise than the recorded result, or a constant
+                in it differs.
         """
         if change := self.state.change():
             raise CaptureError(

@@ -1,4 +1,4 @@
-"""The tensors that a recorded call returned: as views of Values, and as the caller gets them."""
+"""The tensors that a recorded call returned: as views of Values, and as given to the caller."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from offload.record.storages import StorageTable
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GivenTensors:
-    """What a caller gave, and what stood for it in the recording.
+    """The caller's tensors, and their stand-ins in the recording.
 
     Attributes:
         own: the caller's own tensors.
-        twins: those that the call was given instead, in the same order.
-        table: where the twins are tracked.
+        twins: the tensors that the call received instead, in the same order.
+        table: the table that tracks the twins.
     """
 
     own: Sequence[torch.Tensor]
@@ -48,7 +48,7 @@ def result_of(tensor: torch.Tensor, log: LaunchRecorder, inputs: Sequence[torch.
 def handed_out(
     result: Any, tensors: Sequence[torch.Tensor], structure: Structure, given: GivenTensors
 ) -> Any:
-    """A result around the caller's own tensors, or some that know nothing of their twins."""
+    """The result with the caller's own tensors, or tensors detached from their twins."""
     own = [_own(tensor, given) for tensor in tensors]
     same = all(one is other for one, other in zip(own, tensors, strict=True))
     return result if same else unflatten(structure, own)
@@ -64,6 +64,6 @@ def _own(tensor: torch.Tensor, given: GivenTensors) -> torch.Tensor:
 
 
 def _leaf(tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> int:
-    """The position among the inputs of a tensor that is one of them; -1 of another."""
+    """The position of a tensor among the inputs; -1 if it is no input."""
     leaves = (leaf for leaf, given in enumerate(inputs) if tensor is given)
     return next(leaves, -1)

@@ -1,4 +1,4 @@
-"""Whether two runs of the same call came out the same."""
+"""Whether two runs of the same call have the same outcome."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
     return True
 
 
-# Of the largest value of a tensor. Kernels that sum in another order differ by some units in the
-# last place, which grow through the layers of a model.
+# Relative to the largest value of a tensor. Kernels with another order of summation differ by some
+# units in the last place, which grow through the layers of a model.
 _TOLERANCES = {
     torch.float64: 1e-10,
     torch.complex128: 1e-10,
@@ -46,10 +46,10 @@ _TOLERANCES = {
 
 
 def same_but_for_kernels(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors agree as far as other kernels for the same computation would let them.
+    """Whether two tensors agree as far as other kernels for the same computation would.
 
-    Floating point values agree within a ten-thousandth of the largest of their tensor (float32;
-    others by their precision), all else by its bits.
+    Floating point values agree within a ten-thousandth of the largest value of their tensor
+    (float32; other dtypes by their precision), all other values bit by bit.
     """
     tolerance = _TOLERANCES.get(one.dtype)
     if tolerance is None or one.shape != other.shape or one.dtype != other.dtype or not one.numel():
@@ -61,6 +61,6 @@ def same_but_for_kernels(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def as_dtype(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as elements of a dtype; what is left over at the end is not compared."""
+    """Bytes as elements of a dtype; a remainder at the end is not compared."""
     whole = content.numel() // dtype.itemsize * dtype.itemsize
     return content[:whole].clone().view(dtype)  # a copy is aligned, a slice may not be

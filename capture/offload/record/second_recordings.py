@@ -1,4 +1,4 @@
-"""The recordings of a call beside the real one: over symbolic sizes, and at other sizes."""
+"""Further recordings of a call: over symbolic sizes, and at other sizes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from offload.record.symbolic_sizes import SymbolicSizes, VariedSizes
 from offload.record.whole_layers import WholeLayers
 from offload.record.whole_program import WholeProgram
 
-# Beyond the recorded size, where a Dim has no greatest one; odd, and a power of nothing.
+# Size beyond the recorded one where a Dim has no maximum: odd, and no power.
 _FACTOR, _BEYOND = 4, 3
 
 _TRACE = "\nException raised from "  # C++ frames follow (c10/util/Exception.cpp)
 
 
 class SecondRecordings:
-    """Records one call again, computing nothing. Owner: the block that has recorded it."""
+    """Records one call again, computing nothing. Owner: the block that recorded it."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class SecondRecordings:
         varying: VaryingSizes,
         read_untold: str,
     ) -> None:
-        """Look at a call that was recorded.
+        """Prepare for a recorded call.
 
         Args:
-            function: what was called.
+            function: the called function.
             called: its arguments.
-            varying: which of their sizes may vary.
-            read_untold: what the call reads on the host unless it is told that it is being
-                compiled; empty: it was not told.
+            varying: the sizes of these arguments that may vary.
+            read_untold: the host read that the call makes unless it is told that it is compiled;
+                empty: it was not told.
         """
         self._function = function
         self._called = called
@@ -57,10 +57,10 @@ class SecondRecordings:
         """The Family of the call, compared with recordings at some other sizes.
 
         Args:
-            real: what was seen of it.
+            real: the real recording.
 
         Raises:
-            CaptureError: the call does something at other sizes that no guard tells apart; see
+            CaptureError: the call differs at other sizes in a way that no guard distinguishes; see
                 `family_of`.
         """
         varying = self._varying
@@ -74,9 +74,9 @@ class SecondRecordings:
         return without_unused(BoundFamily(family, real.bindings))
 
     def _with_one(self, family: Family, plain: VariedSizes) -> Family:
-        """The Family, which may be used at a size of 1 too if a recording sees the same there.
+        """The Family, also usable at size 1 if a recording there equals it.
 
-        What torch asks of sizes before it takes paths of its own at 1, guards would refuse.
+        Guards would refuse size 1, as torch asks for it before taking special paths.
         """
         if len(family.dims) > 1 or family.dims[0].minimum > 1:
             return family
@@ -90,10 +90,10 @@ class SecondRecordings:
         return family
 
     def _seen(self, sizes: VariedSizes, how: str) -> WholeProgram:
-        """What is seen of the call at sizes.
+        """The recording of the call at these sizes.
 
         Raises:
-            CaptureError: it raises something, or cannot be recorded so.
+            CaptureError: the call raises an error, or cannot be recorded at these sizes.
         """
         recorder = Recorder(
             host_reads="avoid",
@@ -132,7 +132,7 @@ class SecondRecordings:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Let torch not write down errors of fake tensors, of which nothing follows here."""
+    """Keep torch from logging errors of fake tensors, which are handled here."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -143,9 +143,9 @@ def _quiet() -> Iterator[None]:
 
 
 def _compared(family: Family) -> Iterator[tuple[int, ...]]:
-    """Sizes to compare a Family at, which its guards accept: the ends of the ranges, and between.
+    """Yield sizes to compare a Family at, which its guards accept: range ends, and between.
 
-    All Dims together, and each of several at its ends alone.
+    All Dims together, and where there are several, each alone at its ends.
     """
     recorded = family.recorded_sizes
     choices = [{one.name: choose(one) for one in family.dims} for choose in _CHOICES]

@@ -1,7 +1,7 @@
-"""From the expressions that torch keeps of symbolic sizes to those that a Family evaluates.
+"""Converts torch's expressions of symbolic sizes to those that a Family evaluates.
 
-torch writes them with sympy and functions of its own (torch/utils/_sympy/functions.py). What is not
-listed here is refused, so that no number is computed otherwise than the model would.
+torch writes them with sympy and its own functions (torch/utils/_sympy/functions.py). Functions that
+are not listed here are refused, so that every number is computed as the model would.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._sympy import functions
 from offload.errors import CaptureError
 from offload.program.expressions import INTEGER, REAL, SIZE, Expression, Instruction
 
-# Those whose operands are as many as the operation takes.
+# Functions with exactly as many operands as the operation takes.
 _PLAIN: Mapping[Any, str] = {
     functions.FloorDiv: "floor_divide",
     functions.CleanDiv: "floor_divide",
@@ -42,7 +42,7 @@ _PLAIN: Mapping[Any, str] = {
     sympy.Le: "less_equal",
 }
 _SWAPPED: Mapping[Any, str] = {sympy.Gt: "less", sympy.Ge: "less_equal"}
-# Those that take any number of operands.
+# Functions with any number of operands.
 _REPEATED: Mapping[Any, str] = {
     functions.Max: "maximum",
     functions.Min: "minimum",
@@ -60,11 +60,11 @@ def to_expression(expression: Any, positions: Mapping[Any, int]) -> Expression:
 
     Args:
         expression: as torch keeps it.
-        positions: for each symbol the position of its Dim.
+        positions: for each symbol, the position of its Dim.
 
     Raises:
-        CaptureError: a function of it is not known, or a fraction is not computed as the model
-            does: sympy has put several roundings into one.
+        CaptureError: it holds an unknown function, or a fraction is not computed as in the model:
+            sympy has merged several roundings.
     """
     return Expression(tuple(_code(sympy.sympify(expression), positions)))
 
@@ -79,13 +79,13 @@ def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
     if kind in _SWAPPED:
         return [*parts[1], *parts[0], (_SWAPPED[kind], 0)]
     repeated = _REPEATED.get(kind)
-    if node.is_integer or _is_negation(node):  # in which nothing is rounded
+    if node.is_integer or _is_negation(node):  # nothing is rounded in it
         repeated = repeated or _OF_INTEGERS.get(kind)
     if repeated:
         return _chain(parts, repeated)
     if kind is sympy.Abs:
         code = [*parts[0], *parts[0], (INTEGER, -1), ("multiply", 0), ("maximum", 0)]
-        # Of a fraction that may be -0.0, which is no less than 0.0.
+        # A fraction may be -0.0, which is not less than 0.0.
         return code if node.is_integer else [*code, (REAL, 0.0), ("add", 0)]
     plain = _PLAIN.get(kind)
     if kind is sympy.Pow and node.is_integer and node.exp.is_Integer and node.exp >= 0:
@@ -99,7 +99,7 @@ def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
 
 
 def _rounded(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
-    """One operation on fractions, which was kept apart from others (`watched_numbers`)."""
+    """The code of one operation on fractions, kept apart from others (`watched_numbers`)."""
     if node.func is sympy.Pow and node.exp == 2:
         parts = [_code(node.base, positions)] * 2
         return _chain(parts, "multiply")

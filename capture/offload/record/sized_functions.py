@@ -1,8 +1,8 @@
-"""Functions of torch that a call whose sizes vary reaches its operators by.
+"""Functions of torch through which a call with varying sizes reaches its operators.
 
-Some ask sizes for Python numbers: where they are asked to make a tensor of numbers (`torch.tensor`,
-`y[0] = n`), or where the operator's schema takes no symbolic integer (`torch.linspace`). In all
-recordings of such a call they are recorded in another way, so that the same launches are seen.
+Some ask sizes for Python numbers: to make a tensor of numbers (`torch.tensor`, `y[0] = n`), or
+because the operator's schema takes no symbolic integer (`torch.linspace`). In all recordings of
+such a call they are recorded in another way, so that the launches are the same.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ import torch
 
 from offload.record.whole_layers import WholeLayers
 
-# Of longer lists of numbers none is a size, as each number is a launch.
+# Numbers in longer lists are not treated as sizes, as each number is a launch.
 _MOST_ITEMS = 64
 _NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 _FRACTIONS = (float, torch.SymFloat)
 _BOOLEANS = (bool, torch.SymBool)
 
-# Up to here every integer is a double, through which torch.tensor makes a fraction of it.
+# Up to here every integer is exact as a double, by which torch.tensor converts it to a fraction.
 _MOST_EXACT = 2**53
 
 
 class Recorder(Protocol):
-    """Who records.
+    """The recorder of launches.
 
     Attributes:
-        device: of the recording.
+        device: the device of the recording.
     """
 
     @property
     def device(self) -> torch.device:
-        """Of the recording."""
+        """The device of the recording."""
 
     def launch_directly(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = ...
     ) -> Any:
-        """Record an operator without calling the function that would call it."""
+        """Record an operator without calling the torch function that would call it."""
 
 
 class SizedFunctions:
-    """What stands in the place of functions of torch while a call whose sizes vary is recorded.
+    """Replacements of torch functions while a call with varying sizes is recorded.
 
     Owner: one Recorder.
 
@@ -61,14 +61,14 @@ class SizedFunctions:
         kwargs: dict[str, Any],
         recorder: Recorder,
     ) -> Any:
-        """The outcome of a function, or NotImplemented: it is to be called as it is.
+        """Return the outcome of a function; NotImplemented: call the function itself.
 
         Args:
             func: the function.
-            name: of it.
-            args: that it is called with.
+            name: its name.
+            args: its arguments.
             kwargs: likewise.
-            recorder: who records what is launched.
+            recorder: records the launches.
         """
         if func in _OF_DATA or name == "new_tensor":
             return _tensor_of_numbers(name, args, kwargs, recorder.device)
@@ -82,7 +82,7 @@ class SizedFunctions:
 def _tensor_of_numbers(
     name: str, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
 ) -> Any:
-    """As torch.tensor of numbers, each of which is given to a launch of its own."""
+    """As torch.tensor of numbers, with a launch for each number."""
     like, data = args if name == "new_tensor" and len(args) == 2 else (None, *args[:1], None)[:2]
     options = dict(kwargs)
     dtype = options.pop("dtype", None) or getattr(like, "dtype", None)
@@ -105,7 +105,7 @@ def _tensor_of_numbers(
 
 
 def _can_fill(dtype: torch.dtype | None) -> bool:
-    """Whether torch.full makes tensors of a dtype as torch.tensor does; not of float8."""
+    """Whether torch.full makes tensors of a dtype as torch.tensor does; not for float8."""
     return dtype is None or not dtype.is_floating_point or dtype.itemsize > 1
 
 
@@ -114,7 +114,7 @@ def _is_exact(number: Any) -> bool:
 
 
 def _flattened(data: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape of nested lists of numbers, and these; nothing where they are something else."""
+    """The shape of nested lists of numbers, and the numbers; empty for other data."""
     if type(data) in _NUMBERS:
         return (), [data]
     nothing: tuple[tuple[int, ...], list[Any]] = ((), [])
@@ -175,7 +175,7 @@ def _triangle(operator: Any) -> Callable[..., Any]:
 def _given(
     names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Arguments by their names, and the dtype and device; None of these: there are others."""
+    """Arguments by name, with dtype and device, which are None if there are other arguments."""
     given = dict(zip(names, args, strict=False))
     rest = {name: one for name, one in kwargs.items() if one is not None and one is not False}
     given |= {name: rest.pop(name) for name in names if name in rest}
@@ -188,7 +188,7 @@ def _given(
 def _one_hot(args: tuple[Any, ...], kwargs: dict[str, Any], _: Recorder) -> Any:
     """As one_hot of aten/src/ATen/native/Onehot.cpp, which first reads whether all classes fit.
 
-    Where one does not, scattering is an error as well.
+    If a class does not fit, scattering raises an error as well.
     """
     given: dict[str, Any] = dict(zip(("input", "num_classes"), args, strict=False)) | kwargs
     classes, n_classes = given.get("input"), given.get("num_classes")
@@ -227,12 +227,12 @@ def _upper_rule(row: Any, col: Any, offset: Any, **options: Any) -> torch.Tensor
 
 
 def _n_lower(rows: Any, columns: Any, offset: Any) -> Any:
-    """How many elements of a matrix lie on a diagonal or below it.
+    """The number of elements of a matrix on or below a diagonal.
 
     Row `i` has `i + offset + 1` of them, at least 0 and at most `columns`.
     """
 
-    def n_to(row: Any) -> Any:  # of the rows before this one, were there columns without end
+    def n_to(row: Any) -> Any:  # of the rows before this one, with unlimited columns
         n_rows = torch.sym_max(row, 0)
         return n_rows * (n_rows + 1) // 2
 

@@ -1,12 +1,12 @@
 """Numbers that torch's optimizers compute from their step counters, kept on the device.
 
-Adam, and optimizers like it, read a step counter on the host (`_get_value` in
-torch/optim/optimizer.py) and compute a few numbers of Python from it (`1 - beta1**step`), which
-scale tensors. Such a number would be that of the recorded step in each execution. Here the read
-gives the counter as a tensor of float64 instead, which is what a number of Python is, and what is
-computed from it is launched. What takes numbers alone is given them in another way with the same
-arithmetic. Whatever else is done with such a tensor (a branch, `math`, text) reads it on the host,
-and is refused as every such read.
+Adam and similar optimizers read a step counter on the host (`_get_value` in
+torch/optim/optimizer.py) and compute a few Python numbers from it (`1 - beta1**step`), which scale
+tensors. Each execution would repeat such a number of the recorded step. Here the read returns the
+counter as a float64 tensor instead, the precision of a Python number, and computations from it are
+launched. Functions that take only numbers are replaced by others with the same arithmetic. Any
+other use of such a tensor (a branch, `math`, text) reads it on the host, and is refused like every
+such read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STACK = "_stack_if_compiling"
 
 
 def kept_on_device() -> str:
-    """How the optimizer that steps now is kept from reading on the host."""
+    """The advice that keeps the stepping optimizer from reading on the host."""
     accepted = _parameters_of_optimizer()
     ways = [
         "fused=True" * ("fused" in accepted),
@@ -54,8 +54,8 @@ def _parameters_of_optimizer() -> Collection[str]:
     return ("fused", "capturable")
 
 
-# The functions of torch.optim that compute with a counter what is here computed with a tensor.
-# Others branch by it, or give it where torch takes numbers alone.
+# The functions of torch.optim whose computations with a counter are made with a tensor here. Others
+# branch on the counter, or pass it where torch takes only numbers.
 _KNOWN = frozenset(
     {
         "_single_tensor_adam",
@@ -70,15 +70,15 @@ _KNOWN = frozenset(
     }
 )
 
-# Of these, those that go another way in their first steps: by numbers that grow with the counter,
-# of which each execution makes sure that it has come as far (`guard_least`).
+# Those among them that branch otherwise in their first steps, on numbers that grow with the
+# counter; each execution checks that the counter has come as far (`guard_least`).
 _GROWING = frozenset({"_single_tensor_radam", "_multi_tensor_radam"})
 
 _ENDINGS = tuple(
     f"_tensor_{one}" for one in ("adam", "adagrad", "adamax", "nadam", "radam", "asgd")
 )
 
-# What Python computes from one or two numbers, by the names that torch's functions have.
+# Python's operations on one or two numbers, by the names of torch's functions.
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "add": torch.add,
     "__radd__": lambda one, other: torch.add(other, one),
@@ -114,12 +114,12 @@ class StepNumbers:
         counters: Iterable[torch.Tensor],
         alike: Callable[[torch.Tensor], Hashable | None] = lambda _: None,
     ) -> None:
-        """Begin without any.
+        """Begin without numbers.
 
         Args:
             counters: the tensors of optimizers' state that may be read as step counters.
-            alike: of a counter what it shares with those that hold the same number now, in each
-                execution; None: that is not known.
+            alike: returns a key that counters share if they hold the same number in each execution;
+                None: unknown.
         """
         self._counters = {id(one): one for one in counters if one.dim() == 0}
         self._alike = alike
@@ -128,18 +128,18 @@ class StepNumbers:
         self._made: dict[Hashable, torch.Tensor] = {}
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call of a torch function that concerns these numbers.
+        """Perform a call of a torch function that concerns these numbers.
 
         Args:
-            name: of the function.
-            args: what it is given by position.
-            kwargs: what it is given by name.
+            name: the function's name.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
 
         Returns:
-            NotImplemented where it does not.
+            NotImplemented where it does not concern them.
 
         Raises:
-            CaptureError: it is none that is known to compute the same with a tensor.
+            CaptureError: the function is not known to compute the same with a tensor.
         """
         if name == "item" and id(args[0]) in self._counters:
             return self._of(args[0]) if _is_known_read() else NotImplemented
@@ -164,7 +164,7 @@ class StepNumbers:
         return id(argument) in self._numbers
 
     def _of(self, counter: torch.Tensor) -> torch.Tensor:
-        """The counter as Python's number; one for all that hold the same."""
+        """The counter as a Python number would be; shared by counters of equal content."""
         shared = self._alike(counter)
         key = (id(counter), counter._version) if shared is None else ("alike", shared)
         if key not in self._read:
@@ -172,7 +172,7 @@ class StepNumbers:
         return self._read[key]
 
     def _number(self, tensor: torch.Tensor) -> torch.Tensor:
-        self._numbers[id(tensor)] = tensor  # which keeps it, and so its id
+        self._numbers[id(tensor)] = tensor  # keeps it, and so its id
         return tensor
 
     @staticmethod
@@ -202,7 +202,7 @@ class StepNumbers:
         return self._scaled(name, args, kwargs)
 
     def _operand(self, argument: Any) -> torch.Tensor | None:
-        """A number of Python as a tensor; None of a tensor that is none of these numbers."""
+        """A Python number as a tensor; None for a tensor that is not one of these numbers."""
         if self._is_number(argument):
             return argument  # type: ignore[no-any-return]
         if not isinstance(argument, (int, float)):
@@ -219,14 +219,14 @@ class StepNumbers:
         one: torch.Tensor,
         other: torch.Tensor,
     ) -> torch.Tensor:
-        """What is computed of the same numbers is computed once: nobody writes them."""
-        key = name, id(one), id(other)  # which are kept, and so their ids
+        """Compute a result of the same numbers once: they are never written."""
+        key = name, id(one), id(other)  # both are kept, and so their ids
         if key not in self._made:
             self._made[key] = self._number(function(one, other))
         return self._made[key]
 
     def _scaled(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What scales tensors by these numbers."""
+        """Perform a function that scales tensors by these numbers."""
         if name == "addcdiv_" and len(args) == 3 and list(kwargs) == ["value"]:
             one, first, second = args
             scalars = kwargs["value"].reshape(1)
@@ -239,7 +239,7 @@ class StepNumbers:
         return self._scaled_list(name, args)
 
     def _scaled_list(self, name: str, args: tuple[Any, ...]) -> Any:
-        """What scales each tensor of a list by a number of its own."""
+        """Perform a function that scales each tensor of a list by its own number."""
         *tensors, numbers = args
         in_one = self._is_number(numbers)
         if not in_one and not (
@@ -257,8 +257,8 @@ class StepNumbers:
     def stacked(self) -> Iterator[None]:
         """Let torch's optimizers scale lists of tensors by these numbers in one tensor.
 
-        They stack numbers that are tensors where they are compiled (`_stack_if_compiling`), and
-        give them as plain numbers otherwise, which tensors are not.
+        When compiled they stack numbers that are tensors (`_stack_if_compiling`); otherwise they
+        pass plain numbers, which tensors are not.
         """
         before = {one: vars(one)[_STACK] for one in _modules_that_stack()}
 
@@ -277,18 +277,18 @@ class StepNumbers:
 
     @staticmethod
     def _beside(one: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        """A number that is an operand beside a tensor, whose dtype it must not change."""
+        """A number as an operand beside a tensor, whose dtype it must not change."""
         return number if one.dim() else number.to(one.dtype)
 
 
 def _is_known_read() -> bool:
-    """Whether the torch function that is called reads a counter in a function that is known."""
+    """Whether the current torch function reads a counter inside a known function."""
     frame = sys._getframe(3)  # below `call` and the mode's `__torch_function__`
     return frame.f_code is _READ.__code__ and _function_of_optimizer() in _KNOWN
 
 
 def _function_of_optimizer() -> str:
-    """The function of torch.optim that computes a step now; empty where none does."""
+    """The function of torch.optim that computes the current step; empty outside a step."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_name.endswith(_ENDINGS):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Which storage is which Value: aliasing and writes as observed while a call is recorded."""
+"""Maps storages to Values: aliasing and writes as observed while a call is recorded."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from offload.record.model_state import ModelState, StorageWatch
 
 @dataclasses.dataclass(slots=True)
 class TrackedStorage:
-    """A storage met while recording, and the Value that it is.
+    """A storage met while recording, and its Value.
 
     Attributes:
-        storage: kept alive, so that its identity stays its own.
+        storage: kept alive, so that its identity is not reused.
         base_bytes: where the Value begins in the storage.
-        watch: of an input or weight, what notices writes.
-        holders: of a weight, the tensors that hold the storage.
+        watch: for an input or weight, its watch for writes.
+        holders: for a weight, the tensors that hold the storage.
         written: some launch wrote it.
         known: its content depends on no input, weight or generator, host constants excepted.
-        foreign: a tensor that the call made over memory that is not torch's (NumPy's).
-        exposed_at: where its memory was handed to NumPy, so that later writes would be seen there.
+        foreign: a tensor that the call made on memory that is not torch's (NumPy's).
+        exposed_at: where its memory was passed to NumPy, so that later writes would be visible
+            there.
         unwritten_at_birth: made without content (`torch.empty`).
         nbytes_at_birth: the storage's size when it was met.
         kept_for_step: a gradient that the call made, which executions write where it lies.
@@ -55,7 +56,7 @@ class TrackedStorage:
 
     @property
     def is_state(self) -> bool:
-        """Whether the caller can see it: an input or a weight."""
+        """Whether it is visible to the caller: an input or a weight."""
         return self.value.role in (Role.INPUT, Role.WEIGHT)
 
     def content(self) -> torch.Tensor:
@@ -63,7 +64,7 @@ class TrackedStorage:
         return bytes_of(self.storage)
 
     def keep_before(self) -> None:
-        """Keep the bytes from before the call, ahead of the first write."""
+        """Keep the bytes from before the call; called ahead of the first write."""
         if self.watch is not None:
             self.watch.keep_before()
 
@@ -71,7 +72,7 @@ class TrackedStorage:
         """The bytes from before the call.
 
         Raises:
-            CaptureError: nobody has kept them, since what wrote the storage could not be seen.
+            CaptureError: they were not kept, since the write to the storage was not observable.
         """
         if self.watch is None or self.watch.before is None:
             raise CaptureError(
@@ -92,8 +93,8 @@ class StorageTable:
     Owner: one Recorder. Not thread-safe: recording happens on one thread.
 
     Attributes:
-        state: of the model that is recorded.
-        device: where the recording is; set at its begin.
+        state: the state of the recorded model.
+        device: the device of the recording; set when it begins.
     """
 
     def __init__(self, state: ModelState) -> None:
@@ -116,7 +117,7 @@ class StorageTable:
         return self._by_identity.get(identity) or self._twins.get(identity)
 
     def of(self, tensor: torch.Tensor) -> TrackedStorage:
-        """The storage that `tensor` views, which was met before."""
+        """The storage that `tensor` views, which must have been met before."""
         tracked = self.find(tensor)
         assert tracked is not None
         return tracked
@@ -147,14 +148,14 @@ class StorageTable:
         return self._add(self._held(holders), holders[0])
 
     def add_held(self, tensor: torch.Tensor, name: str) -> TrackedStorage:
-        """Track a gradient that is held from now on, though nobody held it before."""
+        """Track a gradient that is held from now on and was not held before."""
         tracked = self._held((tensor,))
         tracked.kept_for_step = True
         tracked.value = dataclasses.replace(tracked.value, name=name)
         return self._add(tracked, tensor)
 
     def add_read_unseen(self, tensor: torch.Tensor) -> TrackedStorage:
-        """Track a tensor on the CPU that the model holds, and that unseen code may have read.
+        """Track a CPU tensor that the model holds and that unseen code may have read.
 
         It is a host constant, of any shape.
 
@@ -185,7 +186,7 @@ class StorageTable:
 
         Raises:
             CaptureError: it is neither on the device nor may become a host constant, or begins
-                without content in a format of the device's own.
+                without content in a device-specific format.
         """
         storage = tensor.untyped_storage()
         value = Value(
@@ -203,7 +204,7 @@ class StorageTable:
         return self._add(TrackedStorage(value, storage, 0, unwritten_at_birth=unwritten), tensor)
 
     def let_stand_for(self, fake: torch.Tensor, tracked: TrackedStorage) -> None:
-        """Find a storage by its fake twin as well."""
+        """Let `find` return a storage for its fake twin as well."""
         self._twins[fake.untyped_storage()._cdata] = tracked
 
     def _add(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:
@@ -272,15 +273,15 @@ class StorageTable:
 
 
 def _offset(tensor: torch.Tensor) -> int:
-    """Where a tensor begins, in elements; an expression where sizes vary (`symbolic_sizes`)."""
+    """The offset of a tensor, in elements; an expression where sizes vary (`symbolic_sizes`)."""
     return cast(int, tensor.storage_offset())
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor like this one on the same memory with a storage object of its own.
+    """A tensor like this one on the same memory with a separate storage object.
 
-    Two arguments may share a storage with each other or with a weight. Which of them a view in the
-    forward comes from could then not be told, and Python's `is` would decide for later calls. It
+    Two arguments may share a storage with each other or with a weight. The origin of a view in the
+    forward would then be ambiguous, and Python's `is` would decide for later calls. The alias
     requires gradients if the tensor does: `matmul` and others choose their launches by that.
     """
     content = torch.empty(0, dtype=torch.uint8, device=tensor.device)

@@ -1,4 +1,4 @@
-"""What stands around a recorded call: gradients, transforms, and the state of torch."""
+"""The surroundings of a recorded call: gradients, transforms, and the state of torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def refuse_transforms() -> None:
     """Refuse a caller that is traced or transformed, where there is nothing to compare with.
 
     Raises:
-        CaptureError: this thread is inside of a torch.func transform, torch.jit.trace, make_fx,
+        CaptureError: this thread is inside a torch.func transform, torch.jit.trace, make_fx,
             torch.export, functionalization or a FakeTensorMode.
     """
     if what := _native.active_transform():
@@ -40,7 +40,7 @@ def refuse_transforms() -> None:
 
 
 def refuse_gradients(tensors: Iterable[torch.Tensor], names: Iterable[str]) -> None:
-    """Refuse arguments of which eager would record gradients; a recording and executions do not.
+    """Refuse arguments for which eager would record gradients; recordings and executions do not.
 
     Raises:
         CaptureError: an argument requires gradients, in grad mode.
@@ -56,16 +56,16 @@ def refuse_gradients(tensors: Iterable[torch.Tensor], names: Iterable[str]) -> N
 
 
 def caller_of(root: torch.nn.Module | None, device: torch.device) -> Caller:
-    """How a function, of this module if it has one, is about to be called on this thread."""
+    """The way in which a function, of this module if any, is about to be called on this thread."""
     return Caller(
         state=_native.caller_state(device.type), training=root is not None and root.training
     )
 
 
 def root_module(function: object) -> torch.nn.Module | None:
-    """The module that a call is of: itself, by a bound method, or by a partial of one.
+    """The module behind a call: itself, that of a bound method, or that of a partial of one.
 
-    Not a scripted one, whose `training` is no attribute of Python's.
+    Not a scripted module, whose `training` is no Python attribute.
     """
     while isinstance(function, functools.partial):
         function = function.func
@@ -78,7 +78,7 @@ def root_module(function: object) -> torch.nn.Module | None:
 
 @contextlib.contextmanager
 def not_training() -> Iterator[None]:
-    """Let a call that does not train run as it is recorded: without gradients."""
+    """Run a call that does not train as it is recorded: without gradients."""
     thread = threading.get_ident()
 
     def refuse(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -104,19 +104,19 @@ class LeafGradients:
     """
 
     def __init__(self, held: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Note them.
+        """Note the gradients.
 
         Args:
-            held: tensors by name; those that are no leaf have no gradients.
+            held: tensors by name; tensors that are no leaves have no gradients.
         """
         self._before = [(name, one, _version(one.grad)) for name, one in _leaves(held)]
         self._grads = [one.grad for _, one, _ in self._before]
 
     def check(self, log: LaunchRecorder) -> None:
-        """Compare with now.
+        """Compare with the gradients now.
 
         Args:
-            log: what the call launched.
+            log: the call's launches.
 
         Raises:
             CaptureError: a gradient was made, replaced or written, as `backward()` does.
@@ -145,5 +145,5 @@ def _leaves(held: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, tor
 
 
 def _version(grad: torch.Tensor | None) -> int:
-    """How often it was written; tensors made in inference mode do not count."""
+    """The number of writes to a gradient; tensors made in inference mode have no count."""
     return 0 if grad is None or grad.is_inference() else grad._version

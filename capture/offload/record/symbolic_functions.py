@@ -1,7 +1,8 @@
-"""Functions in C++ that ask sizes for Python numbers, done the same way without asking.
+"""Replacements of C++ functions that ask sizes for Python numbers, which do not ask.
 
-What stands in their place calls the operators that they call themselves; a capture compares both,
-as it does all that it has recorded over sizes. Others' tensors and numbers go to their own.
+The replacements call the same operators as the functions. A capture compares both, like everything
+that it records over sizes. Tensors and numbers from outside the recording go to the original
+functions.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _POOLED = {"kernel_size": 1, "stride": None, "padding": 0, "dilation": 1, "ceil_
 
 
 def functions(is_watched: IsWatched) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """For each such function where it is looked up, its name, and what stands in its place.
+    """Yield for each such function the holder where it is looked up, its name, and its replacement.
 
     Args:
         is_watched: whether a size is a symbol of a recording.
@@ -41,7 +42,7 @@ def functions(is_watched: IsWatched) -> Iterator[tuple[Any, str, Callable[..., A
 def _root(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
     @functools.wraps(own)
     def root(number: Any, /) -> Any:
-        # The sizes of which Python raises an error are guarded.
+        # Sizes for which Python raises an error are guarded.
         if not is_watched(number) or number < 0:
             return own(number)
         return torch.sym_sqrt(number)
@@ -59,7 +60,7 @@ def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[...
     """As math_log of Modules/mathmodule.c: one natural logarithm divided by the other."""
 
     def natural(number: Any) -> Any:
-        # The sizes of which Python raises an error are guarded.
+        # Sizes for which Python raises an error are guarded.
         if not is_watched(number) or number <= 0:
             return own(number)
         return _natural_logarithm(number)
@@ -74,11 +75,11 @@ def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[...
 
 
 def _power(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
-    """As math.pow, which makes fractions of both."""
+    """As math.pow, which converts both to fractions."""
 
     @functools.wraps(own)
     def power(base: Any, exponent: Any, /) -> Any:
-        # What is special of other numbers (Modules/mathmodule.c, math_pow_impl) is Python's own.
+        # Python handles the special cases of other numbers (Modules/mathmodule.c, math_pow_impl).
         if not any(map(is_watched, (base, exponent))) or base <= 0:
             return own(base, exponent)
         return torch.sym_float(base) ** torch.sym_float(exponent)
@@ -87,7 +88,7 @@ def _power(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., An
 
 
 def _integer_root(own: Callable[..., int], is_watched: IsWatched) -> Callable[..., Any]:
-    """As math.isqrt: up to 2**52 the square root of a double rounds down to it."""
+    """As math.isqrt: up to 2**52 the double square root rounded down equals it."""
 
     @functools.wraps(own)
     def root(number: Any, /) -> Any:
@@ -101,8 +102,8 @@ def _integer_root(own: Callable[..., int], is_watched: IsWatched) -> Callable[..
 def n_bits(number: Any) -> Any:
     """As int.bit_length of a symbol.
 
-    The logarithm of the number and a half more is that of no power of 2. Up to 2**40 it is further
-    from these than it is rounded.
+    The number plus a half is no power of 2. Up to 2**40 its logarithm is further from those of
+    powers of 2 than its rounding error.
     """
     magnitude = abs(number)
     if magnitude == 0:
@@ -137,25 +138,25 @@ def _pooled(own: Callable[..., Any], is_watched: IsWatched) -> Callable[..., Any
 
 
 def _only(option: Any) -> Any:
-    """The one number of an option, of which there may be none."""
+    """The single number of an option, if any."""
     if isinstance(option, (tuple, list)):
         return option[0] if option else None
     return option
 
 
 def layer_by_steps(name: str, args: tuple[Any, ...], is_watched: IsWatched) -> Any:
-    """What stands in the place of a recurrent layer that is not recorded as one launch.
+    """Replace a recurrent layer that is not recorded as one launch.
 
     Args:
-        name: of the function of torch.
-        args: that it is called with.
+        name: the name of torch's function.
+        args: its arguments.
         is_watched: whether a size is a symbol of a recording.
 
     Returns:
-        NotImplemented: none of its sizes varies.
+        NotImplemented if no size varies.
 
     Raises:
-        CaptureError: one does, and the number of launches may vary with it.
+        CaptureError: a size varies, and the number of launches may vary with it.
     """
     if not any(map(is_watched, args[0].shape)):
         return NotImplemented

@@ -1,8 +1,8 @@
-"""Functions that resize pictures, whose C++ asks a tensor for sizes that are Python numbers.
+"""Functions that resize images, whose C++ asks a tensor for sizes as Python numbers.
 
-They are what torch.nn.functional.interpolate calls: from factors they compute the sizes of the
-result, and call the operator that is recorded (aten/src/ATen/native/UpSample.cpp,
-compute_output_size: the size times the factor, in double, without its fraction).
+torch.nn.functional.interpolate calls them: they compute the result's sizes from factors, and call
+the recorded operator (aten/src/ATen/native/UpSample.cpp, compute_output_size: the size times the
+factor, in double, without its fraction).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = (
 
 
 def resizes(is_watched: Callable[[Any], bool]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """For each such function of torch._C._nn what does the same without asking for numbers.
+    """Yield for each such function of torch._C._nn a replacement that asks for no numbers.
 
     Args:
         is_watched: whether a size is a symbol of a recording; others go to torch's own function.

@@ -2,9 +2,9 @@
 
 With `watched_numbers` the only user of torch's private symbolic shapes
 (torch/fx/experimental/symbolic_shapes.py). Nothing is computed: all tensors are fake, and their
-sizes are expressions. What the call asks of a size (`if n > 5`) torch answers by the size of the
-recorded call, and keeps the answer as a guard. Unlike in torch.compile, sizes of 0 and 1 are sizes
-like others, and two sizes that happen to be the same are two.
+sizes are expressions. A question about a size (`if n > 5`) is answered by torch from the size of
+the recorded call, and the answer is kept as a guard. Unlike in torch.compile, sizes 0 and 1 are not
+special, and two sizes that happen to be equal stay distinct.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from offload.record.symbolic_functions import layer_by_steps
 from offload.record.watched_numbers import WatchedEnvironment, is_watched, watching
 
 Axes = Mapping[int, int]
-"""Of one tensor the axes that may vary, each with the position of its Dim."""
+"""The axes of a tensor that may vary, each with the position of its Dim."""
 
-# Those whose rule for fake tensors makes Python numbers of sizes.
+# Operators whose rule for fake tensors converts sizes to Python numbers.
 _DECOMPOSED: Mapping[Any, Callable[..., Any]] = get_decompositions(
     [torch.ops.aten.constant_pad_nd.default]
 )
 
 
 class _PlacedGuards(list[Any]):
-    """The guards of a ShapeEnv, each with the user's line that it was made for."""
+    """The guards of a ShapeEnv, each with the user's line that caused it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _PlacedGuards(list[Any]):
 
 
 class _Environment(WatchedEnvironment):
-    """torch's environment of symbolic sizes, of one recording."""
+    """torch's environment of symbolic sizes for one recording."""
 
     def __init__(self) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=False)
@@ -59,10 +59,10 @@ class _Environment(WatchedEnvironment):
 
 
 class _SymbolicMode(FakeTensorMode):
-    """torch's fake tensors over symbolic sizes, which remembers what whole operators give.
+    """torch's mode of fake tensors over symbolic sizes, with remembered results of whole operators.
 
-    What these call in turn is asked for only where they are not remembered, and remembering it
-    takes longer than it saves.
+    Nested operators run only where a result is not remembered, and remembering them costs more than
+    it saves.
     """
 
     def _dispatch_impl(self, *given: Any) -> Any:
@@ -74,9 +74,9 @@ class _SymbolicMode(FakeTensorMode):
 
 
 class VariedSizes(FakeWeights):
-    """The fake tensors of a recording at other sizes than those of the call.
+    """The fake tensors of a recording at sizes other than the call's.
 
-    Owner: one Recorder. Thread: the recording one.
+    Owner: one Recorder. Thread: that of the recording.
 
     Attributes:
         sizes: of the Dims, in order.
@@ -92,10 +92,10 @@ class VariedSizes(FakeWeights):
         """Begin without fake tensors.
 
         Args:
-            axes: of each input, in order.
+            axes: the varying axes of each input, in order.
             device: of the recording.
             sizes: of the Dims, in order.
-            mode: under which everything runs; None: one in which sizes are known.
+            mode: the mode under which everything runs; None: a mode in which sizes are known.
         """
         super().__init__({}, device, lambda one, other: one == other)
         self.sizes = tuple(sizes)
@@ -104,7 +104,7 @@ class VariedSizes(FakeWeights):
             self.mode = mode
 
     def at(self, sizes: Sequence[int]) -> VariedSizes:
-        """The fake tensors of another recording, which shares those of the model with this one.
+        """The fake tensors of another recording, which shares this one's tensors of the model.
 
         Args:
             sizes: of the Dims, in order.
@@ -114,7 +114,7 @@ class VariedSizes(FakeWeights):
         return other
 
     def input(self, tensor: torch.Tensor, leaf: int) -> torch.Tensor:
-        """A fake tensor like an argument, some of whose sizes vary, on memory of its own.
+        """A fake tensor like an argument with varying sizes, on separate memory.
 
         Raises:
             CaptureError: its strides do not follow from its sizes.
@@ -133,11 +133,11 @@ class VariedSizes(FakeWeights):
         return fake.requires_grad_(tensor.requires_grad)
 
     def layer_by_steps(self, name: str, args: tuple[Any, ...]) -> Any:
-        """What stands in the place of a recurrent layer that is not recorded as one launch."""
+        """Replace a recurrent layer that is not recorded as one launch."""
         return NotImplemented
 
     def _placed(self, tensor: torch.Tensor, shape: Sequence[Any], leaf: int) -> torch.Tensor:
-        """A fake tensor of another shape that lies in memory as a given one does."""
+        """A fake tensor of another shape with the memory layout of a given tensor."""
         order = _memory_order(tensor)
         if order is None:
             strides = _strides_with_gaps(tensor, self._axes[leaf], leaf)
@@ -154,15 +154,15 @@ class SymbolicSizes(VariedSizes):
     """The fake tensors of a recording in which sizes are symbols.
 
     Attributes:
-        dims: what varies.
+        dims: the sizes that vary.
     """
 
     def __init__(self, dims: Sequence[Dim], axes: Sequence[Axes], device: torch.device) -> None:
         """Begin with a symbol for each Dim.
 
         Args:
-            dims: what varies, with the sizes of the recorded call.
-            axes: of each input, in order.
+            dims: the sizes that vary, with their values in the recorded call.
+            axes: the varying axes of each input, in order.
             device: of the recording.
         """
         self._environment = _Environment()
@@ -180,7 +180,7 @@ class SymbolicSizes(VariedSizes):
             source,
             dynamic_dim=DimDynamic.DYNAMIC,
             constraint_dim=None,
-            positive=dim.minimum > 0 or None,  # what sympy assumes is not guarded
+            positive=dim.minimum > 0 or None,  # sympy's assumptions are not guarded
         )
         size = environment.create_symintnode(symbol, hint=dim.recorded, source=source)
         assert isinstance(size, torch.SymInt)
@@ -191,13 +191,13 @@ class SymbolicSizes(VariedSizes):
 
     @property
     def positions(self) -> dict[Any, int]:
-        """For each symbol the position of its Dim."""
+        """For each symbol, the position of its Dim."""
         return {symbol: at for at, symbol in enumerate(self._symbols)}
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Of an operator that asks sizes what they are, torch's decomposition, which does not.
+        """Return torch's decomposition of an operator that asks sizes for numbers; it does not ask.
 
-        Also of operators that a rule calls, as torch's dispatcher in Python chooses them.
+        This includes operators that a rule calls, as torch's Python dispatcher chooses them.
         """
         rule = _DECOMPOSED.get(func) or super().rule(func)
 
@@ -208,12 +208,12 @@ class SymbolicSizes(VariedSizes):
         return ruled
 
     def deciding(self) -> contextlib.AbstractContextManager[None]:
-        """What is asked of sizes meanwhile is answered by the recorded ones, and not guarded."""
+        """A context that answers questions about sizes by the recorded ones, without guards."""
         found: contextlib.AbstractContextManager[None] = self._environment.suppress_guards()
         return found
 
     def recording(self) -> contextlib.AbstractContextManager[None]:
-        """Watch what the call does with sizes besides what torch follows."""
+        """Watch uses of sizes by the call that torch does not follow."""
         return watching()
 
     def layer_by_steps(self, name: str, args: tuple[Any, ...]) -> Any:
@@ -221,25 +221,25 @@ class SymbolicSizes(VariedSizes):
         return layer_by_steps(name, args, is_watched)
 
     def expression_of(self, number: torch.SymInt | torch.SymFloat) -> Any:
-        """The sympy expression of a number, where sizes that are equal by a guard are one."""
+        """The sympy expression of a number, with sizes that a guard equates merged."""
         return self._environment.replace(number.node._expr)
 
     def fixed(self, symbol: Any) -> int | None:
-        """The one size that a symbol can be, if the call has asked so."""
+        """The only possible size of a symbol, if the call's questions fixed it."""
         found = self._environment.replace(symbol)
         return int(found) if found.is_Integer else None
 
     def recorded(self, number: Any) -> Any:
-        """What a number was in the recorded call."""
+        """The value of a number in the recorded call."""
         is_symbolic = isinstance(number, (torch.SymInt, torch.SymFloat))
         return number.node.hint if is_symbolic else number
 
     def guards(self) -> list[tuple[Any, str]]:
-        """What the call asked of sizes, as sympy conditions that hold, each with the user's line.
+        """The call's questions about sizes, as sympy conditions that hold, with the user's lines.
 
         Raises:
-            CaptureError: torch would check something only when the program runs; or a number was
-                refused, and the call has swallowed it.
+            CaptureError: torch would defer a check to run time; or a number was refused, and the
+                call swallowed the refusal.
         """
         environment = self._environment
         if environment.refusal is not None:
@@ -260,7 +260,7 @@ class SymbolicSizes(VariedSizes):
         return guards
 
     def _ranges(self) -> Iterator[Any]:
-        """The ranges of sizes, where torch has narrowed what was declared."""
+        """Yield conditions for sizes whose declared range torch has narrowed."""
         for symbol, at in self.positions.items():
             found, dim = self._environment.var_to_range.get(symbol), self.dims[at]
             if found is None:
@@ -285,11 +285,11 @@ def _by_stride(tensor: torch.Tensor) -> list[int]:
 
 
 def _strides_with_gaps(tensor: torch.Tensor, axes: Axes, leaf: int) -> tuple[int, ...]:
-    """The strides of a tensor with gaps at all sizes: those that it has.
+    """The strides of a tensor with gaps, fixed at all sizes.
 
     Raises:
-        CaptureError: they may be others where sizes are, as one that varies lies within another
-            axis; or elements share memory.
+        CaptureError: the strides may depend on sizes, as a varying axis lies within another axis;
+            or elements share memory.
     """
     order = _by_stride(tensor)
     strides, n_items = tensor.stride(), 1

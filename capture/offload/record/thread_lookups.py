@@ -1,6 +1,6 @@
-"""What code that runs on a recording thread finds where it looks torch's own state up.
+"""Replaces attributes of torch's modules for lookups on a recording thread.
 
-Other threads find at any time what torch has: the same objects.
+Other threads always find torch's objects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _of_thread = threading.local()
 
 
 def _found_here() -> dict[tuple[str, str], Any]:
-    """By module and name, what this thread finds in the place of an attribute."""
+    """By module and name, the value that this thread finds in place of an attribute."""
     if not hasattr(_of_thread, "found"):
         _of_thread.found = {}
     found: dict[tuple[str, str], Any] = _of_thread.found
@@ -30,9 +30,9 @@ def _found_here() -> dict[tuple[str, str], Any]:
 
 
 def _install(module: ModuleType, name: str) -> None:
-    """Let each thread find a value of its own, by a property in the class of the module.
+    """Give each thread its own value of an attribute, by a property in the module's class.
 
-    The class stays. A thread that has no value of its own finds what the module has.
+    The class stays. A thread without its own value finds the module's.
     """
     key = (module.__name__, name)
 
@@ -63,7 +63,7 @@ def _install(module: ModuleType, name: str) -> None:
 def found_on_this_thread(module: ModuleType, name: str, value: Any) -> Iterator[None]:
     """Let `module.name` be `value` for this thread alone.
 
-    Names that were imported from the module before are what they were.
+    Names imported from the module earlier are unaffected.
     """
     _install(module, name)
     key, found = (module.__name__, name), _found_here()
@@ -77,12 +77,12 @@ def found_on_this_thread(module: ModuleType, name: str, value: Any) -> Iterator[
 
 
 class CompilingAnswers:
-    """What `torch.compiler.is_compiling()` answers on the recording thread, and who has asked.
+    """The answers of `torch.compiler.is_compiling()` on the recording thread, and their callers.
 
     Owner: one recording, on its thread.
 
     Attributes:
-        told: the model is told that it is being compiled, so that it keeps values on the device.
+        told: the model is told that it is compiled, so that it keeps values on the device.
     """
 
     # They ask only to keep their own hooks and fast paths away from torch's compiler.
@@ -93,29 +93,29 @@ class CompilingAnswers:
         self._was_asked = False
 
     def is_compiling(self) -> bool:
-        """Stands for the function of that name."""
+        """Replace torch's function of that name."""
         asking = sys._getframe(1).f_globals.get("__name__", "")
-        # Optimizers would compute with other roundings.
+        # Compiled optimizers would compute with other roundings.
         if asking in self._TORCH or asking.startswith("torch.optim."):
             return False
         self._was_asked = True
         return self.told
 
     def may_matter(self) -> bool:
-        """Whether model code was told that it is not being compiled, and might act otherwise."""
+        """Whether model code was told that it is not compiled, and might act otherwise."""
         return self._was_asked and not self.told
 
     def given(self) -> contextlib.AbstractContextManager[None]:
-        """For its time these are the answers on this thread."""
+        """A context in which these are the answers on this thread."""
         return found_on_this_thread(torch.compiler, "is_compiling", self.is_compiling)
 
 
 def eager_paths_taken() -> contextlib.AbstractContextManager[None]:
-    """Let torch's own layers choose the path that they take when nobody watches.
+    """Let torch's own layers choose their path as if no mode were active.
 
     nn.TransformerEncoder, its layers and nn.MultiheadAttention leave their fast path, which gives
-    other values at padded places, where a function mode is active. They look it up at each call;
-    torch's functions, by which the function mode is told, do not.
+    other values at padded places, when a function mode is active. They look that up at each call;
+    torch's functions, which invoke the function mode, do not.
     """
     has_torch_function: Callable[[Iterable[Any]], bool] = torch.overrides.has_torch_function
 

@@ -1,4 +1,4 @@
-"""The parts of what a step trains: leaves, optimizers, their groups and their state."""
+"""The parts of trained state: leaves, optimizers, their groups and their state."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-# Fields of tensors by C's getters: they are asked of every parameter.
+# Tensor fields by their C getters: they are read for every parameter.
 _FIELDS: Any = vars(torch._C.TensorBase)
 _HOOKS_OF = _FIELDS["_backward_hooks"].__get__
 _LATE_HOOKS_OF = _FIELDS["_post_accumulate_grad_hooks"].__get__
 
-# What a scheduler notes in a group, and no step reads (torch/optim/lr_scheduler.py).
+# Keys that a scheduler stores in a group and no step reads (torch/optim/lr_scheduler.py).
 _NOTES = frozenset({"initial_lr"})
 
 
@@ -27,35 +27,35 @@ class Leaf:
     tensor: torch.Tensor
 
     def hooks(self) -> bool:
-        """Whether Python runs when its gradient has come."""
+        """Whether Python runs when its gradient is computed."""
         return bool(_HOOKS_OF(self.tensor)) or bool(_LATE_HOOKS_OF(self.tensor))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Stepped:
-    """An optimizer, with how the step reaches it."""
+    """An optimizer, with its path from the step."""
 
     name: str
     optimizer: torch.optim.Optimizer
 
     def hooks(self) -> bool:
-        """Whether Python runs before a step of it, or behind."""
+        """Whether Python runs before or after its step."""
         return any(self.all_hooks())
 
     def all_hooks(self) -> Iterator[dict[Any, Any]]:
-        """What keeps its hooks."""
+        """Yield the mappings that hold its hooks."""
         yield self.optimizer._optimizer_step_pre_hooks
         yield self.optimizer._optimizer_step_post_hooks
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OptimizerState:
-    """What an optimizer keeps for one parameter.
+    """The state of an optimizer for one parameter.
 
     Attributes:
         key: the parameter.
         of: its name.
-        items: what is kept, by name; containers as `content_of` gives them.
+        items: the state, by name; containers as `content_of` gives them.
     """
 
     stepped: Stepped
@@ -69,8 +69,8 @@ class Group:
     """A group of parameters of an optimizer, with its hyperparameters.
 
     Attributes:
-        at: which group of the optimizer's.
-        values: all that it holds, by key; containers as `content_of` gives them.
+        at: the group's position in the optimizer.
+        values: all its entries, by key; containers as `content_of` gives them.
         params: its parameters.
     """
 
@@ -80,7 +80,7 @@ class Group:
     params: tuple[torch.Tensor, ...]
 
     def place(self, key: str) -> str:
-        """How a hyperparameter is reached."""
+        """The path of a hyperparameter."""
         return f"{self.stepped.name}.param_groups[{self.at}][{key!r}]"
 
     def same_place(self, other: Group) -> bool:
@@ -88,7 +88,7 @@ class Group:
         return self.stepped is other.stepped and self.at == other.at
 
     def changed_key(self, now: dict[str, Any]) -> str:
-        """The first key under which there is another value now; empty if there is none."""
+        """The first key whose value has changed; empty if no value has."""
         for key, value in self.values.items():
             if key in _NOTES:
                 continue
@@ -101,7 +101,7 @@ class Group:
 
 
 def states_of(stepped: Stepped) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """For each key of an optimizer's state what it keeps now, as `OptimizerState.items`."""
+    """Yield for each key of an optimizer's state its current content, as `OptimizerState.items`."""
     for key, items in stepped.optimizer.state.items():
         if isinstance(items, dict):
             yield key, {name: content_of(item) for name, item in items.items()}
@@ -110,7 +110,7 @@ def states_of(stepped: Stepped) -> Iterator[tuple[Any, dict[Any, Any]]]:
 
 
 def content_of(value: Any) -> Any:
-    """What containers hold now, in containers that nobody else has; anything else itself."""
+    """A copy of containers with their current content; other objects as they are."""
     if isinstance(value, (list, deque)):
         return [content_of(one) for one in value]
     if type(value) is tuple:
@@ -130,7 +130,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def containers_of(value: Any) -> Iterator[dict[Any, Any] | list[Any] | deque[Any]]:
-    """The containers in a value that may come to hold something else, itself among them."""
+    """Yield the mutable containers in a value, including itself."""
     if isinstance(value, (dict, list, deque)):
         yield value
     for one in value.values() if isinstance(value, dict) else value:
@@ -139,7 +139,7 @@ def containers_of(value: Any) -> Iterator[dict[Any, Any] | list[Any] | deque[Any
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether a step computes the same with it: a tensor is the same one, a number is equal."""
+    """Whether a step computes the same with both: the same tensor object, or an equal number."""
     if one is other:
         return True
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
@@ -157,7 +157,7 @@ def _are_same(one: Sequence[object], other: Sequence[object]) -> bool:
 
 
 def described(value: Any) -> str:
-    """A value for people, of a tensor its shape and dtype."""
+    """A value as text for the user; for a tensor its shape and dtype."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {list(value.shape)} and {value.dtype}"
     return repr(value) if value is not None else "none"

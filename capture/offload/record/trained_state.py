@@ -1,4 +1,4 @@
-"""What a step trains: gradients, optimizers and their state, as they were before it and after."""
+"""Trained state of a step: gradients, optimizers and their state, before and after it."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from offload.record.launches import LaunchRecorder
     from offload.record.python_state import PythonState
 
-# What a GradScaler makes when it is first used (torch/amp/grad_scaler.py, `_lazy_init_scale_...`).
+# Tensors that a GradScaler makes at its first use (torch/amp/grad_scaler.py,
+# `_lazy_init_scale_...`).
 _SCALER_TENSORS = ("_scale", "_growth_tracker")
 
-# What its launches are given.
+# Fields that its launches receive.
 _SCALER_FIELDS = (
     *_SCALER_TENSORS,
     "_enabled",
@@ -47,7 +48,7 @@ _SCALER_FIELDS = (
     "_growth_interval",
 )
 
-# What a scheduler counts (torch/optim/lr_scheduler.py).
+# Counters of schedulers (torch/optim/lr_scheduler.py).
 _SCHEDULER_COUNTERS = ("last_epoch", "_step_count", "num_bad_epochs")
 
 _OUTSIDE = "do it between the calls, where all stays torch's own"
@@ -55,7 +56,7 @@ _OUTSIDE = "do it between the calls, where all stays torch's own"
 
 @dataclasses.dataclass(slots=True)
 class _Gradient:
-    """A leaf, with the gradient that it had before the call and that it has after it."""
+    """A leaf, with its gradient before and after the call."""
 
     leaf: Leaf
     before: torch.Tensor | None
@@ -64,16 +65,16 @@ class _Gradient:
 
 
 class TrainedState:
-    """What a call that trains changes besides the tensors that it writes in place.
+    """The state that a call that trains changes besides tensors written in place.
 
     Owner: one Recorder.
     """
 
     def __init__(self, state: PythonState) -> None:
-        """Look at what is there before the call.
+        """Note the state before the call.
 
         Args:
-            state: what the call can reach.
+            state: the state that the call can reach.
         """
         found = state.trainers
         self._optimizers = [
@@ -95,7 +96,7 @@ class TrainedState:
         self._scaler_tensors = self._all_scaler_tensors()
 
     def _leaves(self, reached: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Leaf]:
-        """What has gradients, and parameters that are frozen, which may come to have them."""
+        """Yield tensors with gradients, and frozen parameters, which may later have gradients."""
         named = [(path.removeprefix("self."), one) for path, one in reached]
         stepped_ids: set[int] = set()
         for stepped in self._optimizers:
@@ -148,7 +149,7 @@ class TrainedState:
         ]
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that a step may write besides those that the call refers to, by name."""
+        """Yield tensors by name that a step may write besides those that the call refers to."""
         for gradient in self._gradients:
             if gradient.before is not None:
                 yield f"the gradient of {gradient.leaf.name}", gradient.before
@@ -167,7 +168,7 @@ class TrainedState:
     # ---- the call ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Refuse what runs Python in each step.
+        """Refuse hooks that run Python in each step.
 
         Raises:
             CaptureError: an optimizer, a parameter or a module has a hook that a replay would not
@@ -194,10 +195,10 @@ class TrainedState:
             yield f"a module ({type(module).__qualname__}, backward)", any(backward)
 
     def numbers(self, log: LaunchRecorder) -> StepNumbers:
-        """What optimizers compute from the step counters in their state.
+        """The numbers that optimizers compute from the step counters in their state.
 
-        Where all counters of an optimizer hold the same number, each execution makes sure that they
-        do, ahead of all else: then what is computed of one is that of all.
+        Where all counters of an optimizer hold the same number, each execution first checks that
+        they do: then results of one counter serve all.
         """
         alike: dict[int, str] = {}
         for stepped in self._optimizers:
@@ -220,7 +221,7 @@ class TrainedState:
         return StepNumbers(self._counters_of(self._states), shared)
 
     def _read_counters(self, stepped: Stepped) -> list[torch.Tensor]:
-        """The counters of an optimizer that may be read on the host: fused ones read none."""
+        """The counters of an optimizer that may be read on the host: fused ones do not read any."""
         if all(group.get("fused") for group in stepped.optimizer.param_groups):
             return []
         own = [one for one in self._states if one.stepped is stepped]
@@ -236,7 +237,7 @@ class TrainedState:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        """Let the call record gradients as its caller does, all on this thread."""
+        """Record the call's gradients as its caller does, all on this thread."""
         thread = threading.get_ident()
 
         def look(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -244,7 +245,7 @@ class TrainedState:
                 self._refuse_unknown(optimizer)
 
         handle = register_optimizer_step_pre_hook(look)
-        # What autocast has cast before the call would be taken for a constant.
+        # Tensors that autocast cast before the call would be taken for constants.
         torch.clear_autocast_cache()
         try:
             with torch.autograd.set_multithreading_enabled(False):
@@ -265,14 +266,14 @@ class TrainedState:
     # ---- after the call ----------------------------------------------------------------------
 
     def end(self, log: LaunchRecorder) -> str:
-        """Look at what the call left, while it is still recorded.
+        """Examine the effects of the call, while it is still recorded.
 
         Returns:
-            What the call made that the next one finds: it has to be recorded from there. Empty:
-            it found all that it left.
+            State that the call made and the next call finds: the next call must be recorded. Empty:
+            the call found all that it left.
 
         Raises:
-            CaptureError: it did what a replay would not do again.
+            CaptureError: it did something that a replay would not repeat.
         """
         refuse_kernels(log)
         self._refuse_changes(log)
@@ -330,7 +331,7 @@ class TrainedState:
                     )
 
     def _refuse_numbers(self) -> None:
-        """State that is a number of Python counts in no replay."""
+        """Refuse state that is a Python number: no replay would count it."""
         for state, known in self._states_now():
             for key, item in state.items.items():
                 is_known = is_same(known.get(key, item), item)
@@ -342,7 +343,7 @@ class TrainedState:
                     )
 
     def _states_now(self) -> Iterator[tuple[OptimizerState, dict[Any, Any]]]:
-        """All state as it is now, each with what was kept before the call."""
+        """Yield all current state, each with its items before the call."""
         before = {(id(one.stepped), id(one.key)): one.items for one in self._states}
         for state in self._all_states():
             yield state, before.get((id(state.stepped), id(state.key)), {})
@@ -357,7 +358,7 @@ class TrainedState:
             )
 
     def _keep_in_place(self, one: _Gradient, log: LaunchRecorder) -> None:
-        """Let executions leave the gradient that the call made where torch finds it."""
+        """Let executions leave the gradient that the call made in the leaf's `.grad`."""
         made, leaf = one.leaf.tensor.grad, one.leaf.tensor
         if made is None or made is one.before:
             tracked = None if made is None else log.table.find(made)
@@ -369,7 +370,7 @@ class TrainedState:
                 f"the gradient of {one.leaf.name} was made to be a tensor that is there from "
                 "before the call: copy it (param.grad.copy_(...))"
             )
-        assert one.before is not None  # else it were made
+        assert one.before is not None  # otherwise it would be new
         kept = torch.empty_like(made.detach())
         kept.copy_(one.before)
         log.table.add_held(kept, f"the gradient of {one.leaf.name}")
@@ -378,13 +379,13 @@ class TrainedState:
         one.after, one.is_read = kept, False
 
     def put_back(self) -> None:
-        """Let leaves have the gradients that they had, where no copy has taken their place."""
+        """Restore the gradients of leaves, unless a copy has replaced them."""
         for one in self._gradients:
             if one.after is None:
                 one.leaf.tensor.grad = one.before
 
     def guard(self) -> TrainingGuard:
-        """What each execution compares with the recorded step, and puts in order."""
+        """The guard by which each execution compares with the recorded step, and restores state."""
         return TrainingGuard(
             [(one.leaf, one.after, one.is_read) for one in self._gradients],
             states=self._all_states(),

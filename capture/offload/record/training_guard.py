@@ -1,4 +1,4 @@
-"""What each execution of a step that trains compares with the recorded one."""
+"""The comparison of each execution of a step that trains with the recorded step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offload.record.trained_parts import (
 
 _TRAINING_OF = operator.attrgetter("training")
 
-# By the attribute of a module that keeps hooks what they run behind or before.
+# By the module attribute that holds hooks: what they run before or after.
 _MODULE_HOOKS = {
     "_forward_hooks": "forward",
     "_forward_pre_hooks": "forward",
@@ -37,13 +37,13 @@ _AGAIN = "or capture the step again"
 
 
 class TrainingGuard:
-    """Compares what a step finds with what the recorded one found, and puts in order what it can.
+    """Compares the state that a step finds with that of the recorded step, and repairs what it can.
 
     State that `load_state_dict` has put into an optimizer is copied into the tensors that the
-    launches write, and these are put in its place. Parameters and state that are written in place
-    are seen without that. Gradients are put in their places by who has called it: one that the step
-    makes anew is given its place again, and one that the step adds to is filled with zeros where it
-    was dropped (`zero_grad()`), since that is what eager would add to.
+    launches write, and these replace it. Parameters and state written in place need no copy. The
+    caller puts gradients in place: a gradient that the step makes anew returns to its place, and a
+    gradient that the step adds to is filled with zeros where it was dropped (`zero_grad()`), as
+    eager would add to zero.
 
     Owner: the Bindings of the Program. Thread: any, one at a time.
     """
@@ -58,17 +58,16 @@ class TrainingGuard:
         modules: Sequence[torch.nn.Module],
         attributes: Sequence[tuple[str, object, str]] = (),
     ) -> None:
-        """Take what the recorded step left.
+        """Take the state that the recorded step left.
 
         Args:
-            gradients: of each leaf, what its gradient is between steps, and whether the step
-                reads it.
-            states: all that the optimizers keep.
+            gradients: of each leaf, its gradient between steps, and whether the step reads it.
+            states: all state of the optimizers.
             groups: all groups of the optimizers.
-            optimizers: those that the step can reach.
-            modules: those that it can reach.
-            attributes: what else is to be the same object or an equal number: its name for people,
-                who has it, and as which attribute.
+            optimizers: the optimizers that the step can reach.
+            modules: the modules that it can reach.
+            attributes: other state that must be the same object or an equal number: its name for
+                the user, its holder, and the attribute.
         """
         self._gradients = tuple(gradients)
         self._requires = [leaf.tensor.requires_grad for leaf, _, _ in gradients]
@@ -86,15 +85,14 @@ class TrainingGuard:
         ]
 
     def __call__(self) -> Watched:
-        """Before an execution.
+        """Compare and repair, before an execution.
 
         Returns:
-            What is to be watched from now on: while nothing of it changes, a call would find all
-            as this one did.
+            The state to watch from now on: while it does not change, a call would find everything
+            as this call did.
 
         Raises:
-            BindingError: eager would do something else than was recorded; the message names what
-                differs.
+            BindingError: eager would differ from the recording; the message names the difference.
         """
         if not torch.is_grad_enabled():
             raise BindingError(
@@ -198,9 +196,9 @@ def _parts_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _numbers_of(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    """What torch's own layers compute with, as the probability of a dropout.
+    """Yield the numbers that torch's own layers compute with, such as a dropout's probability.
 
-    In modules of others such attributes may be for anybody, as counters of a training.
+    In other modules such attributes may serve any purpose, such as counters of a training.
     """
     if not type(module).__module__.startswith("torch.nn."):
         return
@@ -226,10 +224,10 @@ def _check_number(name: str, recorded: object, now: object) -> None:
 
 
 def _check_parts(module: torch.nn.Module, recorded: dict[str, dict[str, Any]]) -> None:
-    """Make sure that a module has the tensors, submodules and hooks of the recorded step.
+    """Check that a module has the tensors, submodules and hooks of the recorded step.
 
     Raises:
-        BindingError: naming what it has instead.
+        BindingError: it does not; the message names what it has instead.
     """
     for name, now in _parts_of(module):
         before = recorded[name]

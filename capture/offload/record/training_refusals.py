@@ -1,4 +1,4 @@
-"""What a step that trains launched or used, of which a replay would make something else."""
+"""Refusals of launches and tensors of a step that trains, where a replay would differ."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors that a call used and whose gradients nobody watches, which have one.
+    """Yield tensors that a call used and that have an unwatched gradient.
 
     Args:
-        log: what the call launched.
+        log: the call's launches.
         known: the leaves that are watched, by id.
     """
     watched = set(known)
@@ -28,8 +28,8 @@ def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[s
                 yield tracked.value.name, one
 
 
-# Kernels that keep something for the backward pass by torch's grad mode alone, which executions
-# have switched off: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
+# Kernels that keep data for the backward pass depending on torch's grad mode alone, which is off in
+# executions: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
 _BY_GRAD_MODE = {
     "aten::mkldnn_rnn_layer": "call the layer under torch.backends.mkldnn.flags(enabled=False), "
     "where torch computes it by others"
@@ -37,10 +37,10 @@ _BY_GRAD_MODE = {
 
 
 def refuse_kernels(log: LaunchRecorder) -> None:
-    """Refuse kernels that do something else where gradients are switched off, as in executions.
+    """Refuse kernels that behave differently where gradients are off, as in executions.
 
     Raises:
-        CaptureError: naming the launch, and what to do.
+        CaptureError: there is one; it names the launch, and what to do.
     """
     for launch in log.launches:
         if advice := _BY_GRAD_MODE.get(launch.name):

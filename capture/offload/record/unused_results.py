@@ -1,7 +1,7 @@
-"""Results on the CPU that a launch of another device gives beside its own, and that nobody uses.
+"""Unused CPU results that a launch of another device gives beside its own.
 
-Attention that is fused on a device gives its seed and offset so, for a backward pass. An execution
-of a Program does not bring them, so they are left out of it, and whoever uses one is refused.
+Fused attention on a device returns its seed and offset this way, for a backward pass. An execution
+of a Program does not return them, so they are left out of it, and their use is refused.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class UnusedResults:
     """
 
     def __init__(self) -> None:
-        # The storages are kept, so that their identities stay their own.
+        # The storages are kept, so that their identities are not reused.
         self._refusals: dict[int, tuple[torch.UntypedStorage, str]] = {}
 
     def set_aside(
         self, operator: str, tensor: torch.Tensor, outcomes: Sequence[Any], device: torch.device
     ) -> bool:
-        """Set a new result aside if it lies on the CPU and another one on the device.
+        """Set a new result aside if it lies on the CPU and another result on the device.
 
         Args:
-            operator: what gave it.
+            operator: the operator that returned it.
             tensor: the result.
-            outcomes: all that the operator gave.
+            outcomes: all results of the operator.
             device: of the recording.
 
         Returns:
@@ -57,7 +57,7 @@ class UnusedResults:
         """Refuse the use of a tensor that was set aside.
 
         Raises:
-            CaptureError: it was; the message names the launch that gave it.
+            CaptureError: it was; the message names the launch that returned it.
         """
         held = self._refusals.get(tensor.untyped_storage()._cdata)
         if held is not None:

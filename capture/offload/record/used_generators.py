@@ -1,4 +1,4 @@
-"""The generators that launches of a recorded call draw from, and whether the call sets them."""
+"""The generators from which launches of a recorded call draw, and whether the call sets them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from offload.errors import CaptureError
 
 _SEED_BYTES = 8
 
-# Of the Mersenne twister of torch's CPU generators, whose state is torch's
-# CPUGeneratorImplStateLegacy: the seed, how many numbers are left of a block, and the block.
+# Fields in the state of torch's CPU generators, a Mersenne twister (torch's
+# CPUGeneratorImplStateLegacy): the seed, how many numbers are left of a block, and the block.
 _LEFT = slice(8, 12)
 _BLOCK = slice(24, 24 + 624 * 8)
 _BLOCK_NUMBERS = 624
 
-# How far is looked: first near by, then 2.5 million numbers, in some 10 ms. Other threads may draw
-# more between two launches.
+# The range of the search: first near by, then 2.5 million numbers, in some 10 ms. Other threads may
+# draw more between two launches.
 _SEARCHED_BLOCKS = (16, 4096)
 _COMPARED = 8
 
 
 class UsedGenerators:
-    """Generators that were known before the call, in the order in which they were noted.
+    """Generators known before the call, in the order in which they were noted.
 
-    Owner: one LaunchRecorder. Other threads may draw from them meanwhile. Iterating gives each with
-    the state that it had at first sight.
+    Owner: one LaunchRecorder. Other threads may draw from them meanwhile. Iteration yields each
+    with its state at first use.
 
     Attributes:
-        default_set_elsewhere: another thread has seeded or restored the first one.
+        default_set_elsewhere: another thread has seeded or restored the first generator.
     """
 
     def __init__(self) -> None:
@@ -44,14 +44,14 @@ class UsedGenerators:
         return iter(self._noted)
 
     def check(self, generator: torch.Generator, name: str) -> None:
-        """Refuse a generator that nobody knew before the call.
+        """Refuse a generator that was not known before the call.
 
         Args:
-            generator: that a launch is given.
-            name: of its operator.
+            generator: the generator that a launch receives.
+            name: the launch's operator.
 
         Raises:
-            CaptureError: the call has made it, and a replay would draw on from it.
+            CaptureError: the call made it, and a replay would continue to draw from it.
         """
         if all(_identity(known) != _identity(generator) for known, _ in self._noted):
             raise CaptureError(
@@ -61,7 +61,7 @@ class UsedGenerators:
             )
 
     def note(self, generator: torch.Generator) -> int:
-        """The position of a generator among those used, its state kept at first sight."""
+        """The position of a generator among those used; its state is kept at first use."""
         for position, (known, _) in enumerate(self._noted):
             if _identity(known) == _identity(generator):
                 return position
@@ -71,15 +71,15 @@ class UsedGenerators:
         return len(self._noted) - 1
 
     def begin(self) -> None:
-        """Take the states as they are now, where the call begins: others may set them before."""
+        """Note the states at the beginning of the call: they may have been set before."""
         self._noted = [(generator, generator.get_state()) for generator, _ in self._noted]
         self._last = [state for _, state in self._noted]
 
     def set_default(self, state: torch.Tensor) -> None:
-        """Restore the default generator on the CPU for a while, or end that.
+        """Begin or end a temporary restoration of the CPU's default generator.
 
-        A checkpoint computes once more from the state that the forward found, and restores what
-        was there (torch/utils/checkpoint.py). That changes nothing where nothing is drawn.
+        A checkpoint recomputes from the state that the forward found, then restores the state
+        before (torch/utils/checkpoint.py). Without draws this has no effect.
         """
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             generator = torch.default_generator
@@ -92,7 +92,7 @@ class UsedGenerators:
             self._last[self.note(generator)] = generator.get_state()
 
     def refuse_forked(self) -> None:
-        """Refuse draws, or a call's end, while the default generator is restored for a while.
+        """Refuse draws, or a call's end, while the default generator is temporarily restored.
 
         Raises:
             CaptureError: it is.
@@ -106,12 +106,12 @@ class UsedGenerators:
             )
 
     def check_unseeded(self) -> None:
-        """Refuse a call that has set the state of a generator since the last launch that drew.
+        """Refuse a call that set the state of a generator since the last launch that drew.
 
-        That other threads have drawn from it meanwhile is nothing to refuse.
+        Draws by other threads meanwhile are allowed.
 
         Raises:
-            CaptureError: one was seeded, or restored to where it has been.
+            CaptureError: a generator was seeded, or restored to an earlier state.
         """
         states = list(zip(self._noted, self._last, strict=True))
         for (generator, _), last in states[self.default_set_elsewhere :]:
@@ -125,7 +125,7 @@ class UsedGenerators:
                 )
 
     def note_drawn(self) -> bool:
-        """Take the states as a launch has left them; whether any has moved since the last one."""
+        """Note the states after a launch; return whether any has moved since the last launch."""
         states = [generator.get_state() for generator, _ in self._noted]
         moved = any(
             not torch.equal(one, other) for one, other in zip(self._last, states, strict=True)
@@ -137,7 +137,7 @@ class UsedGenerators:
 def is_set(before: torch.Tensor, now: torch.Tensor) -> bool:
     """Whether a generator was seeded or restored between two states, rather than drawn from.
 
-    Restored to what it was long before, or with more drawn meanwhile than is looked for, counts as
+    A restoration to a state from long before, or with more draws than are searched, counts as
     drawn.
 
     Args:
@@ -148,7 +148,7 @@ def is_set(before: torch.Tensor, now: torch.Tensor) -> bool:
         return False
     if not torch.equal(before[:_SEED_BYTES], now[:_SEED_BYTES]):
         return True
-    if before.numel() < _BLOCK.stop:  # of Philox: the seed, and how much was drawn
+    if before.numel() < _BLOCK.stop:  # Philox: the seed, and the number of draws
         return _number(now, slice(_SEED_BYTES, 16)) < _number(before, slice(_SEED_BYTES, 16))
     is_same_block = torch.equal(before[_BLOCK], now[_BLOCK])
     if is_same_block:
@@ -157,7 +157,7 @@ def is_set(before: torch.Tensor, now: torch.Tensor) -> bool:
 
 
 def _leads_to(state: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether drawing takes a generator on the CPU from one state to the block of another."""
+    """Whether drawing takes a CPU generator from one state to the block of another."""
     wanted = _after_block(other, _COMPARED)
     for n_blocks in _SEARCHED_BLOCKS:
         numbers = _after_block(state, n_blocks * _BLOCK_NUMBERS)
@@ -168,7 +168,7 @@ def _leads_to(state: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _after_block(state: torch.Tensor, count: int) -> torch.Tensor:
-    """The numbers that a generator on the CPU draws once those of its block are used up."""
+    """The numbers that a CPU generator draws once those of its block are used up."""
     generator = torch.Generator()
     generator.set_state(state)
     n_left = _number(state, _LEFT) - 1
@@ -180,6 +180,6 @@ def _number(state: torch.Tensor, where: slice) -> int:
 
 
 def _identity(generator: torch.Generator) -> int:
-    """What stays the same while each operator is given another Python object."""
+    """An identity that stays while each operator receives another Python object."""
     identity: int = generator._cdata  # type: ignore[attr-defined]
     return identity

@@ -1,4 +1,4 @@
-"""The check of a fresh Program: run it once on the recorded inputs, all state as it was before."""
+"""The check of a fresh Program: one run on the recorded inputs, with all state as before."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from offload.record.recording import Recording
 from offload.record.recording_device import current
 from offload.record.same_outcome import as_dtype, is_close
 
-# Two fills that agree in no byte: what depends on memory that nobody wrote comes out differently.
+# Two fills without a common byte: results that depend on unwritten memory differ.
 _FILLS = (0xFF, 0x01)
 
 
 class OutcomeDiffers(CaptureError):
-    """The recorded launches do not give what the call gave."""
+    """The recorded launches do not give the call's results."""
 
 
 def verify(recording: Recording, bound: BoundProgram, rendezvous: Rendezvous | None = None) -> None:
-    """Run a Program on the recorded call's inputs and compare with what the model returned.
+    """Run a Program on the recorded call's inputs and compare with the model's results.
 
-    Inputs and weights are left as they are: what the program writes is a copy, and the weights
-    that an opaque one writes in place are put back. No generator is moved: random launches give
-    what they gave in the call, or draw from generators of the check's own. An opaque program that
-    draws is not run: it would draw from those that other threads use.
+    Inputs and weights are unchanged: the program writes copies, and weights that an opaque program
+    writes in place are restored. No generator is moved: random launches give their outcomes in the
+    call, or draw from the check's own generators. An opaque program that draws is not run: it would
+    draw from generators that other threads use.
 
-    Where ranks exchange tensors all of them run their programs at once, and equally often.
+    Where ranks exchange tensors, all of them run their programs together and equally often.
 
     Args:
-        recording: what was recorded.
-        bound: the Program that is checked.
-        rendezvous: where the ranks meet; None: there are no others.
+        recording: the recorded call.
+        bound: the Program to check.
+        rendezvous: where the ranks meet; None: there are no other ranks.
 
     Raises:
         OutcomeDiffers: a result or a changed input, buffer or parameter differs from the recorded
             call.
-        CaptureError: one depends on memory that no launch wrote; an opaque call seeds a generator;
-            or a launch failed.
-        OutOfMemory: the device has no memory to run it once more.
+        CaptureError: a result depends on memory that no launch wrote; an opaque call seeds a
+            generator; or a launch failed.
+        OutOfMemory: the device has no memory for another run.
         ExecutionError: the device failed, or another rank is gone or late.
     """
     program = bound.program
@@ -62,7 +62,7 @@ def verify(recording: Recording, bound: BoundProgram, rendezvous: Rendezvous | N
     with (
         current(recording.device),
         torch.no_grad(),
-        # The callable of an opaque program brings the autocast state of its recording.
+        # The callable of an opaque program restores the autocast state of its recording.
         seeding_noticed(refused.append) if opaque else torch._C._DisableAutocast(),
     ):
         outcomes = {} if opaque else by_launch(program.launches, recording.outcomes)
@@ -81,11 +81,11 @@ def _filled(
     first: _Outcome,
     rendezvous: Rendezvous | None,
 ) -> tuple[_Outcome, _Outcome]:
-    """What runs over two fills give, in which random launches read what they read at executions.
+    """The outcomes over two fills, with random launches reading as in executions.
 
-    The first run is one of them if it has drawn nothing; otherwise two more, in which each launch
-    that takes a generator draws, from the numbers of the recorded call. Where there are other
-    ranks, of which some may have drawn, there are always two more.
+    The first run is one of them if it has drawn nothing; otherwise there are two more, in which
+    each launch that takes a generator draws from the numbers of the recorded call. With other
+    ranks, which may have drawn, there are always two more.
     """
     if not outcomes and not bound.program.groups:
         return first, _Run(recording, bound, _FILLS[1], outcomes, rendezvous).outcome()
@@ -99,7 +99,7 @@ def _filled(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one run left: the result tensors, and by storage each written Value with its bytes."""
+    """The outcome of one run: result tensors, and by storage each written Value with its bytes."""
 
     results: list[torch.Tensor]
     state: dict[int, tuple[Value, torch.Tensor]]
@@ -145,7 +145,7 @@ class _Run:
             self._join(starts)
 
     def _common_memory(self) -> Iterator[dict[int, int]]:
-        """Inputs that overlap, one of them written: by Value at how many bytes from one of them."""
+        """Yield overlapping inputs with a written member: by Value, its distance from the first."""
         distances: dict[int, list[tuple[int, int]]] = {}
         for one in self._program.overlaps:
             first, second = (self._program.inputs[leaf].value for leaf in (one.first, one.second))
@@ -163,7 +163,7 @@ class _Run:
             yield starts
 
     def _join(self, starts: Mapping[int, int]) -> None:
-        """Let inputs that overlap do so in the private copy too."""
+        """Make overlapping inputs overlap in the private copy too."""
         sizes = {value: self._program.values[value].size_bytes for value in starts}
         low = min(starts.values())
         high = max(start + sizes[value] for value, start in starts.items())
@@ -176,14 +176,14 @@ class _Run:
             self._bases[value] = (joined, at)
 
     def outcome(self) -> _Outcome:
-        """Run all launches; the result tensors, and the bytes of every written input or weight."""
+        """Run all launches; return result tensors, and the bytes of written inputs and weights."""
         checking = stage("checking launches", len(self._program.launches))
         with checking, self._weights_as_before():
             return self._outcome()
 
     @contextmanager
     def _weights_as_before(self) -> Iterator[None]:
-        """Let an opaque program begin with the weights of before the call, and end with its own."""
+        """Run an opaque program with the weights from before the call; restore those after it."""
         written = [] if self._program.opaque is None else self._written_weights()
         try:
             for storage in written:
@@ -221,7 +221,7 @@ class _Run:
                 ) from error
             advance()
         results = [self._eager.tensor(result.view) for result in self._program.results]
-        if self._program.opaque is not None:  # results may be views of weights that are put back
+        if self._program.opaque is not None:  # results may be views of weights that are restored
             results = [one.clone() for one in results]
         written = {index for launch in self._program.launches for index in launch.writes}
         state = {

@@ -1,4 +1,4 @@
-"""A call that is watched: what is looked at beforehand, and what watches it."""
+"""A watched call: its preparation, and its watchers."""
 
 from __future__ import annotations
 
@@ -57,13 +57,14 @@ from offload.record.trained_state import TrainedState
 
 
 class WatchedCall:
-    """One call that is made under torch's dispatch and function modes, between `begin` and its end.
+    """One call under torch's dispatch and function modes, between `begin` and its end.
 
-    Owner: one with-block. Thread: the one that calls the model; other threads' work is not seen,
-    and what depends on it is refused, or on a device that runs opaque launches makes the call one.
+    Owner: one with-block. Thread: the one that calls the model; work of other threads is not seen.
+    Results that depend on it are refused, or on a device that runs opaque launches make the call
+    such a launch.
 
     Attributes:
-        rendezvous: where the ranks that record the call as well meet; None: there are none.
+        rendezvous: where the ranks that record the call meet; None: there are no other ranks.
     """
 
     def __init__(
@@ -81,21 +82,21 @@ class WatchedCall:
         rendezvous: Rendezvous | None = None,
         sized: SizedFunctions | None = None,
     ) -> None:
-        """Look at what is going to be called.
+        """Examine the callable.
 
         Args:
             host_reads: as `capture` takes it.
-            function: what will be called.
+            function: the callable.
             parameters: its parameters' names.
             runs_opaque: whether a device of this type can run the call as one opaque launch.
             fakes: record under fake tensors; nothing is executed, and the result has no content.
-            plain: the call has been made like any other, and read a tensor on the host. Now it is
-                told that it is being compiled, and must do the same.
-            read_untold: the same under fake tensors, where nothing can be read or compared.
-            keeps_seen: the Recording keeps all that was seen.
+            plain: the same call, made unrecorded because it read a tensor on the host. Now it is
+                told that it is compiled, and must have the same outcome.
+            read_untold: likewise under fake tensors, where nothing can be read or compared.
+            keeps_seen: the Recording keeps the whole observed call.
             trains: the call may record gradients and step optimizers.
-            rendezvous: where the ranks that record the call as well meet; None: there are none.
-            sized: what stands for functions of torch, as sizes are to vary; None: nothing does.
+            rendezvous: where the ranks that record the call meet; None: there are no other ranks.
+            sized: replacements of torch functions where sizes vary; None: no replacements.
         """
         self._sized = sized
         self.rendezvous = rendezvous
@@ -122,7 +123,7 @@ class WatchedCall:
         self._runs_opaque = runs_opaque
         self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
-        self._seeding = contextlib.ExitStack()  # noticed until generators were looked at
+        self._seeding = contextlib.ExitStack()  # noticed until generators were checked
         self._inputs: list[torch.Tensor] = []
         self._samples: tuple[bytes, ...] = ()
         self._arguments = CallArguments((), {})
@@ -136,7 +137,7 @@ class WatchedCall:
         """Start recording a call with these arguments.
 
         Returns:
-            The arguments to call with: aliases of the tensors, nested alike.
+            The arguments to call with: aliases of the tensors, in the same nesting.
 
         Raises:
             CaptureError: an argument cannot be recorded, or the caller is capturing a graph.
@@ -148,7 +149,7 @@ class WatchedCall:
         if self._trained is not None:
             self._trained.begin()
             self._log.numbers = KeptNumbers(self.table)
-        # The guard of a step compares the mode of each module that the step can reach.
+        # A step's guard compares the mode of each module that the step can reach.
         root = None if self._trained is not None else root_module(self._function)
         self._caller = caller_of(root, self.table.device)
         self._root = None if root is None else weakref.ref(root)
@@ -175,7 +176,7 @@ class WatchedCall:
         return self.table.state.trained
 
     def _look_at_inputs(self) -> None:
-        """Track a twin of each argument; keep what a write may change of two at once."""
+        """Track a twin of each argument; keep inputs of which one write may change two."""
         given = self._arguments
         self._samples = input_samples(given.tensors)
         self._inputs = [self._twin(*one) for one in enumerate(given.tensors)]
@@ -188,7 +189,7 @@ class WatchedCall:
                 self.table.of(self._inputs[leaf]).keep_before()
 
     def _twin(self, leaf: int, tensor: torch.Tensor) -> torch.Tensor:
-        """What stands for an argument; host constants have their value where all else is fake."""
+        """The stand-in for an argument; host constants keep their value where all else is fake."""
         if self._fakes is None or tensor.device != self.table.device:
             return alias(tensor)
         return self._fakes.input(tensor, leaf)
@@ -213,8 +214,7 @@ class WatchedCall:
         """Find out whether torch.compile hides the launches, and whether that can be recorded.
 
         Raises:
-            CaptureError: it does, on a device that runs no opaque launches, or by graphs of its
-                own.
+            CaptureError: it does, on a device that runs no opaque launches, or by its own graphs.
         """
         self._compiled = compiled_parts(self._function)
         device = self.table.device
@@ -239,7 +239,7 @@ class WatchedCall:
         )
 
     def _keep_state(self) -> None:
-        """Keep what a call may write while nobody watches it."""
+        """Keep the state that a call may write unobserved."""
         with torch.no_grad():
             self.table.state.keep_before()
             for tracked in self.table:
@@ -256,12 +256,12 @@ class WatchedCall:
             enter(self._fakes.recording())
         if self._compiled or self._fakes is not None:
             enter(seeding_noticed(self._log.note_refusal))
-        if self._compiled:  # of which the modes would leave nothing
+        if self._compiled:  # the modes would leave nothing of it
             return
         may_fork = self._trained is not None
         used = self._log.generators
         self._seeding.enter_context(seeding_refused(self._log, used, may_fork=may_fork))
-        self._log.generators.begin()  # whoever sets them from now on is noticed
+        self._log.generators.begin()  # from now on setting them is noticed
         enter(eager_paths_taken())
         numbers = None if self._trained is None else self._trained.numbers(self._log)
         if numbers is not None:
@@ -270,11 +270,11 @@ class WatchedCall:
         enter(dispatch_mode(self._log))
 
     def call_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Begin, and make a call that was made before; gives its result, to be finished.
+        """Begin, and repeat an earlier call; return its result, to be finished.
 
         Raises:
-            CaptureError: an argument cannot be recorded, or what was refused first; else whatever
-                the call raises. The recording is over then.
+            CaptureError: an argument cannot be recorded, or the first refusal. Other errors of the
+                call pass through. Either ends the recording.
         """
         try:
             args, kwargs = self.begin(args, kwargs)
@@ -293,7 +293,7 @@ class WatchedCall:
         """Stop without a Program: the call raised.
 
         Returns:
-            What the recorder refused first, if the call raised because of it.
+            The recorder's first refusal, if the call raised because of it.
         """
         self._end()
         return self._log.take_refusal()
@@ -304,7 +304,7 @@ class WatchedCall:
             self._log.collectives.finish()
             self._context.close()
             self._log.raise_refusal()  # if the forward swallowed it and took another path
-            if not self._compiled:  # whose compiler sets generators
+            if not self._compiled:  # the compiler sets generators
                 self._log.generators.check_unseeded()
                 self._log.generators.refuse_forked()
             self._seeding.close()
@@ -315,7 +315,7 @@ class WatchedCall:
 
     @property
     def has_deferred(self) -> bool:
-        """Whether the call has read on the host what it may not read if it is told to avoid it."""
+        """Whether the call made a host read that it may avoid if told to."""
         return self._log.guards.deferred is not None
 
     @property

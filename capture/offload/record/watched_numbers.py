@@ -1,9 +1,9 @@
-"""Symbolic numbers as Python code sees them: what torch does not follow of their arithmetic.
+"""Symbolic numbers as Python code sees them: arithmetic that torch does not follow.
 
-torch keeps what is computed from a size and what is compared. It does not follow how fractions are
-rounded, and nothing that looks at the number otherwise: its text tells no size, and it is no `int`
-(torch/__init__.py, SymInt). While a call is recorded over sizes that vary, its own code is
-answered as by the recorded size, and text of a size needs it to be the recorded one.
+torch follows computations from a size and comparisons. It does not follow the rounding of
+fractions, nor other uses of the number: its text shows no size, and it is no `int`
+(torch/__init__.py, SymInt). While a call is recorded over varying sizes, its own code gets the
+answers of the recorded size, and text of a size requires the recorded size.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _NUMBERS: tuple[tuple[type, type], ...] = (
     (torch.SymFloat, float),
     (torch.SymBool, bool),
 )
-# Of fractions Python rounds a quotient down by its exact remainder (Objects/floatobject.c,
-# float_floor_div), which is another number than the rounded quotient rounded down.
+# For fractions Python rounds a quotient down by its exact remainder (Objects/floatobject.c,
+# float_floor_div), which can differ from the rounded quotient rounded down.
 _DIVISIONS = ("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__")
-# What torch computes of one or two numbers alone (torch/fx/experimental/sym_node.py,
-# `magic_methods`); `round` and `sym_ite` take others as well.
+# torch's operations on one or two numbers alone (torch/fx/experimental/sym_node.py,
+# `magic_methods`); `round` and `sym_ite` take other arguments as well.
 _OPERATIONS = tuple(
     name
     for operation in sym_node.magic_methods
@@ -50,25 +50,25 @@ class WatchedEnvironment(ShapeEnv):
     """An environment whose numbers are watched while `watching` lasts.
 
     Attributes:
-        refusal: the first thing that was refused; the call may have swallowed the error.
-        computed: what operations gave, by their name and what they were given.
+        refusal: the first refusal; the call may have swallowed the error.
+        computed: results of operations, by their name and arguments.
     """
 
     refusal: CaptureError | None = None
 
     def __init__(self, **options: Any) -> None:
-        """Begin with nothing computed; the options are torch's."""
+        """Begin without results; the options are torch's."""
         super().__init__(**options)
         self.computed: dict[tuple[Any, ...], Any] = {}
 
 
 class _Watch:
-    """What stands in the place of torch's own methods while anybody watches."""
+    """Replacements of torch's methods while numbers are watched."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_watching = 0
-        self._replaced: list[tuple[Any, str, Any]] = []  # with what stood there before
+        self._replaced: list[tuple[Any, str, Any]] = []  # with the original
 
     def begin(self) -> None:
         with self._lock:
@@ -118,11 +118,11 @@ _watch = _Watch()
 
 @contextlib.contextmanager
 def watching() -> Iterator[None]:
-    """Watch the numbers of all `WatchedEnvironment`s; several threads may at once.
+    """Watch the numbers of all `WatchedEnvironment`s; several threads may do so at once.
 
-    Each operation on fractions is kept apart, as sympy would make one of several. Code that is
-    neither torch's nor offload's finds an `int` in a symbolic integer where it asks
-    `isinstance`, and the recorded number in its text, which a guard then asks for.
+    Each operation on fractions is kept apart, as sympy would merge several into one. Code that is
+    neither torch's nor offload's finds an `int` in a symbolic integer where it asks `isinstance`,
+    and the recorded number in its text, which a guard then asks for.
     """
     _watch.begin()
     try:
@@ -132,7 +132,7 @@ def watching() -> Iterator[None]:
 
 
 def _globals_of_users() -> Iterator[tuple[ModuleType, str, Any]]:
-    """Every global of modules that are neither torch's nor offload's, which may name a function."""
+    """Yield each global, maybe a function's name, of modules not of torch or offload."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(module, ModuleType) and (name == "__main__" or (file and is_user_file(file))):
@@ -153,9 +153,9 @@ def _kept_apart(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _remembered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same, computed once: a recording does the same arithmetic thousands of times.
+    """A memoised function: a recording repeats the same arithmetic thousands of times.
 
-    A symbol that has been replaced meanwhile is replaced where an expression is read.
+    Symbols replaced meanwhile are replaced when an expression is read.
     """
 
     @functools.wraps(function)
@@ -190,7 +190,7 @@ def _refused_for_fractions(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_class(plain: type) -> Callable[[Any, str], Any]:
-    """Attributes of numbers, whose class, which `isinstance` looks at too, is a plain one's."""
+    """Attribute access of numbers whose class, which `isinstance` reads too, is a plain one's."""
 
     def found(self: Any, name: str) -> Any:
         if name == "__class__" and _asked_by_user(self):
@@ -224,7 +224,7 @@ def _asked_by_user(number: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users(filename: str) -> bool | None:
-    """Whether a file is the user's; None of generated code, which asks for whom calls it."""
+    """Whether a file is the user's; None for generated code, which acts for its caller."""
     return None if filename.startswith("<") else is_user_file(filename)
 
 

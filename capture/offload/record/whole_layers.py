@@ -1,4 +1,4 @@
-"""Recurrent layers of calls whose sizes vary: recorded as one launch each, not step by step.
+"""Recurrent layers of calls with varying sizes: recorded as one launch each, not step by step.
 
 `torch.gru`, `torch.rnn_tanh`, `torch.rnn_relu` and `torch.lstm` are composites that launch each of
 their steps (aten/src/ATen/native/RNN.cpp), so that the number of launches would vary with the
@@ -15,8 +15,9 @@ import torch
 LSTM = "lstm"
 STEPPING = ("gru", "rnn_tanh", "rnn_relu")
 
-# Of a layer over tensors: the input, the states, the weights, whether there are biases, the number
-# of layers, the dropout, and whether it trains, is bidirectional, and has the batch first.
+# Arguments of a layer over tensors: the input, the states, the weights, whether there are biases,
+# the number of layers, the dropout, and whether it trains, is bidirectional, and has the batch
+# first.
 _N_ARGUMENTS = 9
 
 Launch = Callable[[Any, tuple[Any, ...]], Any]
@@ -24,34 +25,34 @@ Layer = Callable[[str, tuple[Any, ...]], Any]
 
 
 class WholeLayers:
-    """Records recurrent layers as one launch each, as far as that does what eager does.
+    """Records recurrent layers as one launch each where that behaves as eager does.
 
     Owner: one Recorder.
     """
 
     def __init__(self, otherwise: Layer | None = None) -> None:
-        """Begin.
+        """Begin without layers.
 
         Args:
-            otherwise: is called with the name and the arguments of a layer that is not recorded
-                whole; NotImplemented: torch's own function is called.
+            otherwise: called with the name and arguments of a layer that is not recorded whole; if
+                it returns NotImplemented, torch's own function is called.
         """
         self._otherwise = otherwise
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], launch: Launch) -> Any:
-        """The outcome of a function of torch, or NotImplemented: it is to be called as it is.
+        """Return the outcome of a torch function; NotImplemented: call the function itself.
 
         Args:
-            name: of the function.
-            args: that it is called with.
+            name: the function's name.
+            args: its arguments.
             kwargs: likewise.
-            launch: records one operator with its arguments, and gives the outcome.
+            launch: records one operator with its arguments, and returns the outcome.
         """
         if name != LSTM and name not in STEPPING:
             return NotImplemented
         if kwargs or len(args) != _N_ARGUMENTS or not isinstance(args[2], (list, tuple)):
             return NotImplemented
-        if isinstance(args[3], (list, tuple)):  # of a packed sequence
+        if isinstance(args[3], (list, tuple)):  # a packed sequence
             return NotImplemented
         if _is_whole(name, args):
             operator = getattr(torch.ops.aten, name).input
@@ -64,7 +65,7 @@ def _is_whole(name: str, args: tuple[Any, ...]) -> bool:
     tensors = (given, *(states if name == LSTM else (states,)), *weights)
     return not (
         (trains and dropout)  # draws random numbers between layers
-        or _casts(given.device.type)  # what each step is given
+        or _casts(given.device.type)  # the arguments of each step
         or (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
     )
 
@@ -74,7 +75,7 @@ def _casts(device_type: str) -> bool:
 
 
 def layer_rule(is_lstm: bool) -> Callable[..., Any]:
-    """What a whole layer gives under fake tensors, whose sizes may be symbols."""
+    """The rule of a whole layer under fake tensors, whose sizes may be symbols."""
 
     def rule(
         given: torch.Tensor, states: Any, weights: Sequence[torch.Tensor], *options: Any
@@ -82,7 +83,7 @@ def layer_rule(is_lstm: bool) -> Callable[..., Any]:
         *_, is_bidirectional, batch_first = options
         hidden = tuple(states) if is_lstm else (states,)
         n_rows, n_steps = given.shape[:2] if batch_first else given.shape[1::-1]
-        # Each is an error of torch otherwise, at all sizes alike.
+        # Otherwise torch raises an error, at all sizes.
         torch._check(n_steps > 0)
         torch._check(given.shape[2] == weights[0].shape[1])
         for one in hidden:

@@ -1,4 +1,4 @@
-"""From what was seen of a call to its Program and Bindings."""
+"""Makes the Program and Bindings of an observed call."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from offload.record.storages import StorageTable, TrackedStorage
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class WholeProgram:
-    """All that was seen of a call, to be compared with what another recording of it has seen.
+    """The whole observed call as a Program, for comparison with another recording of it.
 
     Attributes:
-        program: with the launches that make constants, and Values that may be of no use.
-        bindings: what it stands for.
-        foldable: the launches of it that make constants where they are given constants alone.
+        program: with the launches that make constants, and Values that may be unused.
+        bindings: its live objects.
+        foldable: its launches that make constants if all their arguments are constants.
         arguments, results: their nesting, with the recorded objects.
     """
 
@@ -53,17 +53,17 @@ class WholeProgram:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ObservedCall:
-    """What was seen of a call.
+    """An observed call.
 
     Attributes:
         table: its storages.
         log: its launches.
-        arguments: what the caller gave.
-        inputs: the tensors that stood for the caller's.
-        samples: what those of the caller held before it.
+        arguments: the caller's arguments.
+        inputs: the tensors that represented the caller's.
+        samples: the contents of the caller's tensors before the call.
         parameters: the callable's parameters' names.
-        fakes: those that it was recorded under; None: tensors with content.
-        results, structure: what it returned.
+        fakes: the fake tensors of the recording; None: tensors with content.
+        results, structure: its results and their nesting.
         caller: how it was called.
         root: gives the module that was called while it lives; None for a function.
     """
@@ -81,18 +81,18 @@ class ObservedCall:
     root: Callable[[], torch.nn.Module | None] | None
 
     def bound_program(self, overlaps: tuple[Overlap, ...], *, folds: bool = True) -> BoundProgram:
-        """The Program of all launches; those that make constants are left out if it folds.
+        """The Program of all launches; launches that make constants are left out if it folds.
 
-        Those that make them on the host are left out in any case.
+        Launches that make them on the host are always left out.
 
         Args:
             overlaps: of the inputs.
-            folds: constants are kept with the weights, and not made by launches.
+            folds: constants are kept with the weights instead of made by launches.
         """
         return self._folded(self._whole(overlaps), folds=folds)
 
     def launches(self, overlaps: tuple[Overlap, ...]) -> WholeProgram:
-        """All that was seen, as it was seen."""
+        """The whole observed call."""
         whole = self._whole(overlaps)
         bindings = self._bindings(whole.weight_views.keys())
         foldable = frozenset(self.log.foldable)
@@ -111,8 +111,8 @@ class ObservedCall:
 
         Args:
             overlaps: of the inputs.
-            call: what the launch calls.
-            reason: why it is one launch, for people.
+            call: the callable of the launch.
+            reason: why it is one launch, for the user.
             state: the inputs and weights that the callable may read.
             is_random: the state of a generator has moved.
         """
@@ -145,7 +145,7 @@ class ObservedCall:
     def _folded(
         self, whole: Program, *, folds: bool, instead: Sequence[Launch] | None = None
     ) -> BoundProgram:
-        """Of all that was seen the part that launches need."""
+        """The part of the whole Program that launches need."""
         folded = folded_values(whole, self.log.foldable, has_content=self.fakes is None)
         if not folds:
             folded = frozenset(one for one in folded if whole.values[one].on_host)
@@ -157,7 +157,7 @@ class ObservedCall:
         return tuple(self.table.view(one, self.table.of(one)) for one in self.inputs)
 
     def _whole(self, overlaps: tuple[Overlap, ...]) -> Program:
-        """Whatever was seen, as a Program whose Values are not all of use."""
+        """The whole observed call as a Program, with unused Values."""
         return Program(
             device=self.table.device.type,
             values=self._values(),
@@ -195,7 +195,7 @@ class ObservedCall:
         )
 
     def _bindings(self, weights: Set[int]) -> Bindings:
-        """What the Program of all that was seen stands for, where these Values are weights."""
+        """The Bindings of the whole Program, where these Values are weights."""
         held = {one.value.index: one for one in self.table if one.value.index in weights}
         stored = {} if self.fakes is None else self.fakes.files_of(held)
         return Bindings(
