@@ -138,7 +138,7 @@ class Promoter:
             raise
 
     def _prepare(self, sizes: Choice, call: Any, rented: tuple[int, int]) -> None:
-        """Make an executable, and publish it. Raises only what is no Exception: interrupts."""
+        """Make an executable, and publish it. Only interrupts (not Exceptions) propagate."""
         n_rebound, begin_ns = self._n_rebound, self._clock_ns()
         gone: list[_Made] = []  # outlives the lock: its destruction waits for executions
         refusal = ""

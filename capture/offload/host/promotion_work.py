@@ -11,7 +11,7 @@ from offload.run import Executable
 
 
 class NotPromoted(Exception):
-    """Sizes get no executable of their own; the message says why, for people."""
+    """Sizes get no separate executable; the message says why, for people."""
 
 
 class NotNow(Exception):

@@ -402,7 +402,7 @@ class Executable(ExecutionSubmitting):
         return None if nodes is None or not nodes.of_slot else len(nodes.of_slot.get(slot, ()))
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
-        """How each launch is carried out, in program order."""
+        """Describe how each launch is executed, in program order."""
         return self._loaded.launch_reports()
 
     @property

@@ -98,6 +98,6 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object
 def _storages(groups: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     for group in groups:
         for parameter in group["params"]:
-            # Wrapper subclasses have none; they are no weights of an executable.
+            # Wrapper subclasses have no storage; they are not weights of an executable.
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 yield parameter.untyped_storage()._cdata

@@ -184,7 +184,7 @@ class MemoryReport:
         discarded_bytes: the part of `weight_bytes` whose memory (of weights in files) was freed, as
             only packed copies are needed; 0 before the first execution has proved the kernels.
         graph_bytes: memory that the device took to make the graph executable, by its free memory
-            before and after: 0 before the first execution, and where it reports none.
+            before and after: 0 before the first execution, and where it does not report it.
     """
 
     feature_map_bytes: int

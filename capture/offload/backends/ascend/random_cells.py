@@ -27,7 +27,7 @@ Cell = tuple[int, int]
 """The addresses of a seed and an offset."""
 
 _NUMBER_BYTES = 8
-# For the trial capture: distinct states, unlikely to equal each other or earlier memory content.
+# Distinct states for the trial capture, unlikely to equal each other or earlier memory content.
 _TRIAL_SEEDS = (0x5EED_0001, 0x5EED_0002)
 _TRIAL_OFFSETS = (1200, 3600)
 

@@ -1,4 +1,4 @@
-"""Who refreshes the table of kernel arguments, and the notes about it."""
+"""What refreshes the table of kernel arguments, and the notes about it."""
 
 from __future__ import annotations
 
