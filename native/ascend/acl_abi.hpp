@@ -1,8 +1,8 @@
 // The part of the Ascend runtime's C ABI (CANN 8.1 to 9.2) that offload uses: our own declarations,
-// after the public documentation. No CANN header is needed to build, and none is copied.
+// after the public documentation. The build needs no CANN header, and no header is copied.
 //
 // Every handle is a pointer, every enumeration four bytes, every function returns an Error unless
-// it is said otherwise; LP64, no packing. Only dlsym tells what a library has: versions do not.
+// stated otherwise; LP64, no packing. Only dlsym shows what a library has: versions do not.
 #pragma once
 
 #include <cstddef>
@@ -94,7 +94,7 @@ enum MemcpyKind : int {  // aclrtMemcpyKind
   kDeviceToHost = 2,
   kDeviceToDevice = 3,
   kMemcpyDefault = 4,
-  kHostToBufferToDevice = 5,  // 8.5; the source is staged at the call: reusable on return
+  kHostToBufferToDevice = 5,  // 8.5; staged by the call: the source is reusable on return
   kInnerDeviceToDevice = 6,
   kInterDeviceToDevice = 7,
 };

@@ -1,5 +1,5 @@
 // The error codes of the Ascend runtime by value and name: our own list, after the public
-// documentation of CANN (8.1 to 9.2). One list gives the enumerators and the names.
+// documentation of CANN (8.1 to 9.2). The enumerators and the names come from this one list.
 #pragma once
 
 namespace offload::acl {
@@ -224,7 +224,7 @@ namespace offload::acl {
   X(kRtCcuException, 507916, "ACL_ERROR_RT_CCU_EXCEPTION")                                       \
   X(kAclnnInnerNullptr, 561103, "ACLNN_ERR_INNER_NULLPTR")
 
-// An aclError. Values that are not listed are passed on as numbers.
+// An aclError. Unlisted values are passed on as numbers.
 enum Error : int {
   kSuccess = 0,
 #define OFFLOAD_ACL_ENUMERATOR(name, value, text) name = value,
@@ -232,7 +232,7 @@ enum Error : int {
 #undef OFFLOAD_ACL_ENUMERATOR
 };
 
-// The documented name of a code, "ACL_ERROR_RT_STREAM_CAPTURED"; null for one that is not listed.
+// The documented name of a code, "ACL_ERROR_RT_STREAM_CAPTURED"; null for an unlisted code.
 constexpr const char* error_name(int code) {
   switch (code) {
     case kSuccess:

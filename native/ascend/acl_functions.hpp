@@ -1,4 +1,4 @@
-// Every function of the Ascend runtime that offload calls, and to which capability it belongs.
+// Every function of the Ascend runtime that offload calls, with its capability.
 #pragma once
 
 #include "ascend/acl_abi.hpp"
@@ -6,17 +6,17 @@
 
 namespace offload::acl {
 
-// What a runtime may have: all that is newer than CANN 8.1 is optional, and found by dlsym alone.
+// What a runtime may have: everything newer than CANN 8.1 is optional, and found only by dlsym.
 enum class Capability : int {
-  kCore,               // needed: init, devices, memory, streams, events, executing a model
+  kCore,               // required: init, devices, memory, streams, events, executing a model
   kKernelLaunch,       // kernels of our own (open headers since 8.5)
   kCapture,            // 8.1
   kExchangeMode,       // 8.5
   kHostArguments,      // 8.5
   kMemcpyOffset,       // 8.5
   kExplicitBuild,      // 8.5 (open headers)
-  kTaskParameters,     // 9.1; reading them needs software SQ besides
-  kTaskUpdate,         // 9.1; needs software SQ besides
+  kTaskParameters,     // 9.1; reading them also needs software SQ
+  kTaskUpdate,         // 9.1; also needs software SQ
   kOfflineModel,       // 8.0
   kFinalizeReference,  // 8.5
   kStreamCount,        // 8.5

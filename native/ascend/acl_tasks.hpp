@@ -1,5 +1,5 @@
-// Tasks of a captured model as the Ascend runtime tells and takes them; what acl_abi.hpp says of
-// the rest of its C ABI holds here too.
+// Tasks of a captured model as the Ascend runtime reports and accepts them; the notes of
+// acl_abi.hpp on its C ABI hold here too.
 #pragma once
 
 #include <cstddef>

@@ -26,7 +26,7 @@ void check_words(const std::vector<ArgumentBlock>& blocks, const std::vector<Arg
   }
 }
 
-// Of two words at one place either could be the last to be written.
+// Two words at one place would be written in no defined order.
 void check_places(std::vector<std::size_t> word_offsets_bytes) {
   std::sort(word_offsets_bytes.begin(), word_offsets_bytes.end());
   const auto twice = std::adjacent_find(word_offsets_bytes.begin(), word_offsets_bytes.end());

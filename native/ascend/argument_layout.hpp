@@ -1,4 +1,4 @@
-// Where kernels' argument blocks lie in one table, and which words of it a refresh writes.
+// The places of kernels' argument blocks in one table, and the words that a refresh writes.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +9,18 @@
 
 namespace offload::acl {
 
-// The arguments of one kernel as they lie in memory; words that hold addresses may hold anything.
+// The arguments of one kernel as they lie in memory; the content of address words is ignored.
 using ArgumentBlock = std::vector<unsigned char>;
 
-// An eight-byte word that holds an address: where it lies in which block.
+// An eight-byte word that holds an address: its block, and its offset there.
 struct ArgumentWord {
   std::uint32_t block = 0;
   std::size_t offset_bytes = 0;
 };
 
 // Blocks in one table, in three parts: first those with a word of an input or output, then those
-// with one of the feature map or a weight, then those that never change. So each policy concerns
-// one contiguous range.
+// with a word of the feature map or a weight, then constant blocks. So each policy touches one
+// contiguous range.
 struct ArgumentLayout {
   std::vector<std::size_t> block_offsets_bytes;  // by block
   std::vector<std::size_t> word_offsets_bytes;   // by word
@@ -33,21 +33,21 @@ struct ArgumentLayout {
 inline constexpr std::size_t kBlockAlignmentBytes = 64;
 
 // Within a part blocks keep their order. Throws std::invalid_argument for a word that lies in no
-// block, is not aligned to eight bytes, lies where another one does, or has not exactly one
+// block, is not aligned to eight bytes, shares its place with another, or does not have exactly one
 // relocation, and for a relocation whose slot does not exist.
 ArgumentLayout lay_out(const std::vector<ArgumentBlock>& blocks,
                        const std::vector<ArgumentWord>& words,
                        const std::vector<Relocation>& relocations,
                        const std::vector<Trigger>& triggers);
 
-// All blocks at their places, zeros between.
+// All blocks at their places, with zeros between them.
 std::vector<unsigned char> table_content(const ArgumentLayout& layout,
                                          const std::vector<ArgumentBlock>& blocks);
 
-// The refreshed words of a table as a gather: word = base[index] + offset. What is no address has
-// the base after the last, which is zero, and itself as its offset.
+// The refreshed words of a table as a gather: word = base[index] + offset. A word that is not an
+// address has the base after the last, which is zero, and its value as the offset.
 struct GatherTables {
-  std::vector<std::uint32_t> slots;  // by base: those that have words, inputs and outputs first
+  std::vector<std::uint32_t> slots;  // by base: slots with words, inputs and outputs first
   std::vector<std::uint32_t> index;  // by word of the table
   std::vector<std::uint64_t> offset;
 };

@@ -14,20 +14,20 @@
 
 namespace offload::acl {
 
-// What a refresh has done so far.
+// The work of refreshes so far.
 struct RefreshCounts {
   std::uint64_t copies = 0;          // of a range of the table, or of the base table
-  std::uint64_t bytes_copied = 0;    // by them
+  std::uint64_t bytes_copied = 0;    // by these copies
   std::uint64_t gathers = 0;         // by the device, of all words
-  std::uint64_t bytes_launched = 0;  // of bases that went in launch arguments
-  std::uint64_t plans = 0;           // first phases of operators, those of loading included
+  std::uint64_t bytes_launched = 0;  // of bases that travelled in launch arguments
+  std::uint64_t plans = 0;           // first phases of operators, including those at load
 };
 
-// Brings a table up to date on a stream, before the kernels that read it.
+// Refreshes a table on a stream, before the kernels that read it.
 //
 // Owner: one resident, whose executions follow one another. Thread: callers serialise, with the
-// device's context current but for relocations and patch. Errors: constructors and enqueue throw
-// ExecutionError; after one that failed, the next enqueue does all that is missing.
+// device's context current except for relocations and patch. Errors: constructors and enqueue throw
+// ExecutionError; after a failed enqueue, the next does everything that is missing.
 class TableRefresh {
  public:
   virtual ~TableRefresh() = default;
@@ -38,15 +38,15 @@ class TableRefresh {
   // Writes words on the host.
   virtual void patch(const std::vector<Patch>& patches) noexcept = 0;
 
-  // Enqueues what the device's table lacks; nothing where it lacks nothing, and no substage then.
-  // ExecutionError while there are words that were never patched.
+  // Enqueues what the device's table lacks; a no-op, without a substage, where it lacks nothing.
+  // Throws ExecutionError while there are words that were never patched.
   virtual void enqueue(Stream stream, Submission& submission) = 0;
 
-  // Takes the device's table for lost: the next enqueue writes every word again. For a refresh that
-  // was enqueued and may have failed on the device.
+  // Invalidates the device's table: the next enqueue writes every word again. For an enqueued
+  // refresh that may have failed on the device.
   virtual void distrust() noexcept = 0;
 
-  // Where the arguments of a block lie on the device.
+  // The address of a block's arguments on the device.
   virtual const void* block(std::size_t index) const = 0;
 
   const RefreshCounts& counts() const { return counts_; }
@@ -55,26 +55,26 @@ class TableRefresh {
   RefreshCounts counts_;
 };
 
-// A word that holds an address in its own block, at this byte of it.
+// A word that holds an address in its own block: that of this byte.
 struct OwnAddress {
   ArgumentWord word;
   std::uint64_t target_bytes = 0;
 };
 
-// What a table is made of; see lay_out.
+// The parts of a table; see lay_out.
 struct TableParts {
   std::vector<ArgumentBlock> blocks;
   std::vector<ArgumentWord> words;
   std::vector<Relocation> relocations;  // one for each word
   std::vector<Trigger> triggers;        // by slot
-  std::vector<OwnAddress> own = {};     // which stay, as the table does
+  std::vector<OwnAddress> own = {};     // constant, as the table does not move
 };
 
 // Throws std::invalid_argument for an own address whose word lies in no block, or that points
 // behind its block.
 void check_own(const TableParts& parts);
 
-// Writes own addresses into a table's content; `table` is where it lies on the device.
+// Writes own addresses into a table's content; `table` is its address on the device.
 void write_own(const ArgumentLayout& layout, const std::vector<OwnAddress>& own,
                std::uint64_t table, std::vector<unsigned char>& content);
 
@@ -82,15 +82,15 @@ void write_own(const ArgumentLayout& layout, const std::vector<OwnAddress>& own,
 // range from the first to the last word that changed. The image may change again at once: see
 // HostCopies.
 //
-// Owner, thread, errors: as TableRefresh. At first the device's table holds nothing. The
-// constructor throws std::invalid_argument as lay_out and check_own.
+// Owner, thread, errors: as TableRefresh. The device's table is initially empty. The constructor
+// throws std::invalid_argument as lay_out and check_own.
 class HostTable {
  public:
   HostTable(const Runtime& runtime, const TableParts& parts);
 
   void write(std::uint32_t word, std::uint64_t address) noexcept;
 
-  // Enqueues the copy of what the device lacks, and counts it; nothing where it lacks nothing.
+  // Enqueues and counts the copy of what the device lacks; a no-op where it lacks nothing.
   void enqueue(Stream stream, Submission& submission, RefreshCounts& counts);
 
   // Copies the whole table, and waits.
@@ -116,7 +116,7 @@ class HostTable {
 // Words are written by the host: see HostTable.
 std::unique_ptr<TableRefresh> make_host_refresh(const Runtime& runtime, const TableParts& parts);
 
-// A kernel that gathers, args[w] = base[index[w]] + offset[w], with this argument block: addresses
+// A kernel that gathers args[w] = base[index[w]] + offset[w], with this argument block: addresses
 // of args, index (uint32) and offset (uint64), the number of words, the address of the bases.
 struct GatherKernel {
   Function function = nullptr;
@@ -125,21 +125,20 @@ struct GatherKernel {
 
 inline constexpr std::size_t kGatherArgumentsBytes = 40;
 
-// What launch arguments may hold, so that they need no copy of their own: 1,024 bytes go to the
-// device with the launch itself.
+// The bytes that go to the device with a launch itself, without a separate copy.
 inline constexpr std::size_t kLaunchBytes = 1024;
 
-// The device writes the words itself: one kernel launch that has the bases in its arguments where
-// they fit and the runtime takes arguments of the host; else one copy of the changed range of the
-// base table and the launch. A header patches one word for each slot, its base. Throws
-// BackendUnavailable where the runtime launches no kernels.
+// The device writes the words itself, by one kernel launch. The bases are in its arguments if they
+// fit and the runtime takes arguments from the host; else the changed range of the base table is
+// copied before. A header patches one word for each slot, its base. Throws BackendUnavailable where
+// the runtime launches no kernels.
 std::unique_ptr<TableRefresh> make_kernel_gather(const Runtime& runtime, const TableParts& parts,
                                                  const GatherKernel& kernel);
 
-// The same by two operators of the Ascend operator libraries, for where no kernel can be compiled:
-// one copy of the changed range of the base table, aclnnIndexSelect, and aclnnAdd, whose result is
-// the table itself. They are planned once, where executors can be made repeatable, else at each
-// gather. Throws BackendUnavailable where the operators are missing.
+// The same by two operators of the Ascend operator libraries, where no kernel can be compiled: one
+// copy of the changed range of the base table, aclnnIndexSelect, and aclnnAdd, whose result is the
+// table itself. They are planned once if executors can be made repeatable, else at each gather.
+// Throws BackendUnavailable where the operators are missing.
 std::unique_ptr<TableRefresh> make_operator_gather(const Runtime& runtime, const TableParts& parts);
 
 }  // namespace offload::acl

@@ -62,7 +62,7 @@ void AscendResident::make(const AscendProgram& program) {
     make_model();
   } catch (const StreamIsFull&) {
     if (program.form || !runtime().has(Capability::kCapture)) throw;
-    form_ = ModelForm::kCapture;  // whose streams are continued by others
+    form_ = ModelForm::kCapture;  // whose full streams the runtime continues
     make_model();
   }
 }
@@ -134,13 +134,13 @@ void AscendResident::issue(std::size_t launch) {
   note_enqueued();
   heed_failure();
   if (steps_ && launch == 0) steps_->weights()->begin_pass(stream());
-  Submission by_host;  // nobody asks for it
+  Submission by_host;  // its measurements are not used
   refresh_->enqueue(stream(), by_host);
   if (steps_) steps_->weights()->issue_before(launch, stream());
   for (const std::size_t kernel : launch_kernels_.at(launch)) launch_kernel(kernel, stream());
 }
 
-// On a stream of its own: the caller's may be being captured.
+// On a separate stream: the caller's may be being captured.
 std::vector<LaunchTime> AscendResident::time_launches(LaunchTimer& timer) {
   refuse_closed();
   if (steps_) throw ExecutionError("launches are timed where no weight is streamed");
@@ -166,7 +166,7 @@ void AscendResident::launch_timed(LaunchTimer& timer, Stream stream) {
   }
 }
 
-// The last copies of weights go on behind the execution.
+// The last copies of weights continue after the execution.
 void AscendResident::release() noexcept {
   if (steps_) steps_->weights()->rest();
   model_.reset();
@@ -177,8 +177,8 @@ void AscendResident::release() noexcept {
   arena_.reset();
 }
 
-// The model's destruction waits for its executions by the runtime's own means; kernels that were
-// issued one by one it does not know.
+// Destroying the model makes the runtime wait for its executions, but not for kernels that were
+// issued one by one.
 void AscendResident::abandon() noexcept {
   model_.reset();
   static_cast<void>(new (std::nothrow) std::shared_ptr<StreamedSteps>(std::move(steps_)));

@@ -23,36 +23,37 @@ struct Kernel {
   std::size_t launch = 0;  // of the Program
 };
 
-// Who writes addresses into the table: the host, operators on the device, or a kernel there.
+// What writes addresses into the table: the host, operators on the device, or a kernel there.
 struct WrittenByHost {};
 struct GatheredByOperators {};
 using RefreshWay = std::variant<WrittenByHost, GatheredByOperators, GatherKernel>;
 
-// What a resident is made of.
+// The description of a resident.
 struct AscendProgram {
   int device = 0;
   std::size_t arena_bytes = 0;  // of the feature map
-  std::vector<Kernel> kernels;  // in the order in which they run
+  std::vector<Kernel> kernels;  // in execution order
   TableParts table;
   std::size_t n_launches = 0;
-  std::optional<ModelForm> form;  // none: what the runtime can do best
+  std::optional<ModelForm> form;  // none: the best form of the runtime
   RefreshWay refresh;
   bool copies_on_device = true;            // see StreamResident
   std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
-  std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps
+  std::vector<std::size_t> for_next_pass;  // transfers at the end of the steps
 };
 
-// The model is made by the constructor; its kernels find their arguments in the table when they
-// run. Refresh and execution go to one stream.
+// The constructor makes the model, whose kernels read their arguments from the table when they run.
+// Refresh and execution go to one stream.
 //
-// Where weights are streamed the model has their copies on a second stream, is captured, and is
-// executed on a stream of the weights': the caller's waits for the outputs alone.
+// Where weights are streamed the model is captured with their copies on a second stream, and
+// executed on a stream of the weights: the caller's stream waits only for the outputs.
 //
-// A model of more kernels than a built one has room for is captured, unless a build was asked for.
+// A model with more kernels than a built model has room for is captured, unless a build was
+// requested.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError where the runtime fails (nothing is left behind), and std::invalid_argument for
-// words that lie nowhere.
+// words outside all blocks.
 class AscendResident final : public StreamResident {
  public:
   explicit AscendResident(AscendProgram program);
@@ -64,20 +65,20 @@ class AscendResident final : public StreamResident {
 
   std::vector<std::string> substages() const override { return substage_names(); }
 
-  // The times of single launches inside a model are not known: each gets the moment at which the
-  // model had been given to the device.
+  // The times of single launches inside a model are unknown: each gets the moment at which the
+  // model had been enqueued on the device.
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
   WeightPasses* weight_passes() override { return steps_ ? steps_->weights().get() : nullptr; }
 
-  // Launches everything once, outside of the model and one after the other, and gives what each
-  // launch took. The timer may be kept for another round. Throws ExecutionError, also where weights
-  // are streamed; nothing runs any more then.
+  // Launches everything once, outside the model and in sequence, and returns the duration of each
+  // launch. The timer may be reused for another round. Throws ExecutionError, also where weights
+  // are streamed; nothing is running then.
   std::vector<LaunchTime> time_launches(LaunchTimer& timer);
 
   std::optional<OwnArena> arena() const override;
 
-  // Of the life of this resident, closed or not.
+  // Over the life of this resident, closed or not.
   RefreshCounts counts() const { return refresh_ ? refresh_->counts() : last_counts_; }
   ModelForm form() const { return form_; }
   ModelStreams streams() const { return streams_; }

@@ -1,4 +1,4 @@
-// What an order of work needs of the Ascend runtime; see StreamOrder.
+// The calls of the Ascend runtime for an order of work; see StreamOrder.
 #pragma once
 
 #include "ascend/runtime.hpp"
@@ -54,8 +54,8 @@ class AscendStreams {
   void refuse_capturing(Stream stream, const char* which) const;
   void check(Code code, const char* what) const { runtime_->check(code, what); }
 
-  // Whether it is one of the codes that say what became of tasks or of the device (documentation of
-  // CANN: exceptions, traps and timeouts of its processors, aborts, memory and link errors).
+  // Whether the code states a failure of tasks or of the device (documentation of CANN: exceptions,
+  // traps and timeouts of its processors, aborts, memory and link errors).
   static bool is_fault(Code code);
   bool is_lost() const { return runtime_->is_forked(); }
 

@@ -9,7 +9,7 @@
 namespace offload::acl {
 namespace {
 
-// Where each weight begins in one piece of memory; 0: it has no bytes.
+// The address of each weight in one piece of memory; 0 for a weight of no bytes.
 std::vector<std::uint64_t> addresses_in(const StreamPlan& plan, std::uint64_t memory) {
   std::vector<std::uint64_t> found;
   for (const WeightPlacement& weight : plan.weights) {
@@ -94,7 +94,7 @@ void AscendWeightStream::follow(StreamAddress stream) {
   runtime_.check(runtime_.wait_event(lane(), begin_->handle()), "waiting for what comes before");
 }
 
-// An event that is still set would let the next wait pass at once. What waits for it goes on first.
+// An event that is still set would let the next wait pass at once. Its waiters go on first.
 void AscendWeightStream::forget_ready(Stream stream) {
   const char* const what = "waiting for an execution that failed";
   runtime_.check(runtime_.synchronize_stream(lane()), what);
@@ -131,7 +131,7 @@ PassReport AscendWeightStream::take_pass() {
   try {
     with_device([&] { timer_->report(report); });
   } catch (...) {
-    timing_failed_ = true;  // whatever it was that failed
+    timing_failed_ = true;  // whatever the cause
     throw;
   }
   return report;

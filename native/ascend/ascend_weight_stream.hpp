@@ -1,4 +1,4 @@
-// Weights of a program on an Ascend device of which a part is copied there in each execution.
+// Weights of a program on an Ascend device, of which each execution copies a part there.
 #pragma once
 
 #include <functional>
@@ -25,8 +25,8 @@ namespace offload::acl {
 // streams; nothing is left behind then.
 class AscendWeightStream final : public DeviceWeightStream, public WeightPasses {
  public:
-  // `memory`: of the plan's bytes, on the device. `release` gives it back, by the thread that
-  // closes, once. `shares_store`: what is streamed may be where other executables have it already.
+  // `memory`: of the plan's bytes, on the device. `release` frees it, once, on the closing thread.
+  // `shares_store`: streamed bytes may be shared with other executables.
   AscendWeightStream(int device, StreamPlan plan,
                      std::vector<std::shared_ptr<WeightSource>> sources, std::uint64_t memory,
                      std::function<void()> release, bool shares_store);
@@ -37,32 +37,30 @@ class AscendWeightStream final : public DeviceWeightStream, public WeightPasses 
   // The part of the host store that belongs to a device.
   static StoreDevice store_device(int device) { return {&Runtime::get(), device}; }
 
-  // Tells a stream of a model that is being made to make a transfer. Throws ExecutionError.
+  // Adds a transfer to a stream of a model that is being made. Throws ExecutionError.
   void capture_copy(std::size_t transfer, Stream stream) const {
     enqueue_copies(copies()[transfer], stream);
   }
 
-  // Recorded by the model when its outputs are ready, and reset by who has waited for it; null
-  // where the runtime has no external events.
+  // Recorded by the model when its outputs are ready, and reset by its waiter; null where the
+  // runtime has no external events.
   Event ready() const { return ready_ ? ready_->handle() : nullptr; }
 
   // Joins the capture of a model, and runs its executions.
   Stream lane() const { return lane_->handle(); }
 
-  // Executes the model whose copies bring these weights: behind what `stream` holds, on the lane,
-  // and lets `stream` wait for the outputs. A prologue is a substage of submit. Throws
-  // ExecutionError.
+  // Executes the model whose copies transfer these weights on the lane, after the work on `stream`,
+  // which then waits for the outputs. A prologue is a substage of submit. Throws ExecutionError.
   void execute(Model model, Stream stream, Submission& submission);
 
-  // Whether the passes from now on are timed, where the runtime makes events for that. Throws
-  // ExecutionError.
+  // Whether later passes are timed, where the runtime has events for that. Throws ExecutionError.
   void trace_weights(bool traces) override;
 
-  // What the latest pass did, once; of one that was timed also what it took, for which it waits. A
-  // wait that failed is remembered. Throws ExecutionError.
+  // The report of the latest pass, once; for a timed pass with its duration, for which this waits.
+  // A failed wait is remembered. Throws ExecutionError.
   PassReport take_pass() override;
 
-  // Whether timing has failed since this was last asked.
+  // Whether timing has failed since the last query.
   bool take_failure() { return std::exchange(timing_failed_, false); }
 
   void rest() noexcept override;
@@ -90,9 +88,9 @@ class AscendWeightStream final : public DeviceWeightStream, public WeightPasses 
   std::optional<OrderEvent> ready_;  // none: `ended_` is waited for
   std::optional<OrderEvent> ended_;
   std::optional<PassTimer> timer_;  // while passes are timed
-  bool is_timed_pass_ = false;      // the latest one, of which nobody has asked yet
+  bool is_timed_pass_ = false;      // the latest one, not reported yet
   bool timing_failed_ = false;
-  bool may_be_set_ = false;  // `ready_`, by an execution that nobody has waited for
+  bool may_be_set_ = false;  // `ready_`, by an execution that was not waited for
 };
 
 }  // namespace offload::acl

@@ -1,4 +1,4 @@
-// The arguments of a captured model's own kernels, and the addresses in them that move.
+// The arguments of a captured model's own kernels, and their addresses that move.
 #pragma once
 
 #include <cstdint>
@@ -10,39 +10,38 @@
 
 namespace offload::acl {
 
-// A block of the runtime's: where it lies on the device, and what it holds.
+// A block of the runtime: its address on the device, and its content.
 struct CapturedBlock {
   std::uint64_t address = 0;
   ArgumentBlock content;
 };
 
-// What of a model's kernels is patched.
+// The words of a model's kernels that are patched.
 struct CapturedWords {
   std::vector<CapturedBlock> blocks;
   std::vector<ArgumentWord> words;
-  std::vector<Relocation> relocations;  // one for each word, which it names by its index
+  std::vector<Relocation> relocations;  // one for each word, by its index
   std::uint32_t feature_map_slot = 0;
   std::uint64_t home = 0;  // stands for the feature map where it was captured, piece by piece
 };
 
-// Where the kernels have their arguments in a table of ours, words are written there, and one copy
-// before an execution brings the range from the first to the last that changed.
+// If the kernels read their arguments from a table of ours, words are written there, and one copy
+// before an execution transfers the range from the first to the last changed word.
 //
-// Else they are written in images of the runtime's blocks on the host. Before an execution each
-// block with a word that changed is brought by one HOST_TO_BUF_TO_DEVICE copy of the range from the
-// first to the last of them; the runtime stages it, so the image may change again at once. A block
-// with nothing new is not copied.
+// Otherwise words are written in host images of the runtime's blocks. Before an execution each
+// block with a changed word is updated by one HOST_TO_BUF_TO_DEVICE copy of the range from the
+// first to the last changed word; the runtime stages it, so the image may change again at once.
+// Unchanged blocks are not copied.
 //
-// A feature map that is bound to `home` is where the capture had it: its words hold what they held
-// then, even where its pieces do not lie in a row.
+// A feature map that is bound to `home` lies where it was captured: its words get their captured
+// content, even where its pieces are not contiguous.
 //
 // Owner: one resident, whose executions follow one another; the model outlives it, and so does the
-// table, which nothing but patch and enqueue uses. Thread: callers serialise; enqueue with the
-// device's context current. Errors: the constructor throws std::invalid_argument for a word that
-// lies in no block or is not aligned to eight bytes, unless each word has its relocation, and
-// unless the table, if there is one (else null), has as many; enqueue throws ExecutionError, also
-// while there are words that were never patched: after one that failed, the next does all that is
-// missing.
+// table, which only patch and enqueue use. Thread: callers serialise; enqueue with the device's
+// context current. Errors: the constructor throws std::invalid_argument for a word that lies in no
+// block or is not aligned to eight bytes, unless each word has its relocation, and unless the
+// table, if not null, has as many; enqueue throws ExecutionError, also while there are words that
+// were never patched: after a failed enqueue, the next does everything that is missing.
 class CapturedArguments {
  public:
   CapturedArguments(const Runtime& runtime, CapturedWords words, HostTable* table);
@@ -51,8 +50,8 @@ class CapturedArguments {
   void patch(const Patch& patch) noexcept;
   void enqueue(Stream stream, Submission& submission);
 
-  // Takes what was enqueued for lost: the next enqueue writes the table, or every block with a
-  // word, again.
+  // Invalidates what was enqueued: the next enqueue writes the table, or every block with a word,
+  // again.
   void distrust() noexcept;
 
   const RefreshCounts& counts() const { return counts_; }
@@ -66,9 +65,9 @@ class CapturedArguments {
   const Runtime& runtime_;
   CapturedWords parts_;
   HostTable* table_;
-  std::vector<std::uint64_t> captured_;  // by word: what it held
+  std::vector<std::uint64_t> captured_;  // by word: its captured content
   std::vector<MissingBytes> missing_;    // by block
-  std::vector<std::uint32_t> stale_;     // blocks of which bytes are missing
+  std::vector<std::uint32_t> stale_;     // blocks with missing bytes
   PatchedWords patched_;
   RefreshCounts counts_;
 };

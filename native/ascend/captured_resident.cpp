@@ -72,7 +72,7 @@ void CapturedResident::patch(const std::vector<Patch>& patches) noexcept {
   }
 }
 
-// What a wait that failed leaves may not have been written.
+// After a failed wait, enqueued writes may not have happened.
 void CapturedResident::heed_failure() {
   const bool timing_failed = program_.steps && program_.steps->weights()->take_failure();
   if (!take_failure() && !timing_failed) return;
@@ -128,17 +128,17 @@ CopyCounts CapturedResident::counts() const {
 void CapturedResident::release() noexcept {
   if (!program_.copies) return;
   last_counts_ = program_.copies->counts();
-  if (program_.steps) program_.steps->weights()->rest();  // its last copies go on
+  if (program_.steps) program_.steps->weights()->rest();  // its last copies continue
   program_.copies.reset();
   program_.release();
-  program_.table.reset();  // now that no task reads it
+  program_.table.reset();  // no task reads it any more
   if (program_.steps) program_.steps->weights()->close();
   program_.steps.reset();
   counted_.reset();
 }
 
-// Model, copies, table and pool stay for the rest of the process: to destroy them is to free what
-// may run.
+// Model, copies, table and pool stay until the process ends: destroying them would free what may be
+// running.
 void CapturedResident::abandon() noexcept {
   static_cast<void>(new (std::nothrow) CapturedProgram(std::move(program_)));
   static_cast<void>(counted_.release());

@@ -1,5 +1,5 @@
-// A model that torch_npu has captured, as the resident object: addresses in the arguments of its
-// kernels are patched, and tensors copied to and from where kernels have them otherwise.
+// A model captured by torch_npu, as the resident object: addresses in the arguments of its kernels
+// are patched; other tensors are copied to and from the addresses of the kernels.
 #pragma once
 
 #include <functional>
@@ -17,31 +17,31 @@
 
 namespace offload::acl {
 
-// The model of the capture under way on a stream. Throws ExecutionError where there is none, or
-// where it was invalidated.
+// The model of the running capture of a stream. Throws ExecutionError where there is no such
+// capture, or where it was invalidated.
 Model capturing_model(const Runtime& runtime, Stream stream);
 
-// Ends what is being captured on a stream, and destroys its model; nothing where nothing is.
-// Whoever began the capture must not hold the model for alive.
+// Ends the capture of a stream, and destroys its model; a no-op without a capture. Whoever began
+// the capture must then treat the model as destroyed.
 void abandon_capture(const Runtime& runtime, Stream stream) noexcept;
 
-// What a resident is made of.
+// The description of a resident.
 struct CapturedProgram {
   int device = 0;
   Model model = nullptr;                 // lives until `release`
   std::shared_ptr<MovingCopies> copies;  // likewise
   std::vector<std::uint32_t> slots;      // by tensor of `copies`
-  CapturedWords arguments;               // none: they all stay as they were captured
-  std::shared_ptr<CapturedTable> table;  // installed; null: kernels have the runtime's blocks
+  CapturedWords arguments;               // empty: all arguments stay as captured
+  std::shared_ptr<CapturedTable> table;  // installed; null: kernels use the runtime's blocks
   std::size_t n_launches = 0;
   std::shared_ptr<StreamedSteps> steps;    // null: no weights are streamed
-  std::vector<std::size_t> for_next_pass;  // transfers that stand at the end of the steps
+  std::vector<std::size_t> for_next_pass;  // transfers at the end of the steps
   std::vector<RandomCell> random_cells;    // of the generators that its kernels draw from
-  std::function<void()> release;  // gives model and copies back; never throws, may be called again
+  std::function<void()> release;  // frees model and copies; never throws, may be called again
 };
 
-// Words are those of the kernels' own arguments, and then one for each tensor that is copied.
-// Streamed weights: as AscendResident.
+// Words are those of the kernels' own arguments, followed by one for each copied tensor. Streamed
+// weights: as AscendResident.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable,
 // ExecutionError, and std::invalid_argument unless each tensor has a slot, and as
@@ -63,17 +63,17 @@ class CapturedResident final : public StreamResident, public GeneratorStates {
 
   std::vector<std::string> substages() const override { return substage_names(); }
 
-  // As AscendResident: the times of single launches are not known.
+  // As AscendResident: the times of single launches are unknown.
   void execute(Submission& submission, LaunchTimes* times) override;
 
   WeightPasses* weight_passes() override {
     return program_.steps ? program_.steps->weights().get() : nullptr;
   }
 
-  // Throws ExecutionError: torch delivered the launches once and for all.
+  // Throws ExecutionError: torch has delivered the launches once, in the capture.
   void issue(std::size_t launch) override;
 
-  // Of the life of this resident, closed or not.
+  // Over the life of this resident, closed or not.
   CopyCounts counts() const;
   ModelStreams streams() const { return streams_; }
   const RefreshCounts& refresh_counts() const { return arguments_.counts(); }

@@ -9,8 +9,8 @@
 namespace offload::acl {
 namespace {
 
-// Those that the runtime tells of a task and takes. It does not tell the engine, the offset of
-// blocks, whether prefetches are blocked and whether profiling is on (107000).
+// The attributes that the runtime reports of a task and accepts. It does not report the engine, the
+// offset of blocks, whether prefetches are blocked and whether profiling is on (107000).
 constexpr LaunchAttributeId kToldAttributes[] = {kLaunchSchedulingMode, kLaunchLocalMemoryBytes,
                                                  kLaunchDataDump, kLaunchTimeoutMicroseconds};
 
@@ -55,13 +55,13 @@ CapturedTable::Task CapturedTable::read(ModelTask handle, const MovedKernel& ker
   return task;
 }
 
-// Nothing where the chip has no such attribute.
+// None where the chip has no such attribute.
 std::optional<LaunchAttribute> CapturedTable::attribute(ModelTask handle,
                                                         LaunchAttributeId id) const {
   LaunchAttribute found = {id, {}};
   const Error error = runtime_.kernel_task_get_attribute(handle, id, &found.value);
   if (error == kRtFeatureNotSupport) {
-    runtime_.get_recent_error_message();  // forgets it
+    runtime_.get_recent_error_message();  // clears it
     return std::nullopt;
   }
   runtime_.check(error, "asking for an attribute of a captured kernel");
@@ -88,7 +88,7 @@ void CapturedTable::install() {
   runtime_.check(runtime_.model_update(model_), "updating a captured model");
 }
 
-// On some chips the runtime takes the address only where it can note it in a handle of its own.
+// On some chips the runtime accepts the address only if it can store it in a handle of its own.
 void CapturedTable::check_kept(const Task& task) const {
   ModelTaskParameters now = {};
   runtime_.check(runtime_.task_get_parameters(task.handle, &now),

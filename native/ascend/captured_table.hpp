@@ -10,32 +10,31 @@
 
 namespace offload::acl {
 
-// A kernel of a captured model, whose arguments are the block of the same index.
+// A kernel of a captured model; its arguments are the block of the same index.
 struct MovedKernel {
-  std::size_t task = 0;       // its number among the model's, as read_tasks tells them
-  std::uint64_t address = 0;  // where its block was when that was read
+  std::size_t task = 0;       // its number among the model's, in the order of read_tasks
+  std::uint64_t address = 0;  // of its block when that was read
 };
 
-// aclmdlRITaskSetParams takes a kernel's arguments from the host (isHostArgs 1), of which the
-// runtime makes a copy at once, or from device memory (0), of which it keeps the address alone. The
-// second is what is done here, for each kernel, and one aclmdlRIUpdate makes them count: from then
-// on every execution reads the table, and no task is changed again. What is in the table, only
-// copies of it change.
+// aclmdlRITaskSetParams takes a kernel's arguments from the host (isHostArgs 1), which the runtime
+// copies at once, or from device memory (0), of which it keeps only the address. The second form is
+// used here, for each kernel, and one aclmdlRIUpdate makes it effective: from then on every
+// execution reads the table, and no task is changed again. Only copies change the table's content.
 //
-// A task that is set loses the runtime's block, so words that pointed into that point into the
-// table's instead; nobody fills in places, as a launch does. It also gets the attributes that it is
-// given and no others: those that can be asked for are given again. What it was launched for (the
-// shapes that a profiler shows) is handed on as it was read.
+// A task that is set loses the runtime's block, so words that pointed into that block are set to
+// point into the table's; place holders are not filled in as by a launch. It gets only the
+// attributes that are given: those that can be queried are given again. The shapes that a profiler
+// shows are passed on as they were read.
 //
 // Sources: hicann/runtime 9.1.0 and master, src/runtime/core/src/kernel/kernel_utils.cc
-// (UpdateKernelParams, GetKernelAttribute), api_impl.cc (TaskSetParams, ModelUpdate). They name no
+// (UpdateKernelParams, GetKernelAttribute), api_impl.cc (TaskSetParams, ModelUpdate). They state no
 // alignment of arguments.
 //
-// Owner: one captured model, from its update until after it was destroyed: tasks read the table.
-// Thread: callers serialise, with the device's context current. Errors: the constructor changes
-// nothing of the model; it throws BackendUnavailable where the runtime changes no tasks, or a task
-// is none that may be set (not the kernel that was read, or of a task group), OutOfMemory,
-// ExecutionError where the runtime fails, and std::invalid_argument as HostTable.
+// Owner: one captured model, from its update until after its destruction: tasks read the table.
+// Thread: callers serialise, with the device's context current. Errors: the constructor does not
+// change the model; it throws BackendUnavailable where the runtime changes no tasks, or a task may
+// not be set (not the kernel that was read, or of a task group), OutOfMemory, ExecutionError where
+// the runtime fails, and std::invalid_argument as HostTable.
 class CapturedTable {
  public:
   CapturedTable(const Runtime& runtime, Model model, const TableParts& parts,
@@ -43,8 +42,8 @@ class CapturedTable {
   CapturedTable(const CapturedTable&) = delete;
   CapturedTable& operator=(const CapturedTable&) = delete;
 
-  // Gives the kernels the table, once. The model is idle. Throws ExecutionError where the runtime
-  // refuses, or would not keep the table's address; the model may be of no use any more then.
+  // Sets the table as the kernels' arguments, once. The model is idle. Throws ExecutionError where
+  // the runtime refuses, or would not keep the table's address; the model may be unusable then.
   void install();
 
   HostTable& table() { return table_; }

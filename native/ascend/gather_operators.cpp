@@ -12,14 +12,14 @@
 namespace offload::acl {
 namespace {
 
-// Newer releases of CANN have libopapi_math.so and libopapi_nn.so in the place of libopapi.so,
-// which they deprecate.
+// Newer releases of CANN have libopapi_math.so and libopapi_nn.so in place of libopapi.so, which is
+// deprecated.
 constexpr std::array<const char*, 6> kOperatorLibraries = {"libopapi_math.so", "libopapi_nn.so",
                                                            "libopapi.so",      "libaclnn_math.so",
                                                            "libaclnn_nn.so",   "libnnopbase.so"};
 
-// The operator libraries, each opened when a symbol is not in those before it: they are large. None
-// is closed again.
+// The operator libraries. They are large, so each is opened only when a symbol is not in the
+// earlier ones. They are never closed.
 class Libraries {
  public:
   void* resolve(const char* symbol) {
@@ -34,7 +34,7 @@ class Libraries {
   }
 
  private:
-  std::vector<void*> handles_;  // null: it cannot be opened
+  std::vector<void*> handles_;  // null: not available
 };
 
 [[noreturn]] void fail_to_describe(const Runtime& runtime, const char* function) {
@@ -122,7 +122,7 @@ FixedOperator::FixedOperator(const Runtime& runtime, const GatherOperators& oper
     executor_ = planned;
     return;
   }
-  runtime_.get_recent_error_message();  // forgets it
+  runtime_.get_recent_error_message();  // clears it
   destroy(planned);
 }
 
@@ -134,8 +134,8 @@ void FixedOperator::destroy(OperatorExecutor executor) const {
   if (!runtime_.is_forked()) operators_.destroy_executor(executor);
 }
 
-// The same operands need the same workspace each time; what needs more than at first may not run,
-// since the workspace in use may not be given back.
+// The same operands need the same workspace each time. A plan that needs more than at first may not
+// run, since the workspace in use may not be freed.
 OperatorExecutor FixedOperator::plan() {
   std::uint64_t n_bytes = 0;
   OperatorExecutor executor = nullptr;
@@ -152,7 +152,7 @@ OperatorExecutor FixedOperator::plan() {
 void FixedOperator::enqueue(const DeviceMemory& workspace, Stream stream) {
   OperatorExecutor executor = executor_ != nullptr ? executor_ : plan();
   const Error error =
-      second_phase_(workspace.data(), workspace_bytes_, executor, stream);  // takes what it planned
+      second_phase_(workspace.data(), workspace_bytes_, executor, stream);  // consumes the executor
   if (error != kSuccess) runtime_.fail(error, "refreshing kernel arguments by " + name_);
 }
 

@@ -1,5 +1,5 @@
-// Operators of the Ascend operator libraries on memory of our own: what a gather is made of where
-// there is no kernel for it.
+// Operators of the Ascend operator libraries on memory of our own: the parts of a gather without a
+// kernel.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace offload::acl {
 
-// X(name here, symbol, whether it is needed, result, signature).
+// X(name here, symbol, whether it is required, result, signature).
 #define OFFLOAD_ACLNN_FUNCTIONS(X)                                                              \
   X(create_tensor, "aclCreateTensor", true, Tensor,                                             \
     (const std::int64_t* shape, std::uint64_t rank, DataType type, const std::int64_t* strides, \
@@ -34,17 +34,17 @@ namespace offload::acl {
 
 // The function table of the operator libraries, each symbol looked up in all of them:
 // libopapi_math.so and libopapi_nn.so, libopapi.so (which these replace), libaclnn_math.so,
-// libaclnn_nn.so and libnnopbase.so. They are opened when they are first asked for; where one is
-// missing, so is what only it has.
+// libaclnn_nn.so and libnnopbase.so. They are opened at the first use; without a library, the
+// symbols that only it has are missing.
 //
 // Owner: the process; never closed. Thread: any. Errors: get throws BackendUnavailable, which names
-// the symbols that are missing.
+// the missing symbols.
 class GatherOperators {
  public:
-  // Looks once, and again after it has not found all.
+  // Searches once, and again after a search that did not find everything.
   static const GatherOperators& get();
 
-  // The symbols that are needed and missing, by commas; none: empty. BackendUnavailable as
+  // The required symbols that are missing, separated by commas; else empty. BackendUnavailable as
   // Runtime::get.
   static std::string missing();
 
@@ -53,12 +53,12 @@ class GatherOperators {
 #undef OFFLOAD_DECLARE
 
  private:
-  // Gives the symbols that are needed and missing.
+  // Returns the required symbols that are missing.
   std::string open();
   static std::string find(const GatherOperators*& found);
 };
 
-// A tensor of one dimension, as operators take it: all of some memory, or its beginning.
+// A tensor of one dimension, as an operand: all of a memory, or its beginning.
 //
 // Owner: one object; the memory must outlive it. Errors: the constructor throws ExecutionError.
 class OperatorTensor {
@@ -77,7 +77,7 @@ class OperatorTensor {
   Tensor tensor_;
 };
 
-// An integer, as operators take it.
+// An integer, as an operand.
 //
 // Owner: one object. Errors: the constructor throws ExecutionError.
 class OperatorScalar {
@@ -95,19 +95,19 @@ class OperatorScalar {
   Scalar scalar_;
 };
 
-// An operator on operands that stay where they are: planned once, where its executor can be made
-// repeatable, else anew each time.
+// An operator on operands at fixed addresses: planned once if its executor can be made repeatable,
+// else each time.
 //
 // Owner: one object, which its operands outlive. Thread: callers serialise, with the device's
 // context current. Errors: the constructor and enqueue throw ExecutionError, with the operator's
-// name; an executor that is repeatable may be enqueued again then, another one has been taken.
+// name; then a repeatable executor may be enqueued again; any other has been consumed.
 class FixedOperator {
  public:
   using FirstPhase = std::function<Error(std::uint64_t* workspace_bytes, OperatorExecutor*)>;
   using SecondPhase = Error (*)(void* workspace, std::uint64_t workspace_bytes, OperatorExecutor,
                                 Stream);
 
-  // `name`: of the second phase.
+  // `name`: the operator's second phase.
   FixedOperator(const Runtime& runtime, const GatherOperators& operators, const char* name,
                 FirstPhase first_phase, SecondPhase second_phase);
   ~FixedOperator();
@@ -116,10 +116,10 @@ class FixedOperator {
 
   std::uint64_t workspace_bytes() const { return workspace_bytes_; }
 
-  // How often the first phase was called.
+  // The number of calls of the first phase.
   std::uint64_t n_plans() const { return n_plans_; }
 
-  // `workspace`: of workspace_bytes or more, used by the operator until it has run.
+  // `workspace`: at least workspace_bytes, in use until the operator has run.
   void enqueue(const DeviceMemory& workspace, Stream stream);
 
  private:
@@ -133,7 +133,7 @@ class FixedOperator {
   SecondPhase second_phase_;
   std::uint64_t workspace_bytes_ = 0;
   std::uint64_t n_plans_ = 0;
-  OperatorExecutor executor_ = nullptr;  // null: it cannot be repeated
+  OperatorExecutor executor_ = nullptr;  // null: not repeatable
 };
 
 }  // namespace offload::acl

@@ -39,7 +39,7 @@ GatherRefresh::GatherRefresh(const Runtime& runtime, const TableParts& parts,
   std::vector<unsigned char> content = table_content(layout_, parts.blocks);
   write_own(layout_, parts.own, table_.address(), content);
   std::vector<std::uint64_t> offsets = tables.offset;
-  for (const OwnAddress& own : parts.own) {  // as of any word that is no address of a slot
+  for (const OwnAddress& own : parts.own) {  // constants, as all words that are no slot's address
     const std::size_t at = layout_.block_offsets_bytes[own.word.block] + own.word.offset_bytes;
     if (at / 8 < offsets.size()) std::memcpy(&offsets[at / 8], content.data() + at, 8);
   }

@@ -1,4 +1,4 @@
-// What the refreshes have in common that let the device gather a table's words.
+// The common part of refreshes by a gather on the device.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace offload::acl {
 
-// Patches bases, one for each slot, on the host; whoever derives has the device write
-// args[w] = base[index[w]] + offset[w], modulo 2^64, for all words of the table that may change.
+// Patches bases, one for each slot, on the host; a derived class makes the device write args[w] =
+// base[index[w]] + offset[w], modulo 2^64, for all words of the table that may change.
 //
 // Owner, thread, errors: as TableRefresh.
 class GatherRefresh : public TableRefresh {
@@ -26,21 +26,21 @@ class GatherRefresh : public TableRefresh {
   }
 
  protected:
-  // The host's words begin with `n_head_words` that are left to whoever derives; the bases follow.
+  // The host's words begin with `n_head_words` for the derived class; the bases follow.
   GatherRefresh(const Runtime& runtime, const TableParts& parts, std::size_t n_head_words);
 
-  // Enqueues the gather of all words, with what the device lacks of the bases before it. There are
-  // words, and bases that it lacks.
+  // Enqueues the gather of all words, after a copy of the bases that the device lacks. Called only
+  // with words, and with missing bases.
   virtual void gather(Stream stream, Submission& submission) = 0;
 
-  // Enqueues the copy of what the device lacks of the bases, a substage, and counts it.
+  // Enqueues and counts the copy of the bases that the device lacks, as a substage.
   void copy_bases(const DeviceMemory& bases, Stream stream, Submission& submission);
 
   const Runtime& runtime() const { return runtime_; }
   std::size_t n_words() const { return n_words_; }
   std::size_t bases_bytes() const { return 8 * (host_.size() - n_head_words_); }
 
-  // The head, the bases, and a zero: the base of what is no address.
+  // The head, the bases, and a zero: the base of words that are not addresses.
   std::vector<std::uint64_t>& host() { return host_; }
   const DeviceMemory& table() const { return table_; }
   const DeviceMemory& index() const { return index_; }    // uint32, of a base, by word

@@ -17,12 +17,11 @@ void HostCopies::copy(void* to, const void* from, std::size_t n_bytes, Stream st
       what);
   const Error error = runtime_.record_event(piece.copied.handle(), stream);
   if (error == kSuccess) return;
-  runtime_.synchronize_stream(stream);  // nothing else tells when the piece is free
+  runtime_.synchronize_stream(stream);  // otherwise the end of the copy is unknown
   runtime_.fail(error, what);
 }
 
-// A piece is replaced by a larger one in its place, so the order of the pieces is that of their
-// copies.
+// A larger piece replaces a piece in its place, so the order of the pieces is that of their copies.
 HostCopies::Piece& HostCopies::free_piece(std::size_t n_bytes, const char* what) {
   const RelaxedCapture relaxed(runtime_);
   if (!pieces_.empty()) {
@@ -37,7 +36,7 @@ HostCopies::Piece& HostCopies::free_piece(std::size_t n_bytes, const char* what)
       return *oldest;
     }
   }
-  // Before the oldest, and so the latest.
+  // Before the oldest, which makes it the latest.
   const auto at = pieces_.begin() + static_cast<std::ptrdiff_t>(oldest_);
   Piece& made = **pieces_.insert(at, std::make_unique<Piece>(runtime_, n_bytes));
   oldest_ = (oldest_ + 1) % pieces_.size();

@@ -1,4 +1,4 @@
-// Copies from the host whose source may change again when they are enqueued.
+// Copies from the host whose source may change as soon as they are enqueued.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace offload::acl {
 
-// Where the runtime stages what it is given (ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE, from CANN 8.5 on;
-// older headers have no such kind) that is one call. Elsewhere the bytes go into pinned memory of
-// our own, of which there is a piece for each copy that may not have ended, at most kMostPieces;
-// the next copy waits for the oldest.
+// Where the runtime stages the source (ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE, from CANN 8.5 on; older
+// headers lack this kind) one call suffices. Otherwise the bytes go into pinned memory of our own,
+// with one piece for each unfinished copy, at most kMostPieces; a further copy waits for the
+// oldest.
 //
-// Owner: one resident; needs the device's context current while it is destroyed, and nothing that
-// it enqueued may be under way then. Thread: callers serialise. Errors: copy throws ExecutionError,
-// which begins with `what`; what it was to copy may or may not have been enqueued then.
+// Owner: one resident; at its destruction the device's context must be current, and all its copies
+// must have ended. Thread: callers serialise. Errors: copy throws ExecutionError, which begins with
+// `what`; the copy may or may not have been enqueued then.
 class HostCopies {
  public:
   static constexpr std::size_t kMostPieces = 16;
@@ -35,14 +35,14 @@ class HostCopies {
 
     std::size_t size_bytes;
     PinnedMemory memory;
-    OrderEvent copied;  // recorded behind its latest copy
+    OrderEvent copied;  // recorded after its latest copy
   };
 
   Piece& free_piece(std::size_t n_bytes, const char* what);
 
   const Runtime& runtime_;
   std::vector<std::unique_ptr<Piece>> pieces_;
-  std::size_t oldest_ = 0;  // the piece whose copy was enqueued longest ago
+  std::size_t oldest_ = 0;  // the piece of the oldest copy
 };
 
 }  // namespace offload::acl

@@ -7,11 +7,11 @@
 
 namespace offload::acl {
 
-// An image of kernels that is loaded on a device.
+// An image of kernels, loaded on a device.
 //
-// Owner: whoever launches its functions; nothing may run them any more when it is destroyed.
-// Thread: any. Errors: the constructor throws BackendUnavailable where the runtime launches no
-// kernels; it and function throw ExecutionError, which names the kernel that is missing.
+// Owner: the launcher of its functions; none of them may be running at its destruction. Thread:
+// any. Errors: the constructor throws BackendUnavailable where the runtime launches no kernels; it
+// and function throw ExecutionError, which names a missing kernel.
 class KernelBinary {
  public:
   KernelBinary(int device, const std::string& image);

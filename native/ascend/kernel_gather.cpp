@@ -1,11 +1,11 @@
-// The refresh by a kernel that gathers.
+// The refresh by a gathering kernel.
 #include "ascend/gather_refresh.hpp"
 #include "ascend/table_copies.hpp"
 
 namespace offload::acl {
 namespace {
 
-// The words of a gather's argument block, after which the bases follow where they fit.
+// The words of a gather's argument block; the bases follow if they fit.
 enum GatherArgument : std::size_t { kTable, kIndex, kOffset, kCount, kBases, kFirstBase };
 static_assert(kFirstBase * 8 == kGatherArgumentsBytes);
 

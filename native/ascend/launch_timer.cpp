@@ -13,10 +13,10 @@ constexpr const char* kWhat = "timing launches";
 constexpr std::uint32_t kTimed = kEventSync | kEventTimeline;
 constexpr double kNsInMs = 1e6;
 
-// Of launches, so that a group fits into a queue of 1024 tasks with its events and copies.
+// Launches per group, so that a group with its events and copies fits into a queue of 1024 tasks.
 constexpr std::size_t kGroup = 64;
 
-// 4 MiB take about 0.2 ms at 24 GB/s: a group is first held back for some 3 ms, at most for 50.
+// 4 MiB take about 0.2 ms at 24 GB/s: a group is delayed by some 3 ms at first, by at most 50 ms.
 constexpr std::size_t kCopyBytes = 4 << 20;
 constexpr std::size_t kFewestCopies = 16;
 constexpr std::size_t kMostCopies = 256;
@@ -37,7 +37,7 @@ LaunchTimer::LaunchTimer(int device)
     memory_.reset();  // while the context is current
     throw;
   }
-  std::memset(store_->data(), 1, kCopyBytes);  // else all pages are one
+  std::memset(store_->data(), 1, kCopyBytes);  // otherwise all pages are one
 }
 
 LaunchTimer::~LaunchTimer() {

@@ -9,7 +9,7 @@ namespace offload::acl {
 namespace {
 
 constexpr std::array<std::size_t, 4> kSizesBytes = {64 << 10, 1 << 20, 8 << 20, 32 << 20};
-constexpr std::size_t kRounds = 9;  // and one before them that is not counted
+constexpr std::size_t kRounds = 9;  // after one that is not counted
 constexpr double kNsInMs = 1e6;
 
 }  // namespace
@@ -22,7 +22,7 @@ std::vector<std::pair<std::size_t, double>> sample_link(int index) {
   constexpr std::size_t kMostBytes = kSizesBytes.back();
   const DeviceMemory memory(runtime, kMostBytes, "allocating memory to measure the link");
   const PinnedMemory store(runtime, kMostBytes);
-  std::memset(store.data(), 1, kMostBytes);  // else all pages are one
+  std::memset(store.data(), 1, kMostBytes);  // otherwise all pages are one
   const OwnStream stream(runtime, 0);
   const OrderEvent begin(runtime, kEventSync | kEventTimeline);
   const OrderEvent end(runtime, kEventSync | kEventTimeline);
@@ -32,7 +32,7 @@ std::vector<std::pair<std::size_t, double>> sample_link(int index) {
       runtime.check(runtime.record_event(begin.handle(), stream.handle()), "measuring the link");
       const Error error = runtime.memcpy_async(memory.data(), size_bytes, store.data(), size_bytes,
                                                kHostToDevice, stream.handle());
-      // Also after a failure nothing may run when the memory goes.
+      // Even after a failure the memory must not be freed during the copy.
       runtime.check(runtime.record_event(end.handle(), stream.handle()), "measuring the link");
       runtime.check(runtime.synchronize_event(end.handle()), "measuring the link");
       runtime.check(error, "copying to the device to measure the link");

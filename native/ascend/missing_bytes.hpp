@@ -1,4 +1,4 @@
-// What the device lacks of bytes that the host keeps an image of.
+// The part of a host image that the device lacks.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace offload::acl {
 
-// A range of bytes that the device lacks: the least that holds all that was added.
+// A range of bytes that the device lacks: the smallest that contains all added bytes.
 //
 // Owner: one image. Thread: callers serialise. Errors: none.
 class MissingBytes {

@@ -18,7 +18,7 @@ void check_told(const Runtime& runtime, Error error, const char* what) {
   runtime.check(error, what);
 }
 
-// Asks for the number first, then for as many handles.
+// Queries the number first, then that many handles.
 template <typename Handle, typename Ask>
 std::vector<Handle> handles(const Runtime& runtime, const Ask& ask, const char* what) {
   std::uint32_t count = 0;
@@ -73,7 +73,7 @@ ModelStreams streams_held(const Runtime& runtime, Model model, int n_known) noex
   if (!runtime.has(Capability::kTaskParameters)) return {n_known, false};
   std::uint32_t count = 0;
   if (runtime.model_get_streams(model, nullptr, &count) != kSuccess) {
-    runtime.get_recent_error_message();  // forgets it
+    runtime.get_recent_error_message();  // clears it
     return {n_known, false};
   }
   return {std::max(n_known, static_cast<int>(count)), true};

@@ -1,4 +1,5 @@
-// The tasks of a captured model, as the runtime tells them: what kernels are given, and where.
+// The tasks of a captured model, as reported by the runtime: kernels' arguments and their
+// addresses.
 #pragma once
 
 #include <cstdint>
@@ -9,37 +10,38 @@
 
 namespace offload::acl {
 
-// One task of a model. A kernel's arguments lie in a block of the runtime's on the device, which
-// lives and stays as long as the model; of other kinds of task nothing is told.
+// One task of a model. A kernel's arguments lie in a block of the runtime on the device, at a fixed
+// address for the life of the model; other kinds of task have no details.
 struct CapturedTask {
   std::uint32_t stream = 0;  // of the model's streams, in the runtime's order
   ModelTaskType type = kTaskDefault;
-  Function function = nullptr;  // of a kernel, as all below
+  Function function = nullptr;  // of a kernel, as all fields below
   std::uint32_t n_blocks = 0;
   std::uint64_t address = 0;  // of its argument block
-  ArgumentBlock arguments;    // what that holds now
+  ArgumentBlock arguments;    // its present content
 };
 
-// Streams of a model. What the runtime adds where a stream is full it does not tell of.
+// Streams of a model. The runtime does not report those that it adds where a stream is full.
 struct ModelStreams {
   int count = 0;
-  bool is_told = false;  // by the runtime (aclmdlRIGetStreams); else that many at least
+  bool is_told = false;  // by the runtime (aclmdlRIGetStreams); else a lower bound
 };
 
-// The streams of a model that has been made, of which `n_known` are known anyhow. Errors: none.
-// Needs the device's context current.
+// The streams of a finished model, of which `n_known` are known in any case. Errors: none. Needs
+// the device's context current.
 ModelStreams streams_held(const Runtime& runtime, Model model, int n_known) noexcept;
 
-// How many tasks there are on each stream of a model, which may still be being captured. Throws
-// BackendUnavailable where the runtime tells no tasks, ExecutionError where it fails. Needs the
-// device's context current, as read_tasks does.
+// The number of tasks on each stream of a model, which may still be being captured. Throws
+// BackendUnavailable where the runtime reports no tasks, ExecutionError where it fails. Needs the
+// device's context current, as does read_tasks.
 std::vector<std::uint32_t> count_tasks(const Runtime& runtime, Model model);
 
 // The handles of all tasks of a model, in the order of read_tasks. Errors: as count_tasks.
 std::vector<ModelTask> task_handles(const Runtime& runtime, Model model);
 
-// All tasks of a model that was captured, stream by stream and in the order of capture. Errors: as
-// count_tasks; BackendUnavailable also where the firmware cannot tell parameters (no software SQ).
+// All tasks of a captured model, stream by stream and in the order of capture. Errors: as
+// count_tasks; BackendUnavailable also where the firmware cannot report parameters (no software
+// SQ).
 std::vector<CapturedTask> read_tasks(const Runtime& runtime, Model model);
 
 }  // namespace offload::acl

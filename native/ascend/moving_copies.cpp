@@ -10,11 +10,11 @@
 namespace offload::acl {
 namespace {
 
-// What one copy that reads its addresses takes (hicann/runtime, MAX_MEMCPY_SIZE_OF_D2D).
+// The limit of one copy that reads its addresses (hicann/runtime, MAX_MEMCPY_SIZE_OF_D2D).
 constexpr std::size_t kMostCopyBytes = std::size_t{4} << 30;
 
-// Where chip or firmware lack it, aclrtMemcpyAsyncWithOffset is there and refuses (207000), which
-// nothing tells before: one copy between 64 bytes of its own shows it. Waits for it.
+// Where chip or firmware lack support, aclrtMemcpyAsyncWithOffset exists and refuses (207000),
+// which only a call shows: one copy within 64 bytes of its own tests it. Waits for the copy.
 bool copies_by_offset(const Runtime& runtime) {
   constexpr std::size_t kBytes = 64;
   const char* const what = "trying a copy that reads its addresses from memory";
@@ -26,7 +26,7 @@ bool copies_by_offset(const Runtime& runtime) {
       runtime.memcpy_with_offset(words, kBytes, 0, const_cast<const void**>(words + 1), kBytes, 0,
                                  kInnerDeviceToDevice, /*stream=*/nullptr);
   if (error == kRtFeatureNotSupport) {
-    runtime.get_recent_error_message();  // forgets it
+    runtime.get_recent_error_message();  // clears it
     return false;
   }
   runtime.check(error, what);
@@ -34,8 +34,8 @@ bool copies_by_offset(const Runtime& runtime) {
   return true;
 }
 
-// The table has two blocks of one word for each tensor: addresses, which executions patch, and
-// places. Slots and words of its relocations are words of the blocks, the second after the first.
+// The table has two blocks with one word per tensor: addresses, which executions patch, and places.
+// Slots and words of its relocations are words of the blocks, the second after the first.
 TableParts address_table(std::size_t n_tensors) {
   TableParts parts;
   parts.blocks.assign(2, ArgumentBlock(8 * n_tensors));
@@ -124,7 +124,7 @@ class EnqueuedCopies final : public MovingCopies {
     addresses_[tensor] = address;
   }
 
-  void distrust() noexcept override {}  // each execution enqueues all of them
+  void distrust() noexcept override {}  // each execution enqueues all copies
 
   void begin(Stream stream, Submission& submission) override {
     for (std::size_t tensor = 0; tensor < tensors_.size(); ++tensor) {

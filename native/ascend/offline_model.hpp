@@ -1,4 +1,4 @@
-// An offline model (.om): loaded in memory of our own, executed on buffers that move.
+// An offline model (.om): loaded into memory of our own, executed on buffers that move.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ struct OfflineTensor {
 };
 
 // An offline model as the resident object: its words are the addresses of its data buffers, the
-// inputs' first, then the outputs'. Its feature map lies where it was loaded, for good.
+// inputs' first, then the outputs'. Its feature map stays where it was loaded.
 //
 // Owner, thread, errors: as StreamResident. The constructor throws BackendUnavailable where the
 // runtime loads no offline models, and ExecutionError where the file cannot be read or loaded;
@@ -44,7 +44,7 @@ class OfflineResident final : public StreamResident {
   void execute(Submission& submission, LaunchTimes* times) override;
   void issue(std::size_t launch) override;
 
-  // Data buffers that were given another address so far.
+  // The number of data buffers that received another address so far.
   std::uint64_t n_updates() const { return n_updates_; }
 
  private:

@@ -1,4 +1,4 @@
-// The refresh by operators that gather.
+// The refresh by gathering operators.
 #include <algorithm>
 #include <optional>
 
@@ -65,7 +65,7 @@ class OperatorGather final : public GatherRefresh {
   OperatorGather(const Runtime& runtime, const TableParts& parts, const GatherOperators& operators)
       : GatherRefresh(runtime, parts, 0),
         bases_(runtime, bases_bytes(), "allocating the base table") {
-    if (n_words() == 0) return;  // operators on nothing are refused by some
+    if (n_words() == 0) return;  // some operators refuse empty operands
     steps_.emplace(runtime, operators, bases_, index(), offset(), table(), n_words());
     counts_.plans = steps_->n_plans();
   }

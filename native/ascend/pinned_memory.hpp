@@ -1,4 +1,4 @@
-// Host memory that an Ascend device copies from by itself.
+// Host memory from which an Ascend device copies.
 #pragma once
 
 #include "ascend/runtime.hpp"
@@ -6,13 +6,13 @@
 
 namespace offload::acl {
 
-// Pinned memory of the runtime's own (aclrtMallocHost). A copy from pageable memory is refused in a
-// model; and registering pages as pinned (aclrtHostRegisterV2) promises nothing: a driver without
-// that feature notes the range and locks nothing, and host kernels 5.10 and older do not have it.
+// Pinned memory of the runtime (aclrtMallocHost). A model refuses copies from pageable memory; and
+// registering pages as pinned (aclrtHostRegisterV2) guarantees nothing: a driver without that
+// feature notes the range without locking it, and host kernels up to 5.10 lack it.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
-// constructor throws ExecutionError, never OutOfMemory, which is the device's; it leaves nothing
-// behind.
+// constructor throws ExecutionError, never OutOfMemory, which is for the device's memory; it leaves
+// nothing behind.
 class PinnedMemory final : public HostMemory {
  public:
   PinnedMemory(const Runtime& runtime, std::size_t n_bytes);

@@ -16,7 +16,7 @@ void RandomCells::write(const std::vector<std::uint64_t>& seeds_and_offsets, Str
                          " generators, got " + std::to_string(seeds_and_offsets.size()) +
                          " numbers");
   }
-  const std::size_t n_known = std::exchange(known_seeds_, 0);  // none, should a copy fail
+  const std::size_t n_known = std::exchange(known_seeds_, 0);  // 0, should a copy fail
   const auto write_number = [&](std::uint64_t address, const std::uint64_t& number) {
     copies_.copy(reinterpret_cast<void*>(address), &number, sizeof number, stream,
                  "writing the state of a generator");

@@ -1,4 +1,4 @@
-// Where a captured model's random kernels read the state of generators.
+// The device memory from which a captured model's random kernels read generators' states.
 #pragma once
 
 #include <cstdint>
@@ -9,33 +9,32 @@
 
 namespace offload::acl {
 
-// Addresses on the device of a generator's seed and of its offset, eight bytes each.
+// Device addresses of a generator's seed and offset, eight bytes each.
 struct RandomCell {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
 };
 
-// Writes cells before the model that reads them. A seed that lies there already is not written
-// again.
+// Writes cells before the model that reads them. An unchanged seed is not written again.
 //
 // Owner: one captured model. Thread: callers serialise, with the device's context current. Errors:
-// write throws ExecutionError; after one that failed, the next writes all.
+// write throws ExecutionError; after a failed write, the next writes everything.
 class RandomCells {
  public:
   RandomCells(const Runtime& runtime, std::vector<RandomCell> cells);
 
-  // Enqueues seed and offset of each cell, in their order. Throws ExecutionError also for another
+  // Enqueues seed and offset of each cell, in their order. Also throws ExecutionError for another
   // number of them.
   void write(const std::vector<std::uint64_t>& seeds_and_offsets, Stream stream);
 
-  // What was enqueued may have failed on the device: the next write writes all.
+  // Enqueued writes may have failed on the device: the next write writes everything.
   void distrust() noexcept { known_seeds_ = 0; }
 
  private:
   HostCopies copies_;
   std::vector<RandomCell> cells_;
   std::vector<std::uint64_t> seeds_;  // as last written
-  std::size_t known_seeds_ = 0;       // how many of them, from the first, lie on the device
+  std::size_t known_seeds_ = 0;       // the number of seeds on the device, counted from the first
 };
 
 }  // namespace offload::acl

@@ -62,7 +62,7 @@ void ResidentModel::build(const Launch& launch) {
   count_streams(1);
 }
 
-// Relaxed, since what other threads do has nothing to do with these launches.
+// Relaxed, since other threads' calls do not concern these launches.
 void ResidentModel::capture(const Launch& launch, std::optional<Stream> side) {
   stream_.emplace(runtime_, 0);
   const int n_known = side ? 2 : 1;
@@ -80,7 +80,7 @@ void ResidentModel::capture(const Launch& launch, std::optional<Stream> side) {
     stream_.reset();
     return count_streams(n_known);
   }
-  // A capture that failed to end may go on, and its model could not be destroyed then.
+  // A capture that failed to end may continue, and its model could not be destroyed then.
   if (runtime_.capture_end(stream_->handle(), &model_) != kSuccess) model_ = nullptr;
   runtime_.fail(error, "ending the capture of a model");
 }

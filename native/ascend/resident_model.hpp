@@ -14,29 +14,29 @@ namespace offload::acl {
 // How a model is made.
 enum class ModelForm { kBuild, kCapture };
 
-// A stream of a model that is built takes no more tasks.
+// A stream of a model under construction takes no more tasks.
 class StreamIsFull final : public ExecutionError {
  public:
   using ExecutionError::ExecutionError;
 };
 
-// Its message, and what to do.
+// The error's message, with advice.
 std::string full_stream(const Runtime& runtime, const std::string& what);
 
-// What the runtime can do best: an explicit build where it has one, else a capture. Throws
+// The best form of the runtime: an explicit build where it has one, else a capture. Throws
 // BackendUnavailable where it has neither.
 ModelForm best_form(const Runtime& runtime);
 
-// The executable model of what `launch` launches on the streams that it is given. The second is
-// `side`, which joins a capture where events make it wait for the first; where there is no `side`
-// it is null. A build takes none: the runtime refuses (207000) the events by which streams are
-// ordered on streams that are bound to a model.
+// The executable model of what `launch` launches on its stream arguments. The second is `side`,
+// which joins a capture where events make it wait for the first; it is null without `side`. A build
+// has no `side`: on streams that are bound to a model the runtime refuses (207000) the events that
+// order streams.
 //
-// Owner: one resident; needs the device's context current while it is made and destroyed, and
-// nothing of it under way when it is destroyed. Errors: the constructor throws BackendUnavailable
-// where the runtime lacks the form, or a build has a side, ExecutionError where it fails, and what
+// Owner: one resident; needs the device's context current while it is made and destroyed, and no
+// running execution when it is destroyed. Errors: the constructor throws BackendUnavailable where
+// the runtime lacks the form, or a build has a side, ExecutionError where it fails, and what
 // `launch` throws; nothing is left behind then. A build whose stream has no room for its last task
-// is StreamIsFull.
+// throws StreamIsFull.
 class ResidentModel {
  public:
   using Launch = std::function<void(Stream, Stream)>;
@@ -59,8 +59,8 @@ class ResidentModel {
 
   const Runtime& runtime_;
   ModelForm form_;
-  std::optional<OwnStream> stream_;        // bound to a built model for good
-  std::optional<CountedStreams> counted_;  // a captured model has streams of its own
+  std::optional<OwnStream> stream_;        // permanently bound to a built model
+  std::optional<CountedStreams> counted_;  // a captured model has separate streams
   ModelStreams streams_;
   bool is_bound_ = false;
   Model model_ = nullptr;

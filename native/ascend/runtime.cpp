@@ -26,14 +26,14 @@ constexpr const char* kForked =
     "this process was forked from one that had opened the Ascend runtime, which does not work in "
     "the child: load the program in a process that was started anew (multiprocessing's \"spawn\")";
 
-// What RelaxedCapture lets through where the runtime has that.
+// RelaxedCapture permits these where the runtime supports it.
 constexpr const char* kOtherCapture =
     "; a capture that is under way forbids copies and waits of this thread (in GLOBAL mode those "
     "of "
     "every thread, in RELAXED mode none): wait until it has ended, or begin it in RELAXED mode "
     "(capture_error_mode=\"relaxed\")";
 
-// Stands for a function of the runtime in the child of a fork.
+// Stands for a function of the runtime in a forked child.
 template <class Function>
 struct Forked;
 template <class Result, class... Arguments>
@@ -52,8 +52,8 @@ std::atomic<int> n_counted_streams{0};
 
 struct Libraries {
   std::vector<void*> handles;
-  std::string names;   // of those that were opened
-  std::string reason;  // why the first was not
+  std::string names;   // of the opened libraries
+  std::string reason;  // why the first was not opened
 };
 
 Libraries open_libraries() {
@@ -80,8 +80,9 @@ void* resolve(const Libraries& libraries, const char* symbol) {
 
 bool is_digit(char one) { return one >= '0' && one <= '9'; }
 
-// Captures take events of aclrtCreateEventExWithFlag alone, of which there is no limit; it refuses
-// external ones (107000), and aclrtResetEvent refuses what it made (207000). Those are of the pool.
+// Captures accept only events of aclrtCreateEventExWithFlag, which are unlimited; it refuses
+// external events (107000), and aclrtResetEvent refuses its events (207000). External events come
+// from the pool.
 Error create(const Runtime& runtime, std::uint32_t flags, Event& event) {
   const bool is_external = (flags & kEventExternal) != 0;
   return is_external ? runtime.create_event(&event, flags) : runtime.create_event_ex(&event, flags);
@@ -129,7 +130,7 @@ void Runtime::open() {
   }
 }
 
-// Writes pointers and a flag, and nothing else: it runs between fork and what follows it.
+// Writes only pointers and a flag: it runs directly after the fork.
 void Runtime::end_in_child() noexcept {
   is_forked_ = true;
 #define OFFLOAD_FORKED(name, symbol, capability, result, signature) \
@@ -197,7 +198,7 @@ std::string Runtime::describe(Error error) const {
 Context Runtime::current_context() const {
   Context context = nullptr;
   if (get_current_context(&context) == kSuccess) return context;
-  get_recent_error_message();  // forgets it
+  get_recent_error_message();  // clears it
   return nullptr;
 }
 
@@ -261,7 +262,7 @@ OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(run
   runtime_.check(error, "making a stream");
 }
 
-// On a device that has failed only by force.
+// On a failed device only by force.
 OwnStream::~OwnStream() {
   if (runtime_.destroy_stream(stream_) != kSuccess) runtime_.destroy_stream_force(stream_);
 }

@@ -1,5 +1,4 @@
-// The Ascend runtime, opened at run time: its functions, capabilities and errors, and the contexts
-// that it works in.
+// The Ascend runtime, opened at run time: its functions, capabilities and errors, and its contexts.
 #pragma once
 
 #include <array>
@@ -14,60 +13,60 @@
 
 namespace offload::acl {
 
-// Streams of one device, for all that use it, by the name of its SoC and CANN's documentation of
-// aclrtCreateStream: 512 on 310B, 1024 on 310P, 2048 on 910, 1984 on A2 (Ascend910B1 and later), A3
-// (Ascend910_93..) and 950. Nothing for a name that is none of these.
+// The number of streams of one device, for all its users, by the name of its SoC and CANN's
+// documentation of aclrtCreateStream: 512 on 310B, 1024 on 310P, 2048 on 910, 1984 on A2
+// (Ascend910B1 and later), A3 (Ascend910_93..) and 950. None for any other name.
 std::optional<int> stream_budget(std::string_view soc_name);
 
 // The function table of the runtime's libraries, each symbol looked up in all of them: in
 // libascendcl.so, and where CANN is split, in libacl_rt.so, libacl_mdl.so and libnnopbase.so.
 //
-// The runtime is initialised once by reference: an earlier aclInit of the process (torch_npu's) is
-// as good, and aclFinalize, which ends the runtime for everybody, is never called.
+// The runtime is initialised once by reference: an earlier aclInit of the process (torch_npu's)
+// suffices, and aclFinalize, which ends the runtime for all users, is never called.
 //
-// In the child of a fork nothing of it is called any more: a device's runtime, and the threads that
-// it counts on, stay with the parent. Each function then gives an error, and nothing is given back.
+// A forked child calls no function of it: a device's runtime, and its threads, stay with the
+// parent. Each function then returns an error, and nothing is freed.
 //
-// When the process exits no reference is given back either. aclFinalizeReference would have to come
-// behind the last call of the last resident, or it ends the runtime under that where nobody else
-// holds a reference; and residents live on while the interpreter is torn down, in no known order.
-// Nor does it help torch_npu, whose own exit function ends the runtime for everybody by
-// aclFinalize, whatever the count is. So release() is for those who know that nothing is left.
+// At process exit no reference is released either. aclFinalizeReference would have to follow the
+// last call of the last resident, or it would end the runtime under that resident if no other
+// reference exists; and residents are destroyed while the interpreter is torn down, in unknown
+// order. Nor would it help torch_npu, whose exit function ends the runtime for all users by
+// aclFinalize, whatever the count. So release() is for callers that know that nothing is left.
 //
 // Owner: the process; never closed, since objects of static life may still use it. Thread: any.
 // Errors: get, initialize and require throw BackendUnavailable; check, fail and check_memory throw
-// OutOfMemory where the device's memory ran out, OutOfStreams where its streams or what its driver
-// needs for one did, else ExecutionError.
+// OutOfMemory where the device's memory ran out, OutOfStreams where its streams or their driver
+// resources did, else ExecutionError.
 class Runtime {
  public:
-  // Opens the libraries, resolves every function and initialises the runtime; done once, tried
-  // again after a failure. Throws naming the library or symbol that is missing, why the runtime
-  // does not start, or that the process was forked since.
+  // Opens the libraries, resolves every function and initialises the runtime; once, and again after
+  // a failure. The error names the missing library or symbol, why the runtime does not start, or
+  // that the process was forked since.
   static const Runtime& get();
 
   // Whether this process was forked from the one that opened the runtime.
   bool is_forked() const { return is_forked_; }
 
-  // Takes a reference on the runtime once more: needed where somebody has ended it for everybody.
+  // Takes another reference on the runtime: required after the runtime was ended for all users.
   void initialize() const;
 
-  // Gives back the references that this process took through offload, where the runtime counts
-  // them (CANN 8.5 and later). Nothing is called afterwards.
+  // Releases the references that this process took through offload, where the runtime counts them
+  // (CANN 8.5 and later). No call follows.
   void release() const noexcept;
 
   bool has(Capability capability) const { return missing_[index_of(capability)].empty(); }
 
-  // Throws naming the symbols that are missing, and what needs them.
+  // The error names the missing symbols, and what needs them.
   void require(Capability capability, const char* what) const;
 
-  // Whether it has copies whose source it stages at the call (kHostToBufferToDevice). Nothing tells
-  // of an enumerator; this one came with the headers (8.5) in which this function is new.
+  // Whether it has copies whose source is staged at the call (kHostToBufferToDevice). An enumerator
+  // cannot be queried; this one came with the headers (8.5) in which this function is new.
   bool stages_copies() const { return has(Capability::kMemcpyOffset); }
 
-  // By name, what the runtime has; "core" is not among them.
+  // The runtime's capabilities by name, without "core".
   std::vector<std::pair<std::string, bool>> capabilities() const;
 
-  // Throws with the code, its name and the runtime's own words, and what was attempted.
+  // The error has the code, its name and the runtime's own words, and what was attempted.
   void check(Error error, const std::string& what) const {
     if (error != kSuccess) fail(error, what);
   }
@@ -75,12 +74,12 @@ class Runtime {
     if (error != kSuccess) fail(error, what);
   }
 
-  // The same, saying how many bytes were wanted if memory ran out.
+  // The same, stating the requested bytes if memory ran out.
   void check_memory(Error error, std::size_t n_bytes, const char* what) const;
 
   [[noreturn]] void fail(Error error, const std::string& what) const;
 
-  // This thread's context; null if it has none, which leaves no message behind.
+  // This thread's context; null if it has none, without leaving an error message.
   Context current_context() const;
 
   // "507015 ACL_ERROR_RT_AICORE_EXCEPTION (what the runtime says of it)".
@@ -102,11 +101,11 @@ class Runtime {
   bool is_forked_ = false;
 };
 
-// The default context of a device, which torch_npu uses too. It stays until the process ends: it
-// may not be ours to end.
+// The default context of a device, which torch_npu uses too. It stays until the process ends, as it
+// may not be ours.
 //
 // Thread: any. Errors: the constructor throws BackendUnavailable for a device that does not exist,
-// ExecutionError if the context cannot be had.
+// ExecutionError if the context is unavailable.
 class Device {
  public:
   Device(const Runtime& runtime, int index);
@@ -119,9 +118,10 @@ class Device {
   Context context_ = nullptr;
 };
 
-// While it lives, a device's context is this thread's current one. A thread that had none keeps it.
+// Makes a device's context current on this thread during its life. A thread that had no context
+// keeps it.
 //
-// Owner: a stack frame. Errors: none; a context that cannot be set shows in the next call.
+// Owner: a stack frame. Errors: none; a context that cannot be set is an error of the next call.
 class ContextScope {
  public:
   ContextScope(const Runtime& runtime, const Device& device) : runtime_(runtime) {
@@ -141,8 +141,8 @@ class ContextScope {
   bool changed_ = false;
 };
 
-// While it lives, calls on this thread that a stream capture would refuse are let through, since
-// they do not concern the captured work; where the runtime has that.
+// During its life, calls on this thread that a stream capture would refuse are permitted, since
+// they do not concern the captured work; where the runtime supports it.
 //
 // Owner: a stack frame. Errors: none.
 class RelaxedCapture {
@@ -159,14 +159,14 @@ class RelaxedCapture {
 
  private:
   const Runtime& runtime_;
-  CaptureMode mode_ = kCaptureRelaxed;  // then the one before
+  CaptureMode mode_ = kCaptureRelaxed;  // then the previous mode
   bool changed_ = false;
 };
 
 // Device memory.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
-// constructor throws ExecutionError. No bytes: no memory, address 0.
+// constructor throws ExecutionError. Without bytes it has no memory, and address 0.
 class DeviceMemory {
  public:
   DeviceMemory(const Runtime& runtime, std::size_t n_bytes, const char* what);
@@ -178,7 +178,7 @@ class DeviceMemory {
   std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(address_); }
   std::size_t size_bytes() const { return n_bytes_; }
 
-  // Leaves the memory to the process.
+  // Leaks the memory until the process ends.
   void abandon() noexcept { address_ = nullptr; }
 
  private:
@@ -187,7 +187,7 @@ class DeviceMemory {
   void* address_ = nullptr;
 };
 
-// Streams that a loaded program uses up, its own or its model's: they count against the budget.
+// Streams that a loaded program uses, its own or its model's: they count against the budget.
 //
 // Owner: one object. Thread: any. Errors: none.
 class CountedStreams {
@@ -197,7 +197,7 @@ class CountedStreams {
   CountedStreams(const CountedStreams&) = delete;
   CountedStreams& operator=(const CountedStreams&) = delete;
 
-  // How many there are now in this process.
+  // The present number in this process.
   static int count();
 
  private:
@@ -207,8 +207,8 @@ class CountedStreams {
 // A stream of our own.
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
-// constructor throws ExecutionError; OutOfStreams, which says how many streams offload holds and
-// what the device has, where they ran out.
+// constructor throws ExecutionError; OutOfStreams, which states how many streams offload holds and
+// the device has, where they ran out.
 class OwnStream {
  public:
   OwnStream(const Runtime& runtime, std::uint32_t flags);
@@ -223,9 +223,9 @@ class OwnStream {
   Stream stream_ = nullptr;
 };
 
-// An event that orders streams and that hosts wait for; it can be recorded again. One with
-// kEventExternal alone orders the streams on both sides of a model's border: hosts do not wait for
-// it, who has waited resets it, and a device has few of them (1,023 on 310P, else 65,536).
+// An event that orders streams and that hosts wait for; it can be recorded again. Only an event
+// with kEventExternal orders streams across a model's border: hosts do not wait for it, its waiter
+// resets it, and a device has few of them (1,023 on 310P, else 65,536).
 //
 // Owner: one object; needs a current context while it is made and destroyed. Errors: the
 // constructor throws ExecutionError.
@@ -244,7 +244,7 @@ class OrderEvent {
 };
 
 // Whether the runtime makes events with these flags. Needs a current context. Throws ExecutionError
-// where making one fails otherwise than by a refusal.
+// where creation fails for another reason than a refusal.
 bool makes_events(const Runtime& runtime, std::uint32_t flags, const char* what);
 
 }  // namespace offload::acl

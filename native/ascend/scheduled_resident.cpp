@@ -13,8 +13,8 @@
 namespace offload::acl {
 namespace {
 
-// Constants of other sizes are kept until executions that read them have ended: of so many sizes at
-// once. Beyond that the next change of sizes waits.
+// Constants of other sizes are kept until executions that read them have ended, for at most this
+// many sizes. Beyond that the next change of sizes waits.
 constexpr std::size_t kRetired = 4;
 
 void check_program(const ScheduledProgram& program) {
@@ -81,7 +81,7 @@ std::shared_ptr<SizedWork> ScheduledResident::work_of(
   work->size_bytes = sizeof(Tiled) + sizes.size() * sizeof(std::int64_t);
   for (const ScheduledLaunch& launch : program_.launches) {
     for (const std::size_t block_bytes : launch.blocks_bytes) {
-      // A word of a block is an address at the most, of a Value or of the block itself.
+      // A word of a block is at most one address, of a Value or of the block itself.
       work->size_bytes += sizeof(SizedKernel) + block_bytes +
                           block_bytes / sizeof(std::uint64_t) * sizeof(BlockAddress);
     }
@@ -95,15 +95,15 @@ void ScheduledResident::resize(const SizedProgram& sizes) {
   places_ = sizes.places;
 }
 
-// Those that were taken before may be read by executions that the device still has. A device that
-// failed refuses the fence: its memory is kept until close.
+// Executions on the device may still read the previous constants. A failed device refuses the
+// fence: its memory is kept until close.
 void ScheduledResident::take_constants(const SizedProgram& sizes) {
   if (!constants_.empty()) {
     Constants old{std::move(constants_), nullptr};
     constants_.clear();
     try {
       old.read = fence();
-    } catch (const std::exception&) {  // the device failed, which the next call on it says
+    } catch (const std::exception&) {  // the device failed, which its next call reports
     }
     retired_.push_back(std::move(old));
   }
@@ -125,7 +125,7 @@ void ScheduledResident::execute(Submission& submission, LaunchTimes* times) {
   const ContextScope scope(runtime(), device());
   note_enqueued();
   if (constants_end_)
-    std::exchange(constants_end_, nullptr)->wait();  // they came on torch's stream
+    std::exchange(constants_end_, nullptr)->wait();  // they were copied on torch's stream
   submission.end_ns = now_ns();
   times_ = times;
   if (tiled_->is_complete) return launch_all();
@@ -170,7 +170,7 @@ void ScheduledResident::carry_out(HostStage stage, std::size_t launch) {
   }
 }
 
-// Keeps what was made only once all of it fits.
+// Stores results only once all of them fit.
 void ScheduledResident::tile(std::size_t launch) {
   Tiled& tiled = *tiled_;
   if (tiled.is_tiled[launch] != 0) return;

@@ -1,4 +1,4 @@
-// A program on an Ascend device whose kernels the host launches one by one, at sizes that vary.
+// A program on an Ascend device whose kernels the host launches one by one, at varying sizes.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@
 
 namespace offload::acl {
 
-// A word of eight bytes in an argument block that is an address in a Value.
+// An eight-byte word in an argument block that is an address in a Value.
 struct BlockAddress {
   std::size_t offset_bytes = 0;  // in the block
   std::size_t value = 0;
@@ -28,21 +28,21 @@ struct BlockAddress {
 
 // One kernel of a launch at one choice of sizes.
 struct SizedKernel {
-  std::uint32_t n_blocks = 1;  // 0: there is nothing to compute, and nothing is launched
+  std::uint32_t n_blocks = 1;  // 0: nothing to compute, not launched
   ArgumentBlock block;
   std::vector<BlockAddress> addresses;
   std::vector<PlaceHolder> own_addresses;  // words that hold an address in the block itself
 };
 
-// One launch of the program, whatever its sizes.
+// One launch of the program, at any sizes.
 struct ScheduledLaunch {
   std::string name;                       // of its operator, with the user's line
   std::vector<Function> functions;        // by kernel
-  std::vector<std::size_t> blocks_bytes;  // by kernel: the most that its argument block may have
+  std::vector<std::size_t> blocks_bytes;  // by kernel: the maximum of its argument block
 };
 
-// Where a Value lies: in a slot at an offset, in the feature map where the sizes say, or in the
-// constant of sizes of this number.
+// Where a Value lies: in a slot at an offset, in the feature map at an offset that depends on
+// sizes, or in the size constant of this number.
 struct ValuePlace {
   enum class Kind : std::uint8_t { kNowhere, kSlot, kFeatureMap, kConstant };
   Kind kind = Kind::kNowhere;
@@ -50,7 +50,7 @@ struct ValuePlace {
   std::int64_t offset_bytes = 0;
 };
 
-// A view that launches are given, for the check that it lies in its Value.
+// A view among the arguments of launches, for the check that it lies in its Value.
 struct CheckedView {
   std::size_t value = 0;
   std::int64_t item_bytes = 1;
@@ -59,7 +59,8 @@ struct CheckedView {
 };
 
 struct ScheduledProgram {
-  // The kernels of a launch at these sizes, by Dim. Called on several threads; may throw anything.
+  // The kernels of a launch at these sizes, by Dim. Called on several threads; may throw any
+  // exception.
   using Tile = std::function<std::vector<SizedKernel>(std::size_t launch,
                                                       const std::vector<std::int64_t>& sizes)>;
 
@@ -69,25 +70,25 @@ struct ScheduledProgram {
   std::vector<CheckedView> views;
   std::vector<std::string> dims;  // their names
   Tile tile;
-  bool tiles_first = false;  // every launch is tiled before the first one is launched
+  bool tiles_first = false;  // every launch is tiled before the first is launched
   int n_cores = 1;
   bool copies_on_device = true;  // see StreamResident
 };
 
-// Executes a program of kernels whose sizes vary, without a model: for each kernel it calls
+// Executes a program of kernels at varying sizes, without a model: for each kernel it calls
 // aclrtLaunchKernelWithHostArgs, which copies the argument block.
 //
 // Grids and argument blocks belong to one choice of sizes. The first execution at new sizes makes
 // them, launch by launch (HostStages): tile, write addresses, launch. They are kept with the sizes;
-// later executions write addresses and launch, on the calling thread alone. A launch whose tiling
+// later executions write addresses and launch, on the calling thread only. A launch whose tiling
 // failed is tiled again by the next execution.
 //
 // Owner, thread, errors: as StreamResident and SizeChanges. The constructor throws
-// BackendUnavailable where the runtime does not take arguments from the host,
-// std::invalid_argument for launches without kernels and values that do not exist. execute throws
-// what `tile` throws, and ExecutionError, which names launch and sizes, for a block that is larger
-// than it may be, for another number of kernels, and where the runtime fails. Launches before it
-// have been enqueued then, unless `tiles_first`.
+// BackendUnavailable where the runtime does not take arguments from the host, std::invalid_argument
+// for launches without kernels and for unknown values. execute throws what `tile` throws, and
+// ExecutionError, which names launch and sizes, for a block beyond its maximum, for another number
+// of kernels, and where the runtime fails. Earlier launches have been enqueued then, unless
+// `tiles_first`.
 class ScheduledResident final : public StreamResident, public SizeChanges, private StagedLaunches {
  public:
   explicit ScheduledResident(ScheduledProgram program);
@@ -105,15 +106,15 @@ class ScheduledResident final : public StreamResident, public SizeChanges, priva
   std::shared_ptr<SizedWork> work_of(const std::vector<std::int64_t>& sizes) const override;
   void resize(const SizedProgram& sizes) override;
 
-  // Told of the stages of executions from now on; null: nobody is. Between executions.
+  // Observes the stages of later executions; null: no observer. Called between executions.
   void watch(std::shared_ptr<StageWatcher> watcher) { watcher_ = std::move(watcher); }
 
-  // How many executions went through stages, as some launch was not tiled yet.
+  // The number of executions through stages, as some launch was not tiled yet.
   std::uint64_t n_staged() const { return n_staged_; }
 
  private:
   // The launches of one choice of sizes. Each launch is written by one thread; HostStages orders
-  // that before the other stages.
+  // this before the other stages.
   struct Tiled : SizedWork {
     std::vector<std::int64_t> sizes;
     std::vector<std::vector<SizedKernel>> kernels;  // by launch
@@ -121,7 +122,7 @@ class ScheduledResident final : public StreamResident, public SizeChanges, priva
     bool is_complete = false;
   };
 
-  // Constants of sizes that executions before may still read.
+  // Size constants that earlier executions may still read.
   struct Constants {
     std::vector<c10::Storage> storages;
     std::shared_ptr<Fence> read;  // the end of these executions
@@ -143,14 +144,14 @@ class ScheduledResident final : public StreamResident, public SizeChanges, priva
   ScheduledProgram program_;
   std::vector<std::size_t> slots_;        // that are patched, ascending
   std::vector<std::uint64_t> addresses_;  // by slot
-  std::shared_ptr<Tiled> tiled_;          // of the sizes that were taken
+  std::shared_ptr<Tiled> tiled_;          // of the present sizes
   std::shared_ptr<const SizedPlaces> places_;
   std::vector<c10::Storage> constants_;
-  std::shared_ptr<Fence> constants_end_;  // of the copy that brought them; null once waited for
+  std::shared_ptr<Fence> constants_end_;  // of the copy that transferred them; null once waited for
   std::deque<Constants> retired_;
   std::shared_ptr<StageWatcher> watcher_;
   std::atomic<std::uint64_t> n_staged_ = 0;
-  LaunchTimes* times_ = nullptr;  // of the execution under way
+  LaunchTimes* times_ = nullptr;  // of the running execution
   HostStages stages_;             // last, so that its threads end before what they use
 };
 

@@ -1,4 +1,4 @@
-// What every resident on an Ascend device has in common.
+// The common part of residents on an Ascend device.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace offload::acl {
 
 // A resident on an Ascend device.
 //
-// Owner, thread, errors: as offload::StreamResident; the constructor throws BackendUnavailable too.
+// Owner, thread, errors: as offload::StreamResident; the constructor also throws
+// BackendUnavailable.
 class StreamResident : public offload::StreamResident<AscendStreams> {
  public:
   bool copy(std::uint64_t to, std::uint64_t from, std::size_t n_bytes) final;

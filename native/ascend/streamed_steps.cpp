@@ -8,7 +8,7 @@
 namespace offload::acl {
 namespace {
 
-// How often each index stands with a kind, in the order of the steps.
+// The indices of the steps of a kind, in the order of the steps.
 std::vector<std::size_t> indices_of(const std::vector<Step>& steps, StepKind kind) {
   std::vector<std::size_t> found;
   for (const Step& step : steps) {
@@ -101,7 +101,7 @@ void StreamedSteps::tell(const Step& step, Stream stream) {
                      "ordering launches and copies of weights");
       return;
     case StepKind::kReady:
-      if (weights_->ready() == nullptr) return;  // the end of the model is waited for
+      if (weights_->ready() == nullptr) return;  // the caller waits for the end of the model
       runtime_.check(runtime_.record_event(weights_->ready(), stream),
                      "recording that the outputs are ready");
   }

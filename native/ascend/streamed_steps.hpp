@@ -10,29 +10,29 @@
 namespace offload::acl {
 
 enum class StepKind {
-  kNode,    // what the model launches at this place is launched by whoever makes it
+  kNode,    // the model's maker launches the node here
   kCopy,    // a transfer
   kRecord,  // of an event
-  kWait,    // for an event that was recorded before
-  kReady,   // the outputs are: the external event is recorded
+  kWait,    // for an event recorded before
+  kReady,   // outputs are ready: the external event is recorded
 };
 
 enum class StepStream { kLaunches, kCopies };
 
-// One thing that a stream of the model is told.
+// One action on a stream of the model.
 struct Step {
   StepKind kind = StepKind::kNode;
   StepStream stream = StepStream::kLaunches;
   std::size_t index = 0;  // of the node, transfer or event
 };
 
-// The steps of a model, in the order in which its streams are told them. Each event is recorded
+// The steps of a model, in the order of their submission to its streams. Each event is recorded
 // once, and waited for once.
 //
-// Owner: one resident, from before its model is made until after it was destroyed. Thread: callers
+// Owner: one resident, from before its model is made until after its destruction. Thread: callers
 // serialise, with the device's context current. Errors: the constructor throws ExecutionError where
 // events cannot be made, and std::invalid_argument unless nodes are numbered in order, each
-// transfer stands once, and each event is waited for once, behind its record; before and end throw
+// transfer occurs once, and each event is waited for once, after its record; before and end throw
 // ExecutionError where the runtime fails, and std::logic_error for a node that is not the next.
 class StreamedSteps {
  public:
@@ -43,11 +43,11 @@ class StreamedSteps {
 
   const std::shared_ptr<AscendWeightStream>& weights() const { return weights_; }
 
-  // Tells the streams what comes before a node; nodes come in order, each once. `copies`: the lane,
-  // or a stream that is bound to the model.
+  // Submits the steps before a node; nodes come in order, each once. `copies`: the lane, or a
+  // stream that is bound to the model.
   void before(std::size_t node, Stream launches, Stream copies);
 
-  // Tells them what is left. Throws std::logic_error if a node is.
+  // Submits the remaining steps. Throws std::logic_error if a node remains.
   void end(Stream launches, Stream copies);
 
  private:

@@ -1,4 +1,4 @@
-// What submitting a program consists of on an Ascend device.
+// The parts of submitting a program on an Ascend device.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,15 @@
 
 namespace offload::acl {
 
-// The substages of submit, in order. An execution has those in which it had something to do.
+// The substages of submit, in order. An execution has those in which it had work.
 enum Substage : std::size_t {
-  kWeightsRead,    // streamed weights that were replaced or refreshed are read again
+  kWeightsRead,    // replaced or refreshed streamed weights are read again
   kBufferUpdates,  // data buffers of an offline model get their addresses
-  kTableCopy,      // of arguments that the host has written
+  kTableCopy,      // of arguments written by the host
   kBaseCopy,       // of the bases that the device gathers
-  kRefreshLaunch,  // of what gathers them
+  kRefreshLaunch,  // of the gather
   kInputCopies,    // by the host, of inputs that are used elsewhere
-  kPrologue,       // weights that the model has to find there are brought
+  kPrologue,       // weights that the model must find in memory are copied
   kExecuteEnqueue  // the model is executed; always the last
 };
 

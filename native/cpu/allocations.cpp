@@ -24,7 +24,7 @@ struct AllocationCount::Reporter final : c10::MemoryReportingInfoBase {
 struct AllocationCount::Guard {
   explicit Guard(std::shared_ptr<c10::DebugInfoBase> info)
       : guard(c10::DebugInfoKind::PROFILER_STATE, std::move(info)) {}
-  // An active profiler would take our info for its own: its callbacks rest as long as it is there.
+  // An active profiler would take our info for its own: its callbacks are disabled meanwhile.
   at::DisableRecordFunctionGuard no_callbacks;
   c10::DebugInfoGuard guard;
 };
@@ -38,7 +38,7 @@ std::uint64_t AllocationCount::bytes() const { return reporter_->bytes; }
 
 namespace {
 
-// Stands before the real allocator while a recording is active.
+// Wraps the real allocator while a recording is active.
 class ObservingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t n) override {
@@ -64,15 +64,15 @@ class ObservingAllocator final : public c10::Allocator {
     c10::SetCPUAllocator(this);
   }
 
-  // Another thread may be inside allocate still, so real_ stays set.
+  // Another thread may still be inside allocate, so real_ stays set.
   void stop() noexcept {
     const std::lock_guard lock(mutex_);
     c10::SetCPUAllocator(real_);
     active_ = false;
   }
 
-  // A fork finds no other thread inside. A recording of another thread than the forking one has
-  // no end in the child.
+  // A fork finds no other thread inside. In the child, the recording of another thread would never
+  // end.
   void before_fork() { mutex_.lock(); }
   void after_fork() { mutex_.unlock(); }
   void after_fork_in_child() {
@@ -96,7 +96,7 @@ class ObservingAllocator final : public c10::Allocator {
  private:
   c10::Allocator* real_ = nullptr;
   bool active_ = false;
-  std::thread::id thread_;  // which started
+  std::thread::id thread_;  // the starting thread
   mutable std::mutex mutex_;
   std::unordered_set<std::uint64_t> seen_;
   std::uint64_t bytes_ = 0;

@@ -1,4 +1,4 @@
-// Watching torch's CPU allocator.
+// Observation of torch's CPU allocator.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -8,7 +8,7 @@
 
 namespace offload {
 
-// Counts the bytes that torch allocates on this thread while it lives.
+// Counts the bytes that torch allocates on this thread during its life.
 //
 // Owner: a stack frame. Thread: the one that made it.
 class AllocationCount {
@@ -27,18 +27,18 @@ class AllocationCount {
   std::unique_ptr<Guard> guard_;
 };
 
-// Sees every allocation of torch's CPU allocator, on all threads, between start and stop: the
-// recorder asks it whether a tensor that it does not know was made during the call.
+// Observes every allocation of torch's CPU allocator, on all threads, between start and stop: the
+// recorder asks it whether an unknown tensor was made during the call.
 //
 // Owner: a recording; at most one is active at a time (start throws std::logic_error otherwise).
-// Thread: any; what it sees is behind a lock.
+// Thread: any; its records are guarded by a lock.
 class AllocationObserver {
  public:
   ~AllocationObserver();
   void start();
   void stop() noexcept;
 
-  // Whether this address was handed out since start.
+  // Whether this address was allocated since start.
   bool contains(std::uint64_t address) const;
   std::uint64_t bytes() const;
 

@@ -14,7 +14,7 @@
 
 #include "offload/errors.hpp"
 
-// torch 2.13 gives some collectives other names, which torch 2.11 does not know.
+// torch 2.13 renames some collectives; torch 2.11 does not know the new names.
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 namespace offload {
@@ -24,7 +24,7 @@ using TensorVector = std::vector<at::Tensor>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-// As functional collectives name them (torch/csrc/distributed/c10d/Functional.cpp).
+// As named by functional collectives (torch/csrc/distributed/c10d/Functional.cpp).
 constexpr std::array<std::pair<const char*, c10d::ReduceOp::RedOpType>, 8> kReduceOps{{
     {"sum", c10d::ReduceOp::SUM},
     {"avg", c10d::ReduceOp::AVG},
@@ -67,7 +67,7 @@ Group find_group(const std::string& name) {
   }
 }
 
-// What is sent and where it goes, and the calls that do it.
+// The tensors that are sent and received, and the calls that do it.
 class GroupCollective final : public Collective {
  public:
   using Begin = std::function<WorkPointer(c10d::ProcessGroup&, GroupCollective&)>;
@@ -105,7 +105,7 @@ class GroupCollective final : public Collective {
   void drain() noexcept override {
     try {
       wait();
-    } catch (const std::exception&) {  // told by what has failed first
+    } catch (const std::exception&) {  // reported by the first failure
     }
   }
 
@@ -113,18 +113,18 @@ class GroupCollective final : public Collective {
   TensorVector& outputs() { return outputs_; }
 
  private:
-  // Somebody may still hold one that was destroyed, or have made another of its name.
+  // A destroyed group may still be referenced, and its name may belong to a new group.
   Group present_group() const {
     Group group = group_.lock();
     try {
       if (group && c10d::resolve_process_group(name_) == group) return group;
-    } catch (const std::exception&) {  // torch knows none of this name
+    } catch (const std::exception&) {  // torch knows no group of this name
     }
     throw ExecutionError("the process group " + name_ +
                          " was destroyed: load the program again with the groups there are now");
   }
 
-  // A process that is forked has the group, and none of the threads that work for it.
+  // A forked process has the group, but not the threads that work for it.
   void refuse_forked() const {
     if (getpid() == process_) return;
     throw ExecutionError("the process group " + name_ +
@@ -137,10 +137,10 @@ class GroupCollective final : public Collective {
   TensorVector inputs_;
   TensorVector outputs_;
   bool in_place_;
-  bool copies_;  // inputs are copied to the outputs first, which are then sent
+  bool copies_;  // inputs are first copied to the outputs, which are then sent
   Begin begin_;
-  pid_t process_ = getpid();  // whose threads carry collectives out
-  WorkPointer work_;          // null: nothing is under way
+  pid_t process_ = getpid();  // the process of the group's threads
+  WorkPointer work_;          // null: not running
 };
 
 using Begin = GroupCollective::Begin;
@@ -210,8 +210,8 @@ Begin begin_receive(std::int64_t peer, std::int64_t tag) {
   };
 }
 
-// How an operator is carried out: `in_place` by the tensors that it is given, which it writes;
-// `copies` as that, on copies of them.
+// How an operator is executed: `in_place` on its arguments, which it writes; `copies` likewise, on
+// copies of them.
 struct Recipe {
   bool in_place = false;
   bool copies = false;
@@ -253,7 +253,7 @@ Recipes make_recipes() {
   };
 }
 
-// Peers write as many bytes as the shapes say, so none may differ from what the operator makes.
+// Peers write as many bytes as the shapes say, so sizes must match the operator's results.
 void check(bool holds, const std::string& what) {
   if (!holds) throw std::invalid_argument(what);
 }
@@ -308,7 +308,7 @@ void check_tensors(const std::string& name, const Arguments& arguments, const Te
   }
 }
 
-// Numbers of ranks that a collective names.
+// The ranks that a collective names.
 void check_peers(const std::string& name, const Arguments& arguments,
                  const c10d::ProcessGroup& group) {
   const auto is_rank = [&](std::int64_t one) { return one >= 0 && one < group.getSize(); };

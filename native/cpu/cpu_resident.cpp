@@ -209,7 +209,7 @@ void CpuResident::give_up() noexcept {
   proof_ = {};
 }
 
-// Called where a launch's error is being handled: says which one it was.
+// Called while a launch's error is being handled: adds which launch it was.
 void CpuResident::tell(const CpuLaunch& launch) {
   rethrow_of_launch(launch.source + ": " + launch.operator_name);
 }
@@ -247,8 +247,8 @@ void CpuResident::run(CpuLaunch& launch, std::vector<c10::IValue>& stack,
   for (const std::size_t slot : releases) release(slot);
 }
 
-// Lists are shared with whom they are given to. `_unsafe_masked_index` writes what it has clamped
-// into the list of its indices (torch 2.13, TensorAdvancedIndexing.cpp).
+// Callees share the lists that they receive. `_unsafe_masked_index` writes its clamped indices into
+// its list argument (torch 2.13, TensorAdvancedIndexing.cpp).
 void CpuResident::push(const std::vector<c10::IValue>& arguments, const CpuLaunch& launch,
                        std::vector<c10::IValue>& stack) {
   stack.assign(arguments.begin(), arguments.end());
@@ -275,7 +275,7 @@ void CpuResident::call(CpuLaunch& launch, std::vector<c10::IValue>& stack) {
 void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& results,
                         const CpuMade& made) {
   const at::Tensor& result = results.at(made.position);
-  if (!result.defined() && slots_[made.slot].size_bytes == 0) return;  // some give none for empty
+  if (!result.defined() && slots_[made.slot].size_bytes == 0) return;  // some return none for empty
   check_result(result, made.layout, made.offset_bytes, launch.guards_shape,
                launch.source + ": " + launch.operator_name);
   c10::StorageImpl* const storage = result.storage().unsafeGetStorageImpl();
@@ -287,7 +287,7 @@ void CpuResident::adopt(CpuLaunch& launch, const std::vector<at::Tensor>& result
   if (storage->nbytes() < slots_[made.slot].size_bytes) {
     throw ExecutionError("returned fewer bytes than recorded");
   }
-  // One reference for each result tensor on the stack; more means that somebody else holds it.
+  // One reference for each result tensor on the stack; more means that another owner holds it.
   if (static_cast<std::size_t>(result.storage().use_count()) <= n_sharing) {
     slot->set_data_ptr_noswap(storage->set_data_ptr(c10::DataPtr(nullptr, result.device())));
   } else {

@@ -21,12 +21,12 @@
 
 namespace offload {
 
-// Who gives a slot its memory.
+// What provides a slot's memory.
 enum class CpuMemory : std::uint8_t {
-  kPatched,   // somebody else: its address comes with the patches
-  kOperator,  // the operator that makes what lies there, at each execution
+  kPatched,   // another owner: its address comes with the patches
+  kOperator,  // the operator that makes its content, at each execution
   kKept,      // the resident, until it is closed
-  kOfSizes,   // what follows from the sizes of the executions
+  kOfSizes,   // the constants of the executions' sizes
 };
 
 struct CpuSlot {
@@ -49,73 +49,74 @@ struct CpuMade {
   TensorLayout layout;
 };
 
-// How a launch is carried out.
+// How a launch is executed.
 enum class CpuMode : std::uint8_t {
-  kCall,      // the operator as recorded: it returns memory of its own, or writes its arguments
+  kCall,      // the operator as recorded: it returns its own memory, or writes its arguments
   kThunk,     // a typed out-variant
   kOut,       // the operator's out-variant, boxed
   kCopied,    // an out-variant failed its proof: called as recorded, its result copied
-  kUnproved,  // has an out-variant, not yet executed
-  kGathered,  // rows of a table that is not in memory are read into the result
+  kUnproved,  // has an out-variant, not executed yet
+  kGathered,  // rows of a table outside memory are read into the result
   kKernel,    // compiled code over addresses, proved
-  kReplaced,  // compiled code failed its proof: the launches that it stands for run instead
+  kReplaced,  // compiled code failed its proof: the launches that it replaces run instead
   kStart,     // begins a collective
-  kWait,      // returns once a collective has ended
+  kWait,      // waits for the end of a collective
 };
 
 class CpuLanes;
 class CpuResident;
 
-// The launches that compiled code stands for, which run in its place where it failed its proof.
+// The launches that compiled code replaces, which run in its place where it failed its proof.
 struct CpuReplaced {
   struct Result {
-    std::size_t word = 0;  // of the compiled code's
+    std::size_t word = 0;  // of the compiled code
     std::size_t slot = 0;  // of the resident
   };
 
   std::shared_ptr<CpuResident> resident;
   std::vector<std::size_t> inputs;  // the slots of the code's first words, which are patched
-  std::vector<Result> results;      // whose bytes are copied to where the code's words say
+  std::vector<Result> results;      // whose bytes are copied to the addresses in the code's words
 };
 
-// Compiled code in the place of launches: what it is given and what it makes, as addresses.
+// Compiled code in place of launches: its operands and results, as addresses.
 struct CpuKernel {
   using Function = void (*)(void* const* words);
   using Addresses = std::vector<std::uintptr_t>;
 
-  // Where an address comes from.
+  // The source of an address.
   struct Word {
     std::size_t slot = 0;
     std::int64_t offset_bytes = 0;
   };
 
-  // A weight that it derives something from: the tensors that hold it, or its number in the stream.
+  // A weight from which it derives something: the tensors that hold it, or its number in the
+  // stream.
   struct Source {
     std::vector<at::Tensor> holders;
     std::optional<std::size_t> streamed;
   };
 
   Function function = nullptr;
-  std::vector<Word> words;  // those of its sources first
-  // With sources it runs where one was written, as torch counts writes, lies elsewhere, or was read
-  // anew; without: always.
+  std::vector<Word> words;  // its sources' words first
+  // With sources it runs where one was written, by torch's count of writes, has moved, or was read
+  // again; without sources always.
   std::vector<Source> sources;
-  // Whether the function does as the launches do that it stands for, at these addresses, where
-  // their Values are; changes none of them. Throws what those launches throw.
+  // Whether the function is equivalent to the launches that it replaces, at these addresses of
+  // their Values; changes none of the Values. Throws what those launches throw.
   std::function<bool(const Addresses&)> prove;
-  // Makes those launches, which is asked for where the proof fails.
+  // Makes those launches; called where the proof fails.
   std::function<CpuReplaced()> make_replaced;
   std::optional<CpuReplaced> replaced;
-  Addresses addresses;  // of the execution under way; kept for its memory
+  Addresses addresses;  // of the running execution; kept for its memory
 
-  // Of one with sources: as it found them when it last ran.
+  // Of a kernel with sources: the state of its sources when it last ran.
   std::uint64_t n_writes = 0;    // and reads by the stream
   std::uint64_t n_requests = 0;  // of `derive_again`
   std::vector<std::uintptr_t> places;
 };
 
-// A weight of the stream whose bytes nobody needs while nothing is derived from it anew: only what
-// derives from it reads it, and the proofs of these launches, whose code has what was derived.
+// A weight of the stream whose bytes are needed only to derive from it again: only deriving kernels
+// read it, and the proofs of these launches, whose code uses the derived values.
 struct PackedWeight {
   std::size_t weight = 0;  // in the stream
   std::vector<std::size_t> launches;
@@ -126,14 +127,14 @@ struct CpuLaunch {
   std::string overload;       // Tensor
   std::string source;
   std::string out_overload;  // empty: none
-  bool has_out = false;      // an out-variant or a thunk is to be proved and used
+  bool has_out = false;      // an out-variant or a thunk is proved and used
   std::vector<c10::IValue> arguments;
-  std::vector<at::Tensor> outputs;         // with has_out: where the results go
-  std::vector<CpuMade> made;               // without: what it allocates
-  std::optional<CpuKernel> kernel;         // in the place of an operator
-  std::optional<RowTable> table;           // of an embedding whose table is gathered
-  std::shared_ptr<Collective> collective;  // that it starts or waits for
-  std::vector<std::size_t> releases;       // operator slots that nobody reads after it
+  std::vector<at::Tensor> outputs;         // with has_out: the places of the results
+  std::vector<CpuMade> made;               // without has_out: what it allocates
+  std::optional<CpuKernel> kernel;         // in place of an operator
+  std::optional<RowTable> table;           // of an embedding with a gathered table
+  std::shared_ptr<Collective> collective;  // which it starts or waits for
+  std::vector<std::size_t> releases;       // operator slots that no later launch reads
   std::optional<c10::IValue> guard;
   bool guards_shape = false;
 
@@ -142,17 +143,17 @@ struct CpuLaunch {
   std::optional<c10::OperatorHandle> out;
   Thunk thunk = nullptr;
   std::vector<c10::IValue> out_stack;
-  std::vector<std::size_t> lists;  // arguments that the operator may write tensors of its own into
+  std::vector<std::size_t> lists;  // arguments into which the operator may write tensors of its own
   CpuMode mode = CpuMode::kCall;
-  std::uint64_t outside_bytes = 0;  // allocated outside the arena, as counted once
+  std::uint64_t outside_bytes = 0;  // allocated outside the arena, counted once
 };
 
-// What of a resident varies with sizes.
+// The parts of a resident that vary with sizes.
 struct CpuSizes {
   // A tensor that lies in the feature map, or has numbers that vary.
   struct View {
     std::size_t tensor = 0;             // of the resident
-    std::size_t value = 0;              // that it shows
+    std::size_t value = 0;              // of which it is a view
     std::vector<std::int64_t> numbers;  // its sizes, its strides, and its offset in bytes
     std::vector<VaryingNumber> varying;
   };
@@ -160,11 +161,11 @@ struct CpuSizes {
   // A result that its operator allocates.
   struct Made {
     std::size_t launch = 0;
-    std::size_t index = 0;  // among those that the launch makes
+    std::size_t index = 0;  // among the launch's results
     std::vector<VaryingNumber> varying;
   };
 
-  // A number that a launch is given, or an item of a list of such.
+  // A number among the arguments of a launch, or an item of a list of numbers.
   struct Scalar {
     std::size_t launch = 0;
     std::size_t argument = 0;
@@ -172,7 +173,7 @@ struct CpuSizes {
     std::size_t expression = 0;
   };
 
-  // A slot whose bytes vary, at whose base a Value lies.
+  // A slot of varying bytes, with a Value at its base.
   struct Slot {
     std::size_t slot = 0;
     std::size_t value = 0;
@@ -186,65 +187,65 @@ struct CpuSizes {
   std::optional<std::size_t> feature_map;
 };
 
-// Throws std::out_of_range for what does not exist, and std::invalid_argument for a scalar that is
-// no number and a number of a view that it does not have. `n_axes`: of each tensor.
+// Throws std::out_of_range for unknown indices, and std::invalid_argument for a scalar that is not
+// a number and for a number that a view does not have. `n_axes`: of each tensor.
 void check_sizes(const CpuSizes& sizes, const std::vector<CpuLaunch>& launches,
                  const std::vector<std::size_t>& n_axes, std::size_t n_slots);
 
 // Owner, thread, errors: as Resident. The first execution proves each out-variant before it is
-// used: run beside the functional operator on the live inputs, it must give the same bits and
-// leave guards around its results untouched. Likewise for launches that gather rows, with the
-// functional operator on those rows, read another way. Compiled code is proved by its own function.
-// The constructor throws OutOfMemory where there is no memory for slots that it keeps.
-// Launches wait for the weights that a stream brings: those that do not come are an ExecutionError
-// of the launch that needs them. Where sizes vary, the first execution by each SizedPlaces proves.
+// used: run beside the functional operator on the live inputs, it must give the same bits and leave
+// guards around its results untouched. Likewise for launches that gather rows, with the functional
+// operator on the same rows, read in another way. Compiled code is proved by its own function. The
+// constructor throws OutOfMemory where there is no memory for slots that it keeps. Launches wait
+// for streamed weights: a weight that does not arrive is an ExecutionError of the launch that needs
+// it. Where sizes vary, the first execution with each SizedPlaces proves.
 class CpuResident final : public Resident, public WeightPasses, public SizeChanges {
  public:
-  // `stream`: what brings the weights; null: all of them stay where they are. Throws ExecutionError
-  // for a stream that another resident has.
+  // `stream`: transfers the weights; null: all of them stay in place. Throws ExecutionError for a
+  // stream of another resident.
   CpuResident(std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
               std::shared_ptr<WeightStream> stream);
   ~CpuResident() override;
 
-  // The tensors that launches' arguments refer to, by their position in the constructor's list.
+  // The tensors to which launches' arguments refer, by their position in the constructor's list.
   const at::Tensor& tensor(std::size_t index) const { return tensors_.at(index); }
 
-  // Adds the next launch. Throws std::invalid_argument for an operator that does not exist, and for
-  // a table of an operator that is no embedding; PlanError for a table that its weight does not
-  // have.
+  // Adds the next launch. Throws std::invalid_argument for an unknown operator, and for a table of
+  // an operator that is not an embedding; PlanError for a table that its weight does not have.
   void add(CpuLaunch launch);
 
-  // Adds a launch of compiled code next; `name` stands for an operator's. Throws std::out_of_range
-  // for a word of a slot that does not exist, and std::invalid_argument for more sources than
-  // words.
+  // Adds a launch of compiled code; `name` takes the place of an operator's. Throws
+  // std::out_of_range for a word of an unknown slot, and std::invalid_argument for more sources
+  // than words.
   void add_kernel(CpuKernel kernel, std::string name, std::string source,
                   std::vector<std::size_t> releases);
 
-  // Copies what lies in a slot, and gives back what an operator has made there. After execute.
+  // Copies the content of a slot, and frees what an operator has allocated there. After execute.
   void copy_out(std::size_t slot, void* to) noexcept;
 
-  // Says of which weights the stream need not keep the bytes once the launches are proved. Throws
+  // Sets the weights whose bytes the stream need not keep once the launches are proved. Throws
   // std::out_of_range for a launch that was not added, and std::invalid_argument without a stream.
   void set_packed_weights(std::vector<PackedWeight> weights);
 
-  // Says what varies with sizes, once all launches are added. Throws std::out_of_range for what
-  // does not exist, and std::invalid_argument for a scalar that is no number, a number of a view
-  // that it does not have, compiled code, or weights that a stream brings.
+  // Sets what varies with sizes, once all launches are added. Throws std::out_of_range for unknown
+  // indices, and std::invalid_argument for a scalar that is not a number, a number that a view does
+  // not have, compiled code, or streamed weights.
   void set_sizes(CpuSizes sizes);
 
-  // Has executions run on these lanes, once all launches are added. Throws std::invalid_argument
-  // where a stream brings weights, or sizes vary.
+  // Makes executions run on these lanes, once all launches are added. Throws std::invalid_argument
+  // where weights are streamed, or sizes vary.
   void set_lanes(std::unique_ptr<CpuLanes> lanes);
   CpuLanes* lanes() const { return lanes_.get(); }
 
-  // Has launches share their work among so many threads, 0: as torch is set where an execution is
-  // asked for; and has each execution rest, so that it computes for `duty` of its time. Throws
-  // std::invalid_argument for a duty that is not above 0 and at most 1, and a negative number.
+  // Makes launches share their work among this many threads (0: torch's setting where an execution
+  // is requested), and makes each execution rest, so that it computes for the fraction `duty` of
+  // its time. Throws std::invalid_argument for a duty that is not above 0 and at most 1, and for a
+  // negative number.
   void set_share(int n_threads, double duty);
 
   const std::vector<CpuLaunch>& launches() const { return launches_; }
 
-  // Has the next execution derive everything again. Any thread.
+  // Makes the next execution derive everything again. Any thread.
   void derive_again() noexcept { n_requests_.fetch_add(1, std::memory_order_relaxed); }
 
   std::vector<Relocation> relocations() const override;
@@ -301,16 +302,16 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   std::vector<at::Tensor> tensors_;
   std::vector<CpuLaunch> launches_;
   std::vector<c10::IValue> stack_;
-  std::vector<std::int64_t> indices_;  // of the gathering under way; kept for its memory
+  std::vector<std::int64_t> indices_;  // of the running gather; kept for its memory
   std::shared_ptr<WeightStream> stream_;
   std::vector<PackedWeight> packed_weights_;
-  std::uint64_t discarded_in_ = 0;  // the generation in which that was done last
+  std::uint64_t discarded_in_ = 0;  // the generation of the last discard
   bool traces_weights_ = false;
   std::optional<CpuSizes> sizes_;
   std::unique_ptr<CpuLanes> lanes_;  // null: one, with as many threads as torch has
   int n_threads_ = 0;
   double duty_ = 1;
-  // What was proved by places, which may have gone.
+  // The proofs by places, which may have been destroyed.
   struct ProvedModes {
     std::weak_ptr<const SizedPlaces> places;
     std::vector<CpuMode> modes;
@@ -319,15 +320,15 @@ class CpuResident final : public Resident, public WeightPasses, public SizeChang
   std::shared_ptr<const SizedPlaces> places_;        // of the latest sizes
   std::map<std::size_t, ProvedModes> proved_modes_;  // by the number of places
   bool proved_ = false;
-  std::atomic<std::uint64_t> n_requests_ = 1;  // before the first execution nothing is derived
+  std::atomic<std::uint64_t> n_requests_ = 1;  // initially nothing is derived
   Proof proof_;
 };
 
-// Decides how a launch with an out-variant is carried out, by running it. Called where its
-// arguments hold this execution's values; leaves them and every output slot as they are.
+// Decides how a launch with an out-variant is executed, by running it. Called while its arguments
+// hold this execution's values; does not change them or any output slot.
 CpuMode prove_out_variant(CpuLaunch& launch);
 
-// Whether two tensors have the same shape, dtype and bits, wherever their elements lie.
+// Whether two tensors have the same shape, dtype and bits, whatever their strides.
 bool same_elements(const at::Tensor& one, const at::Tensor& other);
 
 }  // namespace offload

@@ -1,4 +1,4 @@
-// Embeddings whose table is not in memory: the rows that the indices name are read into the result.
+// Embeddings whose table is not in memory: the indexed rows are read into the result.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -50,8 +50,8 @@ void CpuResident::gather(CpuLaunch& launch) {
                   static_cast<std::byte*>(launch.outputs.front().mutable_data_ptr()));
 }
 
-// The operator's result as recorded, of a table of just the rows that it needs. Where they lie is
-// told by the recorded tensor, and they are read as transfers read: not through the page cache.
+// The operator's result as recorded, on a table of only the required rows. The recorded tensor
+// gives their places, and they are read as by transfers: not through the page cache.
 at::Tensor CpuResident::embedded_from_few(const CpuLaunch& launch) {
   const at::Tensor& indices = launch.arguments[1].toTensor();
   take_indices(indices, indices_);

@@ -7,8 +7,7 @@
 
 namespace offload {
 
-// Whole pages, huge ones where the system gives them; they are given back with the pointer. Throws
-// OutOfMemory.
+// Whole pages, huge if available; freed with the pointer. Throws OutOfMemory.
 c10::DataPtr kept_memory(std::size_t size_bytes);
 
 }  // namespace offload

@@ -1,4 +1,4 @@
-// Compiled code in the place of launches.
+// Compiled code in place of launches.
 #include <ATen/Parallel.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace offload {
 
 namespace {
 
-// Runs what a kernel stands for, where its Values are.
+// Runs the launches that a kernel replaces, at the addresses of its Values.
 void run_replaced(const CpuReplaced& replaced, const CpuKernel::Addresses& addresses) {
   CpuResident& resident = *replaced.resident;
   std::vector<Patch> patches;
@@ -70,7 +70,7 @@ void CpuResident::set_packed_weights(std::vector<PackedWeight> weights) {
   packed_weights_ = std::move(weights);
 }
 
-// A launch that failed its proof reads the weight itself, for good.
+// A launch that failed its proof reads the weight itself from then on.
 void CpuResident::discard_packed() {
   const auto is_proved = [this](std::size_t launch) {
     return launches_[launch].mode == CpuMode::kKernel;
@@ -97,7 +97,7 @@ std::uint64_t CpuResident::count_writes(const CpuKernel& kernel) const {
   return sum;
 }
 
-// Nobody can have written what is not there: nothing is derived from it before it is read anew.
+// A discarded weight cannot have been written: nothing is derived from it before it is read again.
 std::uint64_t CpuResident::count_requests(const CpuKernel& kernel) const {
   const auto is_discarded = [this](const CpuKernel::Source& source) {
     return source.streamed && stream_->is_discarded(*source.streamed);
@@ -117,7 +117,7 @@ void CpuResident::prove_kernel(CpuLaunch& launch) const {
 void CpuResident::run_kernel(CpuLaunch& launch) {
   CpuKernel& kernel = *launch.kernel;
   find_addresses(kernel);
-  // Asked before the sources are read: what is written meanwhile is seen by the next execution.
+  // Read before the sources: later writes are seen by the next execution.
   const std::uint64_t n_writes = count_writes(kernel);
   const std::uint64_t n_requests = count_requests(kernel);
   if (!kernel.sources.empty() && kernel.n_writes == n_writes && kernel.n_requests == n_requests &&

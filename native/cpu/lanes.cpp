@@ -10,12 +10,12 @@
 namespace offload {
 namespace {
 
-// Neither a likely result nor a neutral element, and a NaN in every floating-point format.
+// Unlikely as a result, not a neutral element, and a NaN in every floating-point format.
 constexpr unsigned char kFill = 0xFD;
 
-const std::vector<std::size_t> kNothing;  // is released: `end_of` does that
+const std::vector<std::size_t> kNothing;  // is released: `end_of` releases
 
-// Each is there once, and in order on its lane.
+// Each occurs once, and in order on its lane.
 void check_launches(const std::vector<std::vector<LaneStep>>& lanes, std::size_t n_launches) {
   std::vector<bool> found(n_launches);
   for (const std::vector<LaneStep>& lane : lanes) {

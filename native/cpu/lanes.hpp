@@ -1,4 +1,4 @@
-// Executions of a CPU's resident on lanes, each of one thread.
+// Executions of a CPU resident on lanes, each of one thread.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -16,34 +16,34 @@
 
 namespace offload {
 
-// What happens to bytes of a slot once all of these launches have ended, whichever comes last.
+// What happens to bytes of a slot once all of these launches have ended, in any order.
 struct CpuEnding {
   std::size_t slot = 0;
   std::int64_t offset_bytes = 0;
-  std::size_t size_bytes = 0;  // that are overwritten; 0: the slot's memory is given back
+  std::size_t size_bytes = 0;  // that are overwritten; 0: the slot's memory is freed
   std::vector<std::size_t> launches;
 };
 
-// What executions on lanes have been so far.
+// Counts of executions on lanes so far.
 struct CpuLaneCounts {
   std::uint64_t n_shared = 0;  // executions in which helpers could take part
   std::uint64_t n_alone = 0;   // others: launches in recorded order on the caller's thread
-  std::uint64_t n_helped = 0;  // launches that helpers ran
+  std::uint64_t n_helped = 0;  // launches run by helpers
 };
 
-// Whether helpers take part in executions: where that pays, or always.
+// Whether helpers take part in executions: where it pays, or always.
 enum class CpuSharing : std::uint8_t { kBalanced, kAlways };
 
-// Executes the launches of a resident on lanes. Each launch shares its work with no other thread,
-// so its results have the bits of one thread, whoever runs it. The first execution proves launches
-// in recorded order, and so runs each in which helpers would not pay.
+// Executes the launches of a resident on lanes. Each launch runs on one thread, so its results have
+// the bits of one thread, whichever thread runs it. The first execution proves launches in recorded
+// order; executions in which helpers would not pay also run in that order.
 //
-// Owner: its resident. Thread: as the resident. Errors: as Resident::execute; of launches that
-// failed the first in recorded order.
+// Owner: its resident. Thread: as the resident. Errors: as Resident::execute; of failed launches
+// the first in recorded order.
 class CpuLanes final : public LaneWork {
  public:
-  // Throws std::out_of_range for a launch or slot that does not exist, and std::invalid_argument
-  // for launches that are not there once, in order on each lane.
+  // Throws std::out_of_range for an unknown launch or slot, and std::invalid_argument unless each
+  // launch occurs once, in order on its lane.
   CpuLanes(CpuResident& resident, std::vector<std::vector<LaneStep>> lanes,
            std::vector<CpuEnding> endings);
 
@@ -60,7 +60,7 @@ class CpuLanes final : public LaneWork {
   struct Left {
     std::atomic<std::size_t> n_launches = 0;
   };
-  // What a lane has for itself, whoever runs it.
+  // The state of a lane, whichever thread runs it.
   struct Own {
     std::vector<c10::IValue> stack;
     std::uint64_t clock_reads = 0;
@@ -79,9 +79,9 @@ class CpuLanes final : public LaneWork {
   CpuSharing sharing_ = CpuSharing::kBalanced;
   std::atomic<std::uint64_t> n_shared_ = 0;
   std::atomic<std::uint64_t> n_alone_ = 0;
-  // Of the execution under way.
+  // Of the running execution.
   std::optional<at::ThreadLocalState> state_;  // of the caller
-  std::fenv_t floating_point_{};               // likewise: how it rounds, and what it flushes
+  std::fenv_t floating_point_{};               // likewise: its rounding and flushing modes
   LaunchTimes* times_ = nullptr;
 };
 

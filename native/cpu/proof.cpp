@@ -11,7 +11,7 @@
 namespace offload {
 namespace {
 
-// Neither a likely result nor a neutral element, and a NaN in every floating-point format.
+// Unlikely as a result, not a neutral element, and a NaN in every floating-point format.
 constexpr unsigned char kFill = 0xFD;
 
 std::size_t aligned(std::size_t n_bytes) { return (n_bytes + 63) / 64 * 64; }
@@ -21,8 +21,8 @@ TensorLayout layout_of(const at::Tensor& tensor) {
           tensor.is_neg()};
 }
 
-// How far an out-variant may stray when it takes its output for scratch of its inputs' size. Our
-// own thunks are known not to; a narrow guard keeps their proof cheap beside large weights.
+// The reach of a wrong out-variant that uses its output as scratch of its inputs' size. Our own
+// thunks do not; a narrow guard keeps their proof cheap beside large weights.
 std::size_t reach_bytes(const CpuLaunch& launch) {
   std::size_t reach = 256;
   if (launch.thunk != nullptr) return reach;
@@ -32,13 +32,13 @@ std::size_t reach_bytes(const CpuLaunch& launch) {
   return aligned(reach);
 }
 
-// Stands for one storage of the real run: the outputs that lie in it, and copies of the arguments
-// that do, since kernels ask whether two tensors share a storage. Guards lie between all of them.
+// Stands for one storage of the real run: its outputs, and copies of its arguments, since kernels
+// test whether two tensors share a storage. Guards lie between all of them.
 class Rehearsal {
  public:
   explicit Rehearsal(std::size_t guard_bytes) : guard_bytes_(guard_bytes) {}
 
-  // Reserves room for a tensor like this one; argument contents are copied.
+  // Reserves room for a tensor like this one; the content of arguments is copied.
   void place(const at::Tensor& tensor, bool is_argument) {
     const std::size_t span = layout_of(tensor).span_bytes();
     size_bytes_ += guard_bytes_;
@@ -70,7 +70,7 @@ class Rehearsal {
     return real;
   }
 
-  // Whether nothing but the outputs was written: guards hold the pattern, arguments their content.
+  // Whether only the outputs were written: guards hold the pattern, arguments their content.
   bool intact() const {
     const auto* const begin = static_cast<const unsigned char*>(storage_.data());
     std::size_t checked = 0;
@@ -192,9 +192,9 @@ CpuMode prove_out_variant(CpuLaunch& launch) {
       launch.out->callBoxed(&arguments);
     }
   } catch (const std::exception&) {
-    return CpuMode::kCopied;  // the functional operator has just worked, so it stays in use
+    return CpuMode::kCopied;  // the functional operator has just succeeded, so it stays in use
   }
-  // One that resizes its output, if only for a while, warns, and would at each execution.
+  // An out-variant that resizes its output, even temporarily, warns, and would at each execution.
   if (silent.n_warnings > n_usual) return CpuMode::kCopied;
   for (std::size_t index = 0; index < outputs.size(); ++index) {
     if (!expected[index].defined() || !same_elements(outputs[index], expected[index])) {

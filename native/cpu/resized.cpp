@@ -1,4 +1,4 @@
-// A resident whose sizes vary: its tensors and numbers become those of other sizes in place.
+// A resident whose sizes vary: its tensors and numbers take other sizes in place.
 #include <stdexcept>
 
 #include "cpu/cpu_resident.hpp"
@@ -7,7 +7,7 @@
 namespace offload {
 namespace {
 
-// A number that stands for a tensor has memory of its own, which nobody else sees.
+// A number that stands for a tensor has its own memory, which no other owner uses.
 void set_number(const c10::IValue& wrapped, const Number& number) {
   const at::Tensor& tensor = wrapped.toTensor();
   if (number.is_real) {
@@ -93,7 +93,7 @@ void CpuResident::resize_slots(const SizedProgram& sizes) {
 
 void CpuResident::resize(const SizedProgram& sizes) {
   const bool moves = places_ != sizes.places;
-  proof_ = {};  // of the execution before
+  proof_ = {};  // of the previous execution
   if (moves) take_proofs_of(*sizes.places);
   resize_slots(sizes);
   for (CpuSizes::View& view : sizes_->views) {
@@ -118,10 +118,10 @@ void CpuResident::resize(const SizedProgram& sizes) {
     set_scalar(launch.arguments, scalar, number);
     if (!launch.out_stack.empty()) set_scalar(launch.out_stack, scalar, number);
   }
-  places_ = sizes.places;  // last: what fails halfway is done anew
+  places_ = sizes.places;  // last: a change that fails halfway is repeated
 }
 
-// Kernels may go other ways where tensors are much larger or smaller.
+// Kernels may take other paths where tensors are much larger or smaller.
 void CpuResident::take_proofs_of(const SizedPlaces& places) {
   const auto found = proved_modes_.find(places.number);
   proved_ = found != proved_modes_.end();
@@ -132,7 +132,7 @@ void CpuResident::take_proofs_of(const SizedPlaces& places) {
 }
 
 void CpuResident::keep_proofs() {
-  // Places of one choice of sizes alone go with it.
+  // Places for a single choice of sizes are destroyed with it.
   std::erase_if(proved_modes_, [](const auto& one) { return one.second.places.expired(); });
   auto& [places, modes] = proved_modes_[places_->number];
   places = places_;

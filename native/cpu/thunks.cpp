@@ -130,7 +130,7 @@ void where_self(const IValue* arguments, at::Tensor* outputs) {
                      arguments[2].toTensor());
 }
 
-// clone and _to_copy have generated out-variants only, which allocate and then copy.
+// clone and _to_copy have only generated out-variants, which allocate and then copy.
 void copy(const IValue* arguments, at::Tensor* outputs) {
   outputs[0].copy_(arguments[0].toTensor());
 }
@@ -145,7 +145,7 @@ void embedding(const IValue* arguments, at::Tensor* outputs) {
 }
 
 #ifdef OFFLOAD_HAS_LAYER_NORM_KERNEL
-// The kernel behind native_layer_norm, which writes all three results where they lie.
+// The kernel behind native_layer_norm, which writes all three results in place.
 void native_layer_norm(const IValue* arguments, at::Tensor* outputs) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor weight = arguments[2].isNone() ? at::Tensor() : arguments[2].toTensor();

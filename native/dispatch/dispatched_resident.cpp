@@ -24,7 +24,7 @@ TensorLayout layout_of_bytes(std::size_t n_bytes) {
   return {{static_cast<std::int64_t>(n_bytes)}, {1}, c10::ScalarType::Byte};
 }
 
-// Memory that somebody else owns.
+// Memory of another owner.
 c10::Storage borrowed(c10::Device device, std::uint64_t address, std::size_t n_bytes) {
   c10::Storage storage =
       make_storage(device, n_bytes, c10::DataPtr(reinterpret_cast<void*>(address), device));
@@ -42,8 +42,8 @@ bool begins_in(const c10::Storage& storage, const c10::Storage& other) {
   return begin >= other_begin && begin - other_begin < other.nbytes();
 }
 
-// A number that varies, in the place of a recorded one: an object of its own, as the recorded one
-// may be in a device's queue still.
+// A varying number in place of a recorded one: a separate object, as the recorded one may still be
+// in a device's queue.
 c10::IValue varied(const c10::IValue& recorded, const std::optional<std::size_t>& item,
                    const Number& number) {
   const c10::IValue value = number.is_real ? c10::IValue(number.real) : c10::IValue(number.integer);
@@ -100,8 +100,8 @@ void DispatchedResident::find_tensors(const CpuLaunch& launch) {
                                                          : std::optional(one->second));
     }
     const bool is_list = launch.arguments[position].isList();
-    // Lists are shared with whom they are given to: `_unsafe_masked_index` writes what it has
-    // clamped into the list of its indices (torch 2.13, TensorAdvancedIndexing.cpp).
+    // Callees share the lists that they receive. `_unsafe_masked_index` writes its clamped indices
+    // into its list argument (torch 2.13, TensorAdvancedIndexing.cpp).
     if (is_list ? launch.arguments[position].isTensorList() ||
                       launch.arguments[position].isOptionalTensorList()
                 : argument.tensors.front().has_value()) {
@@ -129,7 +129,7 @@ std::vector<Relocation> DispatchedResident::relocations() const {
   return all;
 }
 
-// A storage that somebody else holds too, as a queue of the device's may, stays what it is.
+// A storage with another owner, such as a queue of the device, stays unchanged.
 void DispatchedResident::patch(const std::vector<Patch>& patches) noexcept {
   for (const Patch& patch : patches) {
     addresses_[patch.word] = patch.address;
@@ -219,7 +219,7 @@ at::Tensor DispatchedResident::tensor_at(std::size_t index) {
   return tensor;
 }
 
-// What begins without content is allocated where it is first met.
+// Values that begin without content are allocated at their first use.
 const c10::Storage& DispatchedResident::storage_of(std::size_t slot) {
   c10::Storage& storage = storages_[slot];
   if (storage) return storage;
@@ -231,8 +231,9 @@ const c10::Storage& DispatchedResident::storage_of(std::size_t slot) {
   return storage;
 }
 
-// Memory that is not torch's, or that of an argument whose slot no launch makes: the launch, at
-// `index`, may have given its argument. By address, as others may have made a storage of it.
+// Memory that is not torch's, or that of an argument whose slot no launch makes: the launch at
+// `index` may have returned its argument. Compared by address, as another storage may have been
+// made over it.
 bool DispatchedResident::outlives(const c10::Storage& storage, std::size_t index) const {
   if (is_borrowed(storage)) return true;
   for (const Argument& argument : arguments_[index]) {
@@ -247,11 +248,12 @@ bool DispatchedResident::outlives(const c10::Storage& storage, std::size_t index
   return false;
 }
 
-// Nobody is handed, or writes, what an operator gives of an argument that outlives the execution.
+// A result in memory of an argument that outlives the execution is copied, so that this memory is
+// neither handed out nor written.
 void DispatchedResident::keep(std::size_t index, const at::Tensor& result, const CpuMade& made) {
   const CpuLaunch& launch = launches_[index];
   const std::size_t size_bytes = slots_[made.slot].size_bytes;
-  if (!result.defined() && size_bytes == 0) return;  // some give none for empty
+  if (!result.defined() && size_bytes == 0) return;  // some return none for empty
   check_result(result, made.layout, made.offset_bytes, launch.guards_shape,
                launch.source + ": " + launch.operator_name);
   const c10::Storage& storage = result.storage();
@@ -329,7 +331,7 @@ void DispatchedResident::take_constants(const SizedProgram& sizes) {
   constants_ = {sizes.constants_stream, sizes.constants_end, false};
 }
 
-// They were made on the stream that was current where their sizes were met.
+// They were made on the stream that was current when their sizes first occurred.
 void DispatchedResident::meet_constants() {
   if (!constants_.stream || order_->stream() == constants_.stream) return;
   constants_.is_used_elsewhere = true;
@@ -338,13 +340,13 @@ void DispatchedResident::meet_constants() {
   constants_.end = nullptr;
 }
 
-// Torch gives their memory to later work on the stream where they were made, which knows nothing of
-// work on another one.
+// Torch reuses their memory for later work on the stream where they were made, without regard to
+// work on other streams.
 void DispatchedResident::leave_constants() noexcept {
   if (!constants_.is_used_elsewhere) return;
   try {
     if (const std::unique_ptr<Fence> end = order_->fence()) end->wait();
-  } catch (const std::exception&) {  // the device failed, which each later call says
+  } catch (const std::exception&) {  // the device failed, which each later call reports
   }
 }
 
@@ -354,7 +356,7 @@ void DispatchedResident::close() noexcept {
   constants_ = {};
 }
 
-// Called where a launch's error is being handled: says which one it was.
+// Called while a launch's error is being handled: adds which launch it was.
 void DispatchedResident::fail(std::size_t launch) {
   stack_.clear();
   for (std::size_t slot = 0; slot < slots_.size(); ++slot) {

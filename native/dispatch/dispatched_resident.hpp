@@ -18,30 +18,30 @@
 namespace offload {
 
 // Calls the recorded operators from C++, in program order, on the device of its tensors. Launches
-// are described as those of the CPU's resident, and carried out otherwise:
+// are described as those of the CPU's resident, and executed differently:
 //
-// - Operators allocate all that they make, from torch's allocator of the device. Later launches are
-//   given views of the result's own storage, since storages of torch_npu know how their memory is
-//   laid out. Nothing is placed.
-// - A launch is given tensors made for it, and storages that nobody else holds change alone: work
-//   that a device's queue still has is not touched by the execution after it.
+// - Operators allocate their results from torch's allocator of the device. Later launches receive
+//   views of the result's own storage, since storages of torch_npu know their memory layout.
+//   Nothing is placed.
+// - A launch receives tensors made for it, and only storages without another owner change: work in
+//   a device's queue is not affected by the next execution.
 // - Where the device has streams, launches go to torch's current stream of the calling thread, and
-//   an execution is over with that stream's work.
+//   an execution ends with that stream's work.
 //
-// Owner, errors: as Resident. Thread: as Resident; what must hold while launches are delivered
-// (KernelScope, the current device) is set inside. Nothing is proved: an execution does as eager.
+// Owner, errors: as Resident. Thread: as Resident; the state for delivering launches (KernelScope,
+// the current device) is set inside. Nothing is proved: an execution does what eager mode does.
 class DispatchedResident final : public Resident, public DeviceStreams, public SizeChanges {
  public:
-  // `held`: by slot tensors whose storages launches are given as they are; of slots that are kept.
+  // `held`: by slot, tensors whose storages launches receive unchanged; of slots that are kept.
   // `device`: with an index, or the CPU, which has no streams.
   DispatchedResident(std::vector<CpuSlot> slots, std::vector<CpuTensor> tensors, c10::Device device,
                      const std::vector<std::pair<std::size_t, at::Tensor>>& held);
   ~DispatchedResident() override { close(); }
 
-  // Stands in the arguments of a launch for a tensor, by its position in the constructor's list.
+  // Stands for a tensor in the arguments of a launch, by its position in the constructor's list.
   const at::Tensor& tensor(std::size_t index) const { return stand_ins_.at(index); }
 
-  // As CpuResident has it; neither out-variants nor gathered tables are taken.
+  // As CpuResident; out-variants and gathered tables are not supported.
   void add(CpuLaunch launch);
   void set_sizes(CpuSizes sizes);
 
@@ -66,17 +66,17 @@ class DispatchedResident final : public Resident, public DeviceStreams, public S
   void resize(const SizedProgram& sizes) override;
 
  private:
-  // An argument that is a tensor, or a list of them: by item the position of the tensor; none for
-  // what is given as recorded.
+  // An argument that is a tensor, or a list of tensors: the position of each item's tensor; none
+  // for items passed as recorded.
   struct Argument {
     std::size_t position = 0;
     std::vector<std::optional<std::size_t>> tensors;
   };
 
-  // What follows from the sizes of the executions, where a device has made it.
+  // Size constants of the executions that a device has made.
   struct Constants {
     std::optional<c10::Stream> stream;  // on which it was made
-    std::shared_ptr<Fence> end;         // null once it was waited for
+    std::shared_ptr<Fence> end;         // null once waited for
     bool is_used_elsewhere = false;     // on another stream
   };
 
@@ -94,7 +94,7 @@ class DispatchedResident final : public Resident, public DeviceStreams, public S
   [[noreturn]] void fail(std::size_t launch);
 
   std::vector<CpuSlot> slots_;
-  std::vector<c10::Storage> storages_;    // by slot; null until something lies there
+  std::vector<c10::Storage> storages_;    // by slot; null while empty
   std::vector<bool> needs_description_;   // by slot: the storage does not know its layout yet
   std::vector<std::uint64_t> addresses_;  // by slot that is patched
   std::vector<CpuTensor> tensors_;

@@ -1,4 +1,4 @@
-// Streams of any device that torch has one for, by torch's own registry of devices.
+// Streams of any device that torch supports, by torch's own registry of devices.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -14,14 +14,14 @@
 
 namespace offload {
 
-// What StreamOrder needs of a device. Nothing of CUDA or torch_npu is linked: torch knows their
-// streams and events by the type of the device (c10/core/impl/VirtualGuardImpl.h).
+// The device calls of StreamOrder. Neither CUDA nor torch_npu is linked: torch finds their streams
+// and events by the device type (c10/core/impl/VirtualGuardImpl.h).
 //
-// Captures are not refused: an execution launches what eager would, which whoever captures the
-// stream may take as that.
+// Captures are not refused: an execution launches what eager mode would, which a capture of the
+// stream may record.
 struct TorchStreams {
   using Stream = std::optional<c10::Stream>;
-  using Code = std::string;  // the device's words; empty where it did what was asked
+  using Code = std::string;  // the device's error message; empty on success
 
   inline static const Code kSuccess;
 
@@ -32,9 +32,8 @@ struct TorchStreams {
     c10::Event event;
   };
 
-  // Makes the device current, by setting it: a thread that torch knows nothing of may be told that
-  // it has device 0 and yet have none (torch_npu's GetDevice). In the child of a fork nothing can
-  // be.
+  // Makes the device current, by always setting it: on a thread unknown to torch, torch_npu's
+  // GetDevice may return device 0 although no device is set. In a forked child it cannot be set.
   class Scope {
    public:
     explicit Scope(const TorchStreams& streams) {
@@ -78,8 +77,7 @@ struct TorchStreams {
     if (code != kSuccess) throw ExecutionError(std::string(what) + " failed: " + code);
   }
 
-  // Memory is torch's, which knows itself what still uses it: nothing has to be kept after a
-  // failure.
+  // Memory is torch's, which tracks its users: nothing has to be kept after a failure.
   bool is_fault(const Code&) const { return true; }
   bool is_lost() const { return getpid() != process; }
 

@@ -1,4 +1,4 @@
-"""Backends: one module for each kind of device. See docs/backends/adding.md."""
+"""Backends: one module per kind of device. See docs/backends/adding.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from offload.errors import BackendUnavailable
 
 
 def _cuda_backend() -> Backend:
-    # A process that uses no GPU does not load what is for one.
+    # A process without a GPU does not load the CUDA modules.
     from offload.backends.cuda import CudaBackend  # noqa: PLC0415
 
     return CudaBackend()
@@ -52,15 +52,15 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
 
 
 def backend_names() -> tuple[str, ...]:
-    """Every backend that this version has, available here or not."""
+    """Return every backend of this version, available here or not."""
     return tuple(_BACKENDS)
 
 
 def find_backend(device: str) -> Backend:
-    """The backend for a device type.
+    """Return the backend for a device type.
 
     Raises:
-        BackendUnavailable: there is none of this name; the message lists those there are.
+        BackendUnavailable: no backend has this name; the message lists the existing ones.
     """
     if not isinstance(device, str) or device not in _BACKENDS:
         raise BackendUnavailable(

@@ -1,4 +1,4 @@
-"""Devices as callers name them: a backend, and which of its devices."""
+"""Devices as callers name them: a backend, and the index of a device."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from offload.program import Program
 
 
 def backend_and_index(device: str | torch.device) -> tuple[str, int | None]:
-    """`cuda:1` as a backend's name and an index; None where it has none.
+    """Split `cuda:1` into a backend's name and an index; None without an index.
 
-    torch is not asked, which does not know every backend.
+    torch is not used, as it does not know every backend.
     """
     if isinstance(device, torch.device):
         return device.type, device.index
@@ -22,10 +22,10 @@ def backend_and_index(device: str | torch.device) -> tuple[str, int | None]:
 
 
 def on_device(program: Program, index: int | None) -> Program:
-    """The Program for one of the devices of its type; None: for the one that it is on.
+    """Return the Program for a device of its type; None: for its own device.
 
     Raises:
-        BackendUnavailable: it is on another one.
+        BackendUnavailable: the Program is on another device.
     """
     if index is None or program.device == "cpu":
         return program

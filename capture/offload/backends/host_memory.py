@@ -1,4 +1,4 @@
-"""Memory of the host that this process may still take."""
+"""Host memory that this process may still allocate."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ PAGE_BYTES = resource.getpagesize()
 
 
 def is_address_space_limited() -> bool:
-    """Whether somebody has limited the addresses of this process (`ulimit -v`)."""
+    """Whether the address space of this process is limited (`ulimit -v`)."""
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
 def free_bytes() -> int:
-    """Memory that this process may still take: of the machine, its control groups and its limits.
+    """Return what this process may still allocate, by machine, control groups and limits.
 
-    Control groups are those of version 2, at their usual place.
+    Control groups are of version 2, at their usual path.
     """
     return max(0, min(_free_bytes()))
 
 
 def _control_groups() -> Iterator[Path]:
-    """That of this process, and those around it."""
+    """Yield the control group of this process, and those around it."""
     root = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():
@@ -39,11 +39,11 @@ def _free_bytes() -> Iterator[int]:
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     yield int(fields["MemAvailable"].split()[0]) * 1024
     for group in _control_groups():
-        with contextlib.suppress(OSError, ValueError):  # it has no limit
+        with contextlib.suppress(OSError, ValueError):  # without a limit
             limit = int((group / "memory.max").read_text())
             counts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             used = int((group / "memory.current").read_text()) - int(counts["inactive_file"])
-            yield limit - used  # what was read of files and not lately is given up when asked for
+            yield limit - used  # file content not recently read is reclaimed on demand
     if is_address_space_limited():
         limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         pages = int(Path("/proc/self/statm").read_text().split()[0])
@@ -51,11 +51,11 @@ def _free_bytes() -> Iterator[int]:
 
 
 def require_free(needed_bytes: int, what: str, advice: str) -> None:
-    """Refuse what the host has no room for, before any of it is taken.
+    """Refuse an allocation for which the host has no room, before it begins.
 
     Args:
-        needed_bytes: how much.
-        what: what needs it, and that it needs so many bytes of, in words.
+        needed_bytes: its size.
+        what: what needs the bytes, and for what, in words.
         advice: what to do.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What the native side calls slots and results, by what they are to a Plan and a Program."""
+"""The native side's kinds of slots and results, by their role in a Plan and a Program."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _RESULT_SOURCES = {
 
 
 def slot_triggers(plan: Plan) -> list[_native.Trigger]:
-    """For each slot of a Plan what makes its address change."""
+    """Return for each slot of a Plan what makes its address change."""
     return [_TRIGGERS[slot.kind] for slot in plan.slots]
 
 
 def result_source(role: Role) -> _native.ResultSource:
-    """Whose memory a result shows that is a view of a Value of this role.
+    """Return whose memory a result aliases that is a view of a Value of this role.
 
     Raises:
-        KeyError: no result is one of such a Value.
+        KeyError: results cannot be views of such a Value.
     """
     return _RESULT_SOURCES[role]

@@ -21,15 +21,15 @@ class NullBackend:
     opaque = weights = timing = offline = sizes = lanes = dispatch = None
 
     def machine(self, index: int | None = None) -> Machine:
-        """A machine with 64-byte alignment and the default cost table."""
+        """Describe a machine with 64-byte alignment and the default cost table."""
         return Machine("null", "null device", 0, 64, CostTable())
 
     def records(self) -> str:
-        """Programs recorded on the CPU."""
+        """Programs are recorded on the CPU."""
         return "cpu"
 
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """The Program as it is: every Value is where the Plan puts it."""
+        """Return the Program unchanged: every Value is where the Plan puts it."""
         return Prepared(bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
@@ -55,4 +55,4 @@ class NullBackend:
         return Loaded(resident, frozenset(), lambda: reports)
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: it computes nothing."""
+        """Do nothing: it computes nothing."""

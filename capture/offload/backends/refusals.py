@@ -1,4 +1,4 @@
-"""What devices refuse before anything runs."""
+"""Refusals of devices before anything runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offload.program import BoundProgram, Launch, Overlap, Program, Symbol
 
 
 def refuse_launch(launch: Launch, device_type: str) -> None:
-    """Refuse what a graph on a device of this type cannot do by itself.
+    """Refuse launches that a graph on a device of this type cannot execute by itself.
 
     Raises:
         CaptureError: the launch reads on the host, or makes host memory.
@@ -32,10 +32,10 @@ def refuse_launch(launch: Launch, device_type: str) -> None:
 
 
 def refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -> None:
-    """Refuse inputs that overlap, one of them written, so that one must be less aligned.
+    """Refuse overlapping inputs, one of them written, of which one must be less aligned.
 
     Raises:
-        CaptureError: their distance is no multiple of the alignment.
+        CaptureError: their distance is not a multiple of the alignment.
     """
     if overlap.distance_bytes % alignment_bytes:
         first, second = (
@@ -51,10 +51,10 @@ def refuse_unaligned(program: Program, overlap: Overlap, alignment_bytes: int) -
 
 
 def check_formats(bound: BoundProgram) -> None:
-    """Refuse weights that lie in another format now than when they were recorded.
+    """Refuse weights whose format has changed since they were recorded.
 
     Raises:
-        BindingError: one was cast since.
+        BindingError: a weight was cast since.
     """
     program = bound.program
     for index, holders in bound.bindings.weights.items():
@@ -71,10 +71,10 @@ def check_formats(bound: BoundProgram) -> None:
 
 
 def refuse_shared(bound: BoundProgram, packed: Set[int]) -> None:
-    """Refuse packed weights in memory that other processes write, unseen.
+    """Refuse packed weights in memory that other processes may write undetected.
 
     Raises:
-        BindingError: one was moved there since the Program was loaded.
+        BindingError: a weight was moved there since the Program was loaded.
     """
     for index in packed & bound.bindings.weights.keys():
         if any(holder.is_shared() for holder in bound.bindings.weights[index]):
@@ -94,7 +94,7 @@ def check_weights(bound: BoundProgram, named: Set[int], alignment_bytes: int) ->
         alignment_bytes: of each of these when it was captured.
 
     Raises:
-        BindingError: a weight was cast since, or a storage's address is no multiple of the
+        BindingError: a weight was cast since, or a storage's address is not a multiple of the
             alignment.
     """
     program = bound.program

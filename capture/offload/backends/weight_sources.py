@@ -1,4 +1,4 @@
-"""Which weights of a Program get a memory of their own, and where their content is read."""
+"""The weights of a Program with separate memory, and the sources of their content."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from offload.plan.streaming import Streaming
 from offload.program import BoundProgram, Program, StoredTensor
 
 Sources = Mapping[int, list[torch.Tensor] | StoredTensor]
-"""By Value of role weight where its content is; their order numbers the native side's weights."""
+"""The content of each Value of role weight; the order numbers the native side's weights."""
 
 
 def native_source(
     content: list[torch.Tensor] | torch.Tensor | StoredTensor,
 ) -> _native.FileRange | torch.Tensor | list[torch.Tensor]:
-    """Where the native side reads a weight from.
+    """Return the native side's source of a weight.
 
     Args:
-        content: a place in a file; the model's tensors on one storage, whose changes are seen; or
-            a tensor that nobody changes, of which all of the storage is read.
+        content: a place in a file; the model's tensors on one storage, whose changes are detected;
+            or an immutable tensor, whose whole storage is read.
     """
     if isinstance(content, StoredTensor):
         return _native.FileRange(content.path, content.offset_bytes)
@@ -32,10 +32,10 @@ def native_source(
 
 
 def managed_weights(bound: BoundProgram) -> Sources:
-    """The weights that get a memory of their own, and where their content is.
+    """Return the weights that get separate memory, and the sources of their content.
 
-    Those in files; and where none is, those in memory that no launch writes. All others are used
-    where they lie, and count in the budget.
+    These are the weights in files; where no weight is in a file, those in memory that no launch
+    writes. All others are used in place, and count in the budget.
     """
     program = bound.program
     if bound.bindings.stored:
@@ -51,7 +51,7 @@ def managed_weights(bound: BoundProgram) -> Sources:
 def native_weights(
     program: Program, streaming: Streaming, sources: Sources
 ) -> list[_native.StreamedWeight]:
-    """The managed weights with their pieces, for the native side."""
+    """Return the managed weights with their pieces, for the native side."""
     pieces: dict[int, list[tuple[int, int, int, bool]]] = {value: [] for value in sources}
     gathered = {one.value for one in streaming.gathers}
     for one in streaming.pieces:
@@ -73,9 +73,9 @@ def native_weights(
 def native_transfers(
     program: Program, streaming: Streaming, sources: Sources
 ) -> list[tuple[int, int, int, int, int, int]]:
-    """The transfers of a pass, for the native side: weights and their pieces by number."""
+    """Return the transfers of a pass, for the native side: weights and their pieces by number."""
     numbers = {value: number for number, value in enumerate(sources)}
-    places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and which of its pieces
+    places: dict[int, tuple[int, int]] = {}  # by piece: the weight, and the index among its pieces
     n_pieces = dict.fromkeys(sources, 0)
     for index, piece in enumerate(streaming.pieces):
         if piece.value in numbers and piece.size_bytes:
@@ -99,12 +99,12 @@ def native_transfers(
 def managed_tensors(
     program: Program, sources: Sources, memory: Sequence[torch.UntypedStorage]
 ) -> Mapping[int, torch.Tensor]:
-    """The tensor that was recorded for each managed weight, on the memory that it has now.
+    """Return the recorded tensor of each managed weight, on its present memory.
 
     Args:
-        program: has the weights.
-        sources: as `managed_weights` gives them.
-        memory: for each of them its bytes.
+        program: the program of the weights.
+        sources: the result of `managed_weights`.
+        memory: the bytes of each.
     """
     bases = {value: (storage, 0) for value, storage in zip(sources, memory, strict=True)}
     run = EagerRun(BoundProgram(program), bases, fill=None)

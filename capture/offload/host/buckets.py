@@ -1,4 +1,4 @@
-"""Buckets: ranges of sizes for which Values lie at the same places of the feature map."""
+"""Buckets: ranges of sizes for which Values have the same places in the feature map."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from offload.program.expressions import expressions
 from offload.program.family import MOST, Dim, Family
 from offload.program.varying_numbers import expression_of
 
-# Bounds of all activations together that are so many times what the greatest sizes take are not
+# Bounds of all activations that exceed their bytes at the greatest sizes by this factor are not
 # worth their memory.
 _LOOSEST = 4
 
-# A bucket is placed while a call waits: some three milliseconds at the worst, where no greedy order
+# A bucket is placed while a call waits: at most some three milliseconds, where no greedy order
 # meets the lower bound.
 _SEARCH_STEPS = 1_000_000
 
 
 def bucket_ends(dim: Dim, given: Sequence[int] = ()) -> list[int]:
-    """Where the buckets of a Dim end, both ends included, up to its greatest size.
+    """Return the ends of a Dim's buckets, inclusive, up to its greatest size.
 
     Args:
-        dim: the size.
-        given: where they end by a user's choice; beyond the last one, and without any, by half
-            steps: 1, 2, 3, 4, 6, 8, 12, 16, 24 and so on.
+        dim: the Dim.
+        given: the user's ends; beyond the last, and without any, half steps: 1, 2, 3, 4, 6, 8, 12,
+            16, 24 and so on.
     """
     most = MOST if dim.maximum is None else dim.maximum
     ends = [0, 1, *(one for at in range(1, 62) for one in (2**at, 3 * 2 ** (at - 1)))]
@@ -39,16 +39,16 @@ def bucket_ends(dim: Dim, given: Sequence[int] = ()) -> list[int]:
 
 
 class Buckets:
-    """Places what a Family does, bucket by bucket. Owner: one executable. Thread: one at a time.
+    """Places a Family's activations by buckets. Owner: one executable. Thread: one at a time.
 
-    When Values exist does not depend on sizes, and neither do slots: only how much they take does.
+    Live ranges and slots do not depend on sizes: only bytes do.
 
     Attributes:
-        feature_map_bytes: the most that a bucket has taken so far.
+        feature_map_bytes: of the largest bucket so far.
     """
 
     def __init__(self, family: Family, program: Program, plan: Plan) -> None:
-        """Of a Family that does this Program, which has this Plan at the recorded sizes."""
+        """Take a Family's Program, which has this Plan at the recorded sizes."""
         feature_map = plan.feature_map.index
         self.feature_map_bytes = 0
         self._plan = plan
@@ -63,16 +63,16 @@ class Buckets:
     def place(
         self, sizes: Sequence[int], least: Sequence[int], greatest: Sequence[int]
     ) -> tuple[list[int], list[int], int, bool]:
-        """Where Values lie in a bucket.
+        """Return where Values lie in a bucket.
 
         Args:
-            sizes: that are met.
-            least: of each Dim in the bucket.
-            greatest: likewise.
+            sizes: of the call.
+            least: the least size of each Dim in the bucket.
+            greatest: the greatest size of each Dim in the bucket.
 
         Returns:
-            By Value its offset in the feature map and the room that it has there, the bytes of the
-            feature map, and whether that holds for the whole bucket, and not for `sizes` alone.
+            The offset of each Value in the feature map, the bytes reserved for it, the bytes of the
+            feature map, and whether this holds for the whole bucket or only for `sizes`.
 
         Raises:
             PlanError: the activations have no size in bytes.
@@ -95,7 +95,7 @@ class Buckets:
         return offsets, room, placement.arena_bytes, is_of_bucket
 
     def plan_between(self, least: Sequence[int], greatest: Sequence[int]) -> Plan | None:
-        """The Plan of a bucket at its bounds; None where these are not known."""
+        """Return the Plan of a bucket at its bounds; None where these are unknown."""
         rooms = self._rooms(least, greatest)
         if rooms is None:
             return None
@@ -123,7 +123,7 @@ class Buckets:
         )
 
     def _rooms(self, least: Sequence[int], greatest: Sequence[int]) -> list[int] | None:
-        """The most bytes that each Value of the feature map may have; None: nothing is known."""
+        """Return the upper bound of each feature map Value's bytes; None where unknown."""
         found = []
         for index in self._placed:
             size_bytes = self._program.values[index].size_bytes

@@ -1,4 +1,4 @@
-"""The sizes of a call: what its arguments say of each Dim."""
+"""The sizes of a call, from its arguments."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MISSING = object()
 
 
 class CallSizes:
-    """Finds the sizes of calls. Owner: one executable. Thread: any; it does not change."""
+    """Finds the sizes of calls. Owner: one executable. Thread: any; it is immutable."""
 
     def __init__(self, family: Family) -> None:
-        """Find where the recorded call told its sizes."""
+        """Find the arguments that gave the recorded call's sizes."""
         self._family = family
         self._places = [(_path(family.program, one), one) for one in family.places]
 
     def of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-        """The sizes of a call in the order of the Dims; whether the Family accepts them is open.
+        """Return the sizes of a call in the order of the Dims, unchecked against the Family.
 
         Raises:
-            BindingError: an argument that tells a size is missing or of another kind, or two say
-                something else of one Dim.
+            BindingError: an argument that gives a size is missing or of another kind, or two
+                arguments give different sizes of one Dim.
         """
         found: dict[int, tuple[int, str]] = {}
         for path, place in self._places:
@@ -67,11 +67,11 @@ class CallSizes:
 def with_arguments(
     bound: BoundProgram, family: Family, numbers: Sequence[int | float]
 ) -> BoundProgram:
-    """A Family's recorded Program, whose arguments have the integers that vary.
+    """Return a Family's recorded Program with the varying integers of its arguments inserted.
 
     Args:
         bound: the Program.
-        family: whose it is.
+        family: the Program's Family.
         numbers: of a choice of sizes.
     """
     if not family.arguments:
@@ -97,7 +97,7 @@ def _shown(kind: str, key: Any) -> str:
 
 
 def _path(program: Program, place: SizePlace) -> tuple[Step, ...]:
-    """The way from a call's arguments to what tells a size."""
+    """Return the path from a call's arguments to the argument that gives a size."""
     n_constants = 0
 
     def search(structure: Structure) -> tuple[Step, ...] | None:
@@ -117,7 +117,7 @@ def _path(program: Program, place: SizePlace) -> tuple[Step, ...]:
         return None
 
     found = search(program.arguments_structure)
-    assert found is not None  # `varying_sizes` has seen to it
+    assert found is not None  # checked by `varying_sizes`
     (_, group), (_, key), *rest = found
     names = program.parameter_names
     if group == 0:
@@ -128,7 +128,7 @@ def _path(program: Program, place: SizePlace) -> tuple[Step, ...]:
 
 
 def _found(path: Sequence[Step], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What lies at the end of a path."""
+    """Return the argument at the end of a path."""
     (_, (position, name)), *rest = path
     found = args[position] if 0 <= position < len(args) else kwargs.get(name, _MISSING)
     for kind, key in rest:

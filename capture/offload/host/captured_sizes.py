@@ -1,4 +1,4 @@
-"""Executables of sizes that repeat, on devices: captured as one task each, while a call waits."""
+"""Executables of repeated sizes on devices: each captured as one task, while a call waits."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class CapturedSizes:
-    """Makes executables of one choice of sizes that the device executes as one task.
+    """Makes executables of one choice of sizes, which the device executes as one task.
 
-    In the call by which sizes are due. While a stream is being captured nothing may synchronise the
-    device or its context, whatever the mode of the capture (CUDA programming guide, "Prohibited and
-    unhandled operations" of stream capture; Ascend: 107027), and torch ends a process in which a
-    memory pool goes meanwhile. Both are a program's right wherever it does not load or call what
-    loads, so no thread captures behind its back.
+    It does so in the call by which sizes are due. While a stream is being captured, synchronisation
+    of the device or its context is forbidden in every capture mode (CUDA programming guide,
+    "Prohibited and unhandled operations" of stream capture; Ascend: 107027), and torch ends a
+    process in which a memory pool is freed meanwhile. A program may do both wherever it does not
+    load or call an executable that loads, so no background thread captures.
 
-    Owner: a Promoter. Thread: any; it does not change.
+    Owner: a Promoter. Thread: any; it is immutable.
     """
 
     expected = TASKS
@@ -42,14 +42,14 @@ class CapturedSizes:
         *,
         shares_arena: bool,
     ) -> None:
-        """Make none yet.
+        """Begin without executables.
 
         Args:
             bound: the Family.
             load: makes a Program resident as one task.
-            publish: lets one take turns with the executable of all sizes, and says what calls are
-                given for it.
-            shares_arena: whether feature maps of several executables lie in the same memory.
+            publish: makes an executable share the turns of the one of all sizes, and returns what
+                calls use.
+            shares_arena: whether feature maps of several executables share memory.
         """
         self._bound = bound
         self._load = load
@@ -57,10 +57,10 @@ class CapturedSizes:
         self._shares_arena = shares_arena
 
     def kept(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallArguments:
-        """The call's own arguments, as it waits.
+        """Return the call's own arguments, as the call waits.
 
         Raises:
-            NotNow: the caller is capturing a graph, or is called while something is captured.
+            NotNow: the caller is capturing a graph, or is called during a capture.
         """
         if not may_capture(self._bound.family.program.device):
             raise NotNow
@@ -69,10 +69,10 @@ class CapturedSizes:
     def made(
         self, sizes: Choice, call: CallArguments, is_wanted: Callable[[], bool]
     ) -> tuple[Executable, int]:
-        """An executable of some sizes, proved by its load, that has executed a call once.
+        """Return an executable of these sizes, proved at load, that has executed the call once.
 
         Raises:
-            NotPromoted: it is not wanted any more.
+            NotPromoted: it is no longer wanted.
             OffloadError: it cannot be captured or loaded, or the call fails.
         """
         args, kwargs = call
@@ -96,5 +96,5 @@ class CapturedSizes:
         return own_bytes + report.feature_map_bytes + (report.outside_bytes or 0)
 
     def publish(self, sizes: Choice, run: Executable) -> object:
-        """Let it take turns with the executable of all sizes; what its calls are given for it."""
+        """Make it share the turns of the executable of all sizes; return what calls use."""
         return self._publish(sizes, run)

@@ -1,4 +1,4 @@
-"""Executables of a Family on devices where each choice of sizes is loaded by itself."""
+"""Executables of a Family on devices that load each choice of sizes separately."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Load = Callable[[BoundProgram], Executable]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Instance:
-    """The Executable of one choice of sizes, and the memory that it takes."""
+    """The Executable of one choice of sizes, and its memory."""
 
     run: Executable
     size_bytes: int
@@ -40,7 +40,7 @@ class _Instance:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Latest:
-    """Whose turn was the latest, and what making it ready took; 0 where it was."""
+    """The sizes of the latest turn, and the duration of making them ready; 0 if they were."""
 
     sizes: tuple[int, ...]
     run: Executable
@@ -48,37 +48,37 @@ class _Latest:
 
 
 class ExecutableForEachSize(Submitting):
-    """A Family that is loaded: called with any sizes that it accepts, and recorded once.
+    """A loaded Family: recorded once, called with any sizes that it accepts.
 
-    Each choice of sizes has an instance, made when it is first met: its Program is evaluated,
-    placed and loaded, and what follows from its sizes alone is computed. Instances share the
-    model's weights. Made by `Captured.load` where sizes may vary.
+    Each choice of sizes has an instance, made at its first occurrence: its Program is evaluated,
+    placed and loaded, and its size constants are computed. Instances share the model's weights.
+    Made by `Captured.load` where sizes may vary.
 
-    Owner of its instances. Calls from several threads are safe. Those of one choice of sizes run
-    one at a time; where the Program writes inputs or weights, draws random numbers or may do more,
-    all do, in the order in which they come.
+    Owner of its instances. Calls from several threads are safe. Calls of one choice of sizes run
+    one at a time; where the Program writes inputs or weights, draws random numbers or may have
+    further effects, all calls do, in order of arrival.
 
-    Calling it, as `run(x)` or `run(x, out=y)`, executes the Program of the call's sizes; it takes
-    and gives what an Executable does. It raises what an Executable raises, and:
+    Calling it, as `run(x)` or `run(x, out=y)`, executes the Program of the call's sizes; arguments
+    and results are those of an Executable. It raises the errors of an Executable, and:
         BindingError: the sizes of the call fit no Dim or break a guard; nothing has run.
         CaptureError, PlanError, OutOfMemory: their Program cannot be loaded.
 
     Attributes:
-        family: whose sizes vary.
-        sizes: how much is kept.
+        family: the Family.
+        sizes: the memory of instances.
     """
 
     def __init__(self, bound: BoundFamily, sizes: Sizes, load: Load, note: str = "") -> None:
-        """Load nothing yet.
+        """Begin without instances.
 
         Args:
             bound: the Family.
-            sizes: how much is kept.
+            sizes: the memory of instances.
             load: makes a Program resident.
-            note: for people, of how that is done.
+            note: a sentence on loading, for people.
 
         Raises:
-            BindingError: `sizes` says no number of bytes.
+            BindingError: `sizes` has no valid number of bytes.
         """
         self.sizes = sizes
         self._budget_bytes = sizes.budget_bytes
@@ -91,11 +91,11 @@ class ExecutableForEachSize(Submitting):
         self._n_hits = self._n_misses = self._n_evicted = 0
         self._latest: _Latest | None = None
         self._closed = False
-        self._making = threading.Lock()  # taken before the other
+        self._making = threading.Lock()  # acquired before the other lock
         self._lock = threading.Lock()
         self._keeps_order = bound.family.program.leaves_something
         self._turn = threading.Lock()
-        self._latest_ticket: tuple[Executable, Ticket] | None = None  # the latest; under the turn
+        self._latest_ticket: tuple[Executable, Ticket] | None = None  # guarded by the turn
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
@@ -105,7 +105,7 @@ class ExecutableForEachSize(Submitting):
 
     @property
     def family(self) -> Family:
-        """Whose sizes vary."""
+        """The Family."""
         return self._bound.family
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -119,8 +119,8 @@ class ExecutableForEachSize(Submitting):
     ) -> Ticket:
         """Queue an execution and return at once; as `Executable.submit`.
 
-        Where order matters it waits for tickets of other sizes first, and for tickets among the
-        arguments, which tell sizes.
+        Where order matters it first waits for tickets of other sizes, and for tickets among the
+        arguments, whose results give sizes.
         """
         return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
 
@@ -136,18 +136,18 @@ class ExecutableForEachSize(Submitting):
 
     @contextlib.contextmanager
     def _in_turn(self, run: Executable) -> Iterator[None]:
-        """Execute after all that was submitted of other sizes, where order matters."""
+        """Execute after all submissions of other sizes, where order matters."""
         if not self._keeps_order:
             yield
             return
         with self._turn:
             if self._latest_ticket is not None and self._latest_ticket[0] is not run:
-                self._latest_ticket[1]._outcome()  # an error is its owner's
+                self._latest_ticket[1]._outcome()  # its owner gets the error
                 self._latest_ticket = None
             yield
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
-        """The instance of some sizes, made if it is not ready: to explain it, or for timelines.
+        """Return the instance of some sizes, made if absent: to explain it, or for timelines.
 
         Raises:
             BindingError: the Family does not accept them.
@@ -156,10 +156,10 @@ class ExecutableForEachSize(Submitting):
         return self._instance(self.family.checked(sizes))
 
     def _instance(self, sizes: tuple[int, ...]) -> Executable:
-        """The instance of sizes; the key is the sizes themselves, and no digest of them.
+        """Return the instance of sizes; the key is the sizes themselves, not a digest.
 
-        Those that are kept were accepted when they were made. Others are made one at a time, while
-        calls of those that are kept go on.
+        Kept instances were accepted when they were made. Others are made one at a time, while calls
+        of kept instances continue.
         """
         found = self._ready(sizes)
         if found is None:
@@ -200,7 +200,7 @@ class ExecutableForEachSize(Submitting):
         return _Instance(run, run.feature_map_bytes + loaded_bytes(self._bound, run))
 
     def _make_room(self) -> None:
-        """Let go of what was used least recently, until the rest fits; executions of it go on."""
+        """Evict the least recently used until the rest fits; their executions continue."""
         while self._kept_bytes > self._budget_bytes and len(self._kept) > 1:
             _, evicted = self._kept.popitem(last=False)
             self._kept_bytes -= evicted.size_bytes
@@ -208,7 +208,7 @@ class ExecutableForEachSize(Submitting):
 
     @property
     def instances(self) -> InstanceReport:
-        """What became of the instances so far."""
+        """Report the instances so far."""
         with self._lock:
             latest = self._latest
             sizes = () if latest is None else zip(self.family.names, latest.sizes, strict=True)
@@ -225,7 +225,7 @@ class ExecutableForEachSize(Submitting):
 
     @property
     def last_execution(self) -> LastExecution | None:
-        """What the latest execution of the latest sizes did; None before the first."""
+        """The latest execution of the latest sizes; None before the first."""
         latest = self._latest
         return None if latest is None else latest.run.last_execution
 
@@ -238,18 +238,18 @@ class ExecutableForEachSize(Submitting):
         """Use the storages that the parameters have now, as `Executable.rebind_weights`.
 
         Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
+            BindingError: a new storage has another layout than the recorded one.
         """
         with self._lock:
             for one in self._kept.values():
                 one.run.rebind_weights()
 
     def explain(self) -> str:
-        """What varies, and what is kept ready."""
+        """Describe what varies, and which instances are kept."""
         return "\n".join(filter(None, [str(self.family), str(self.instances), self._note]))
 
     def close(self) -> None:
-        """Wait for what is in flight and give the memory back. Closing twice is fine."""
+        """Wait for executions in flight and free the memory; idempotent."""
         with self._lock:
             self._closed = True
             kept = list(self._kept.values())

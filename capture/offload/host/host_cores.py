@@ -1,4 +1,4 @@
-"""Cores of the host for the stages of launches at sizes that vary: what was asked for."""
+"""The requested host cores for the stages of launches at varying sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VARIABLE = "MAX_RUNTIME_CORE_NUMBER"
 MOST_CORES = 64
 
 STAGED_CORES = 3
-"""How many `auto` compares with one: infer shapes and tile, write addresses, launch."""
+"""How many cores `auto` compares with one: infer shapes and tile, write addresses, launch."""
 
 HostCores = int | Literal["auto"] | None
 
@@ -35,16 +35,16 @@ _TILED_FIRST = (
 def asked_host_cores(
     given: HostCores, changer: SizeChanger, family: Family
 ) -> int | Literal["auto"]:
-    """How many cores of the host a load asks for.
+    """Return how many cores of the host a load requests.
 
     Args:
         given: the option. It takes precedence over the environment variable.
-        changer: of the device.
-        family: what is loaded.
+        changer: the device's.
+        family: the loaded Family.
 
     Raises:
-        BindingError: the option, or the variable where it applies, is no such number; or the option
-            asks for more cores than one where stages stay on one.
+        BindingError: the option, or the variable where it applies, is not a valid number; or the
+            option requests several cores where stages stay on one.
     """
     one_core = changer.one_host_core
     if given != AUTO and family.program.leaves_something:
@@ -56,7 +56,7 @@ def asked_host_cores(
 
 
 def refuse_host_cores(given: HostCores, why: str) -> None:
-    """Refuse an option that is no number of cores, or where `why` is given more than one.
+    """Refuse an option that is not a number of cores, or not 1 where `why` is given.
 
     Raises:
         BindingError: it is refused.
@@ -85,12 +85,12 @@ def _from_environment() -> int:
 
 
 def chosen_host_cores(family: Family, load: Callable[[int], SizedExecutable]) -> tuple[int, str]:
-    """How many cores make executions at new sizes quicker, and for people why.
+    """Return how many cores make executions at new sizes faster, and the reason for people.
 
     Args:
-        family: at whose recorded sizes both are tried, in turns, on made-up inputs; before each
-            execution what is kept of these sizes goes, so that they are new again.
-        load: makes an executable with so many cores; those that are tried are closed.
+        family: both are tried at its recorded sizes, in turns, on made-up inputs; before each
+            execution the instance of these sizes is dropped, so that they are new again.
+        load: makes an executable with this many cores; those tried are closed.
     """
     if family.program.leaves_something:
         return 1, f"stages on 1 core of the host: {_TILED_FIRST}"

@@ -1,4 +1,4 @@
-"""What an executable of one choice of sizes takes that is its own."""
+"""The own memory of an executable of one choice of sizes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from offload.program.family import BoundFamily
 from offload.run import Executable
 
 _LAUNCH_BYTES = 8 * 1024
-"""What a launch takes as described and loaded; 170 instances of a BERT took 7.1 KiB for each."""
+"""Memory of a launch, described and loaded: 170 instances of a BERT took 7.1 KiB per launch."""
 
 
 def loaded_bytes(bound: BoundFamily, run: Executable) -> int:
-    """Constants of its sizes, packed weights, launches and graph; no model's weights, no arena.
+    """Bytes of size constants, packed weights, launches, graph; no model's weights, no arena.
 
     Args:
         bound: the Family.
-        run: loaded of its Program at some sizes.
+        run: its Program at some sizes, loaded.
     """
     shared = {tensors[0].untyped_storage()._cdata for tensors in bound.bindings.weights.values()}
     own = (tensors[0].untyped_storage() for tensors in run.bound.bindings.weights.values())

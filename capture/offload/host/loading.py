@@ -1,4 +1,4 @@
-"""Loading a Family: as one executable of all sizes, or as one for each choice of them."""
+"""Load a Family: as one executable of all sizes, or one for each choice of sizes."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ class LoadProgram(Protocol):
         progress: Progress = ...,
         device: str | torch.device | Backend | None = ...,
     ) -> Executable:
-        """By the options that the Family is loaded with, but for those that are given here."""
+        """Load by the Family's options, except those given here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FamilyLoad:
-    """What a Family is loaded with; the words are those of `Captured.load`.
+    """The options of loading a Family; the names are those of `Captured.load`.
 
     Attributes:
         bound: the Family.
-        settle: gives it ready to be executed.
-        sizes: how much is kept, and by which buckets.
+        settle: returns it ready for execution.
+        sizes: the memory of instances, and the buckets.
         load: makes the Program of one choice of sizes resident.
-        fuse: likewise.
-        scheduling: likewise; None: nothing was asked for.
+        fuse: as in `Captured.load`.
+        scheduling: likewise; None: not requested.
         verify: likewise.
         progress: likewise.
         name: for people.
@@ -89,20 +89,20 @@ class FamilyLoad:
 
     @property
     def recorded(self) -> BoundProgram:
-        """Its Program at the recorded sizes."""
+        """Return its Program at the recorded sizes."""
         return BoundProgram(self.bound.family.program, self.bound.bindings)
 
     @property
     def asked_for(self) -> str:
-        """The scheduling by name."""
+        """The requested scheduling, by name."""
         return Scheduling.OFFLOAD if self.scheduling is None else self.scheduling
 
     def at(self, chosen: Mapping[str, int]) -> Executable:
-        """An executable of one choice of sizes."""
+        """Return an executable of one choice of sizes."""
         return self.load(program_at(self.bound, self.bound.family.checked(chosen)))
 
     def delivered_at(self, chosen: Mapping[str, int], dispatch: Backend) -> Executable:
-        """Likewise, whose launches the host delivers one by one."""
+        """Likewise; the host delivers its launches one by one."""
         program = program_at(self.bound, self.bound.family.checked(chosen))
         return self.load(program, device=dispatch)
 
@@ -113,7 +113,7 @@ class FamilyLoad:
         promoting: Promoting | None = None,
         note: str = "",
     ) -> SizedExecutable:
-        """An executable of all sizes, on a backend whose residents take others."""
+        """Return an executable of all sizes, on a backend whose residents change sizes."""
         assert backend.sizes is not None
         cores = asked_host_cores(self.host_cores, backend.sizes, self.bound.family)
         if cores == AUTO:
@@ -142,7 +142,7 @@ def load_family(
     """Make a Family resident.
 
     Args:
-        asked: how.
+        asked: the options.
         device: as `Captured.load`.
 
     Raises:
@@ -173,7 +173,7 @@ def _check_host_cores(asked: FamilyLoad, backend: Backend) -> None:
     """Refuse `host_cores` where launches have no stages on the host.
 
     Raises:
-        BindingError: more cores than one are asked for there, or it is no number of cores.
+        BindingError: several cores are requested there, or the option is not a number of cores.
     """
     changer = backend.sizes or (backend.dispatch.sizes if backend.dispatch else None)
     if asked.sizes.pad:
@@ -187,7 +187,7 @@ def _check_host_cores(asked: FamilyLoad, backend: Backend) -> None:
 def _told(
     asked: FamilyLoad, backend: Backend, load: Callable[[Scheduling], SizedExecutable]
 ) -> SizedExecutable:
-    """What `load` makes by the checked scheduling, told as the environment asks."""
+    """Load with the checked scheduling, and report as the environment requests."""
     recorded = asked.recorded
     with telling(asked.progress), switched(asked.name) as switches:
         run = load(checked(recorded, backend, asked.asked_for, None, fuse=False).scheduling)
@@ -198,7 +198,7 @@ def _told(
 def _on_device(
     asked: FamilyLoad, backend: Backend, promoting: Promoting | None
 ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
-    """Where the host delivers launches at any sizes, or one task is loaded for each choice."""
+    """Load where the host delivers launches at any sizes, or each choice is one task."""
     bound, sizes, dispatch = asked.bound, asked.sizes, backend.dispatch
     is_chosen = asked.scheduling == AUTO
     if promoting is not None and dispatch is not None:
@@ -220,7 +220,7 @@ def _on_device(
 def _promoted_on_device(
     asked: FamilyLoad, dispatch: Backend, promoting: Promoting
 ) -> SizedExecutable | PaddedExecutable:
-    """Launch by launch, and sizes that repeat as tasks."""
+    """Load launch by launch, with repeated sizes as tasks."""
     note = ""
     if asked.scheduling == AUTO:
         found = _tried(asked, dispatch)
@@ -245,12 +245,12 @@ def _tried(asked: FamilyLoad, dispatch: Backend) -> Trial | str:
 
 
 def _promoting(asked: FamilyLoad, backend: Backend) -> Promoting | None:
-    """What makes executables of sizes that repeat; None: nothing does.
+    """Return the promotion of repeated sizes; None without promotion.
 
     Raises:
-        BackendUnavailable: the device runs no kernels, and `fuse` asks for some.
-        BindingError: one of the options needs another one, or refuses it; or the Program leaves
-            more than results.
+        BackendUnavailable: the device runs no kernels, and `fuse` requests them.
+        BindingError: an option requires or excludes another; or the Program leaves more than
+            results.
     """
     if asked.sizes.promoted is None:
         if asked.fuse:
@@ -296,10 +296,10 @@ def _load_fused(asked: FamilyLoad, program: BoundProgram, progress: Progress) ->
 
 
 def refuse_for_families(**options: object) -> None:
-    """Refuse options of a load that are for one choice of sizes.
+    """Refuse load options that apply to one choice of sizes.
 
     Raises:
-        BindingError: one is given.
+        BindingError: such an option is given.
     """
     for name, given in options.items():
         if given:

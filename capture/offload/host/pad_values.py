@@ -1,4 +1,4 @@
-"""What inputs are padded with: a number for each whose sizes vary, which its dtype can hold."""
+"""The padding of inputs: a number for each input whose sizes vary, which its dtype can hold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offload.program.varying_numbers import varying_of, varying_program
 
 
 def input_names(family: Family) -> dict[int, str]:
-    """By input the name of the parameter that it is given as, or is part of."""
+    """Return, by input, the name of the parameter that it is given as, or is part of."""
     program = varying_program(family)
     positional, keyword = program.arguments_structure.children
     names: dict[int, str] = {}
@@ -29,10 +29,10 @@ def input_names(family: Family) -> dict[int, str]:
 
 
 def pad_values(family: Family, pad: Mapping[str, float]) -> list[float]:
-    """By input what it is padded with; 0 where it has no size that varies.
+    """Return the padding value of each input; 0 where its sizes do not vary.
 
     Raises:
-        BindingError: one that varies has no value, or a value is of no input.
+        BindingError: an input that varies has no value, or a value matches no input.
     """
     program, names = varying_program(family), input_names(family)
     if unknown := set(pad).difference(names.values()):
@@ -58,7 +58,8 @@ def _check_value(name: str, value: Any, dtype: str) -> None:
     """Refuse a value that tensors of a dtype cannot have.
 
     Raises:
-        BindingError: it is none, or another one there, as 0.5 among integers is.
+        BindingError: the value is not a number, or changes in that dtype, as 0.5 does among
+            integers.
     """
     try:
         held = torch.full((), value, dtype=find_dtype(dtype)).item()

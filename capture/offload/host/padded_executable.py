@@ -1,4 +1,4 @@
-"""Executables of a few sizes of a Family: calls are padded to the next, and results cut again."""
+"""Executables of a few sizes of a Family: calls are padded to the next, and results cut."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LoadAt = Callable[[Mapping[str, int]], Executable]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PaddingReport:
-    """What became of the calls of a padded executable.
+    """A report on the calls of a padded executable.
 
     Attributes:
-        loaded: for each bucket that was met the sizes that it ends with.
-        calls: how many calls there were.
+        loaded: the end sizes of each bucket that occurred.
+        calls: the number of calls.
         elements, padded_elements: of inputs whose sizes vary, as given and as executed.
-        promotion: what became of buckets that repeat; None: none are promoted.
+        promotion: the promotion of repeated buckets; None without promotion.
     """
 
     loaded: tuple[tuple[int, ...], ...]
@@ -57,7 +57,7 @@ class PaddingReport:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Call:
-    """The tensors of a call, its sizes and those that it is executed at, and their numbers."""
+    """The tensors of a call, its sizes and its bucket's, and the numbers of both."""
 
     tensors: Sequence[torch.Tensor]
     sizes: tuple[int, ...]
@@ -67,25 +67,27 @@ class _Call:
 
 
 class PaddedExecutable:
-    """A Family that is executed at the ends of buckets alone.
+    """A Family that is executed only at the ends of buckets.
 
     A call's tensors are padded to the least bucket that holds its sizes, and the results are views
-    of that execution's: their strides are those of the bucket. The first call that each bucket pads
-    is executed at its own sizes as well, and the results must be the same within rounding; also
-    where floating-point inputs are negated and doubled (`padding_proof`). Where
-    all elements of an input are what it is padded with, as zeros are where one warms up, that tells
-    little: then the next ones are compared, too, up to the eighth.
+    of that execution's results, with the bucket's strides. The first padded call of each bucket is
+    also executed at its own sizes, and the results must be equal within rounding, also with negated
+    and doubled floating-point inputs (`padding_proof`). Where all elements of an input equal its
+    padding, such as zeros in a warm-up, this proves little: then the following calls are compared,
+    too, up to the eighth.
 
     Owner of the Executables of its buckets. Calls from several threads are safe. Made by
     `Captured.load(sizes=Sizes(buckets=, pad=))`.
 
-    Called as an Executable, without `out` and `feature_map`. It raises what that raises, and:
+    Calls are those of an Executable, without `out` and `feature_map`. It raises the errors of an
+    Executable, and:
         BindingError: a size is beyond the last bucket, or the Family does not accept it.
-        CaptureError: results with padding differ from those without: the model does not mask it.
+        CaptureError: results with padding differ from those without: the model does not mask the
+            padding.
 
     Attributes:
-        family: whose sizes vary.
-        sizes: the buckets, and what inputs are padded with.
+        family: the Family.
+        sizes: the buckets, and the padding values of inputs.
     """
 
     def __init__(
@@ -96,19 +98,19 @@ class PaddedExecutable:
         promoting: Promoting | None = None,
         note: str = "",
     ) -> None:
-        """Load nothing yet.
+        """Begin without loaded buckets.
 
         Args:
             bound: the Family.
-            sizes: with buckets for each Dim, and a value for each input that has one.
+            sizes: with buckets for each Dim, and a value for each input whose sizes vary.
             load_at: loads the Program of one choice of sizes.
-            promoting: makes executables of buckets that repeat; None: all stay as they are.
-            note: for people, of how they are loaded.
+            promoting: makes executables of repeated buckets; None: no promotion.
+            note: a sentence on loading, for people.
 
         Raises:
-            BindingError: a Dim has no buckets, they end where the Family has no size, an input
-                that varies has no value, or the program leaves more than results: padding would
-                be written, too, and random numbers drawn for it.
+            BindingError: a Dim has no buckets, they end at a size outside the Family, an input that
+                varies has no value, or the program leaves more than results: padding would also be
+                written, and random numbers drawn for it.
         """
         if bound.family.program.leaves_something:
             raise BindingError(
@@ -143,7 +145,7 @@ class PaddedExecutable:
         self._promoter = None if promoting is None else self._new_promoter(promoting)
 
     def _new_promoter(self, promoting: Promoting) -> Promoter:
-        runs = self._runs  # and not this, which it would keep
+        runs = self._runs  # not self, to which it would refer
 
         def publish(bucket: tuple[int, ...], run: Executable) -> Executable:
             run._native.join(runs[bucket]._native)
@@ -190,10 +192,10 @@ class PaddedExecutable:
                 self._runs[bucket] = self._load_at(named)
 
     def _prove(self, call: _Call, found: Any) -> None:
-        """Compare the result of a call that is padded with that without padding.
+        """Compare the result of a padded call with the result without padding.
 
         Raises:
-            CaptureError: it is another.
+            CaptureError: they differ.
         """
         names = self.family.names
 
@@ -214,7 +216,7 @@ class PaddedExecutable:
             )
 
     def _executed(self, call: _Call) -> Any:
-        """The result of a call, executed at the sizes of its bucket and cut to its own."""
+        """Execute a call at the sizes of its bucket, and cut the result to its own."""
         padded = self._padded_inputs(call)
         args, kwargs = self._arguments(padded, call.ends)
         result = self._run(call.bucket, args, kwargs)
@@ -232,13 +234,13 @@ class PaddedExecutable:
     def _arguments(
         self, tensors: Sequence[torch.Tensor], numbers: Sequence[int | float]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call with these inputs."""
+        """Return the arguments of a call with these inputs."""
         arguments = self.family.arguments_at(self._bound.arguments_structure, numbers)
         args, kwargs = unflatten(arguments, list(tensors))
         return args, kwargs
 
     def _cut(self, result: Any, own: Sequence[int | float]) -> Any:
-        """The part of a bucket's result that a call of other sizes gives."""
+        """Cut a bucket's result to the result of a call of other sizes."""
         leaves, _ = flatten(result, _is_tensor, share_same=True)
         cut = [
             _cut(tensor, _shape(*described, own))
@@ -247,7 +249,7 @@ class PaddedExecutable:
         return unflatten(self.family.results_at(self._bound.result_structure, own), cut)
 
     def _run(self, bucket: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Execute a bucket, promoted where it is."""
+        """Execute a bucket, by its promoted executable where there is one."""
         if self._promoter is None:
             return self._runs[bucket](*args, **kwargs)
         accounts = self._promoter.accounts
@@ -293,7 +295,7 @@ class PaddedExecutable:
 
     @property
     def padding(self) -> PaddingReport:
-        """What became of the calls so far."""
+        """A report on the calls so far."""
         return PaddingReport(
             tuple(sorted(self._runs)),
             self._n_calls,
@@ -311,7 +313,7 @@ class PaddedExecutable:
         """Use the storages that the parameters have now, as `Executable.rebind_weights`.
 
         Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one.
+            BindingError: a new storage has another layout than the recorded one.
         """
         for run in list(self._runs.values()):
             run.rebind_weights()
@@ -319,13 +321,13 @@ class PaddedExecutable:
             self._promoter.rebind_weights()
 
     def explain(self) -> str:
-        """What varies, and what was loaded."""
+        """Describe what varies, and what was loaded."""
         padding = self.padding
         promotion = () if padding.promotion is None else padding.promotion.explain()
         return "\n".join(filter(None, [str(self.family), str(padding), self._note, *promotion]))
 
     def close(self) -> None:
-        """Wait for what is in flight and give the memory back. Closing twice is fine."""
+        """Wait for executions in flight and free the memory; idempotent."""
         with self._loading:
             self._closed = True
         for run in list(self._runs.values()):
@@ -341,10 +343,10 @@ class PaddedExecutable:
 
 
 def _ends(family: Family, sizes: Sizes) -> list[list[int]]:
-    """Where buckets end, by Dim, ascending.
+    """Return the ends of buckets, by Dim, ascending.
 
     Raises:
-        BindingError: a Dim has none, or one ends where it has no size.
+        BindingError: a Dim has no buckets, or a bucket ends at a size outside the Dim.
     """
     given = sizes.ends_for(family.dims, lambda dim, ends: sorted(set(ends)))
     for dim, ends in zip(family.dims, given, strict=True):

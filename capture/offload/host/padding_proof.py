@@ -1,4 +1,4 @@
-"""Whether padding changes results: calls are executed with and without it, and compared.
+"""Prove that padding does not change results: execute calls with and without it, and compare.
 
 The values of one call may hide that a model reads the padding: `x.amax(1)` of positive numbers does
 not show that it reads the zeros behind them. So the call is also executed with other values.
@@ -17,26 +17,26 @@ from offload.program import Launch, Program, TensorView
 from offload.program.structure import flatten
 from offload.record import is_close, same_but_for_kernels
 
-# So many calls of a bucket are compared at the most. Some inputs, such as token types, always are
-# what they are padded with, so that no call ever tells more.
+# At most this many calls of a bucket are compared. Some inputs, such as token types, always equal
+# their padding, so that further calls prove nothing more.
 _MOST_PROOFS = 8
 
-# What floating-point inputs are multiplied by: small, so that numbers such as -1e4, which models
-# take for minus infinity, stay as far away.
+# Factors of floating-point inputs: small, so that numbers such as -1e4, which models use as minus
+# infinity, keep their magnitude.
 _FACTORS = (-1.0, 2.0, -2.0)
 
-# A mask that is given as floating-point numbers has two values at most. Models rely on them:
-# `(1 - mask) * -1e9` is no mask any more where it is negated.
+# A floating-point mask has at most two values. Models rely on them: a negated mask no longer masks
+# in `(1 - mask) * -1e9`.
 _MOST_VALUES_OF_MASKS = 2
 
 _COPIES = ("aten::_to_copy", "aten::copy_")
 
 Execute = Callable[[Sequence[torch.Tensor]], Any]
-"""Executes a call with these inputs, and gives its results."""
+"""Executes a call with these inputs, and returns its results."""
 
 
 class PaddingProof:
-    """What was compared of each bucket. Thread: any number at once.
+    """The comparisons of each bucket. Thread: any, concurrently.
 
     Owner: one PaddedExecutable.
     """
@@ -47,9 +47,9 @@ class PaddingProof:
         """Begin without comparisons.
 
         Args:
-            program: what is executed, at any sizes.
+            program: the executed program, at any sizes.
             names: of the inputs.
-            padded: by input what it is padded with; None: its sizes do not vary.
+            padded: the padding value of each input; None where its sizes do not vary.
         """
         self._names = names
         self._padded = padded
@@ -59,7 +59,7 @@ class PaddingProof:
         self._perturbed: dict[tuple[int, ...], set[int]] = {}
 
     def is_proved(self, bucket: tuple[int, ...]) -> bool:
-        """Whether calls of a bucket need not be compared any more."""
+        """Whether calls of a bucket need no further comparison."""
         return bucket in self._proved
 
     def compare(
@@ -72,18 +72,18 @@ class PaddingProof:
         exact: Execute,
         told: tuple[str, str],
     ) -> None:
-        """Compare the result of a call that was padded with that without padding.
+        """Compare the result of a padded call with the result without padding.
 
         Args:
             bucket: of the call.
             tensors: its inputs.
             found: its result.
             padded: executes the call with padding.
-            exact: executes it without.
+            exact: executes it without padding.
             told: the sizes of the call and of its bucket, for the message.
 
         Raises:
-            CaptureError: the result is another.
+            CaptureError: they differ.
         """
         base = _results(exact(tensors))
         for position, (one, other) in enumerate(zip(_results(found), base, strict=True)):
@@ -106,12 +106,12 @@ class PaddingProof:
     def _perturbations(
         self, tensors: Sequence[torch.Tensor], perturbed: set[int]
     ) -> Iterator[tuple[int, float]]:
-        """Inputs that may have other values as well, each with what it is multiplied by."""
+        """Yield inputs that may have other values, each with a factor."""
         if not self._may_perturb:
             return
         for leaf, (tensor, value) in enumerate(zip(tensors, self._padded, strict=True)):
             is_fraction = tensor.is_floating_point() or tensor.is_complex()
-            is_fraction = is_fraction and tensor.element_size() > 1  # torch computes with no float8
+            is_fraction = is_fraction and tensor.element_size() > 1  # torch computes without float8
             if value is None or not is_fraction or leaf in perturbed or _is_mask(tensor):
                 continue
             for factor in _FACTORS:
@@ -127,7 +127,7 @@ class PaddingProof:
         told: tuple[str, str],
         how: str,
     ) -> None:
-        """Compare results for other values, which tell nothing where the model takes none such.
+        """Compare results for other values; no evidence where the model refuses such values.
 
         Raises:
             CaptureError: they differ.
@@ -155,13 +155,13 @@ def _refusal(position: int, told: tuple[str, str], how: str, why: str) -> Captur
 
 
 def _results(result: Any) -> list[torch.Tensor]:
-    """The tensors of a result, on the host."""
+    """Return the tensors of a result, on the host."""
     leaves, _ = flatten(result, lambda one: isinstance(one, torch.Tensor), share_same=False)
     return [one.cpu() for one in leaves]
 
 
 def _tells_apart(tensor: torch.Tensor, value: float | None) -> bool:
-    """Whether an input that was padded has an element that its padding has not."""
+    """Whether a padded input has an element that differs from its padding."""
     return value is None or bool((tensor != value).any())
 
 
@@ -170,12 +170,12 @@ def _is_mask(tensor: torch.Tensor) -> bool:
 
 
 def _overflows(result: torch.Tensor, usual: torch.Tensor) -> bool:
-    """Whether a result has numbers that are not finite where those of the call itself are."""
+    """Whether a result has non-finite numbers where those of the call itself are finite."""
     return bool((~result.isfinite() & usual.isfinite()).any())
 
 
 def _may_be_given_others(launch: Launch) -> bool:
-    """Whether it can be given the results of other values: what becomes an index stays in range."""
+    """Whether it may receive results of other values: values that become indices stay in range."""
     if not launch.name.startswith("aten::"):
         return False
     if not launch.name.startswith(_COPIES):

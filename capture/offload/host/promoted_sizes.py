@@ -1,4 +1,4 @@
-"""Executables of sizes that repeat: loaded with kernels, and proved by a call that was copied."""
+"""Executables of repeated sizes: loaded with kernels, and proved by a copied call."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from offload.run.arguments import tensors_of_call
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FusedLoad:
-    """How Programs of a Family are loaded with kernels in the place of launches.
+    """How Programs of a Family are loaded with kernels in place of launches.
 
     Attributes:
         bound: the Family.
-        fuse: all that can be, or what is quicker (`auto`).
-        load: makes a Program resident, and calls a function now and then, which may end it.
+        fuse: every region that can be fused, or what is faster (`auto`).
+        load: makes a Program resident, and regularly calls a function that may abort the load.
     """
 
     bound: BoundFamily
@@ -39,7 +39,7 @@ class FusedLoad:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopiedCall:
-    """A call with tensors of its own, and what of its thread's state operators see."""
+    """A call with its own tensors, and the state of its thread that operators see."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -47,29 +47,29 @@ class CopiedCall:
 
 
 class FusedSizes:
-    """Makes executables of one choice of sizes with kernels in the place of launches.
+    """Makes executables of one choice of sizes with kernels in place of launches.
 
-    In a thread, while calls go on: kernels are made for seconds, and need nothing of the device
-    that calls have. Owner: a Promoter. Thread: any; it does not change.
+    It does so on a thread, while calls continue: making kernels takes seconds, and needs nothing of
+    the calls' device. Owner: a Promoter. Thread: any; it is immutable.
     """
 
     expected = KERNELS
     in_turn = False
 
     def __init__(self, fused: FusedLoad, publish: Publish) -> None:
-        """Make none yet.
+        """Begin without executables.
 
         Args:
             fused: loads them.
-            publish: lets one take turns with the executable of all sizes, and says what calls are
-                given for it.
+            publish: makes an executable share the turns of the one of all sizes, and returns what
+                calls use.
         """
         self._bound = fused.bound
         self._load = fused.load
         self._publish = publish
 
     def kept(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CopiedCall:
-        """A copy of a call of these sizes, whose tensors the caller may write soon."""
+        """Copy a call of these sizes, whose tensors the caller may soon write."""
         family = self._bound.family
         recorded = BoundProgram(family.program, self._bound.bindings)
         bound = with_arguments(recorded, family, family.numbers_at(sizes))
@@ -86,10 +86,10 @@ class FusedSizes:
     def made(
         self, sizes: Choice, call: CopiedCall, is_wanted: Callable[[], bool]
     ) -> tuple[Executable, int]:
-        """An executable of some sizes, whose kernels a copied call has proved.
+        """Return an executable of these sizes, whose kernels a copied call has proved.
 
         Raises:
-            NotPromoted: nothing became a kernel, or it is not wanted any more.
+            NotPromoted: no launches became a kernel, or it is no longer wanted.
             OffloadError: it cannot be loaded, or the call fails.
         """
 
@@ -104,7 +104,7 @@ class FusedSizes:
             with torch.no_grad(), torch.autocast("cpu", **call.autocast):
                 run(*call.args, **call.kwargs)
             fusion = run.fusion
-            assert fusion is not None  # as it was loaded
+            assert fusion is not None  # loaded with fusion
             if not fusion.n_kernels:
                 raise NotPromoted(f"no kernel: {'; '.join(fusion.explain())}")
         except BaseException:
@@ -113,5 +113,5 @@ class FusedSizes:
         return run, loaded_bytes(self._bound, run)
 
     def publish(self, sizes: Choice, run: Executable) -> object:
-        """Let it take turns with the executable of all sizes; what its calls are given for it."""
+        """Make it share the turns of the executable of all sizes; return what calls use."""
         return self._publish(sizes, run)

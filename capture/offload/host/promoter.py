@@ -1,4 +1,4 @@
-"""Promotion: sizes that repeat get executables of their own, one at a time."""
+"""Promotion: repeated sizes get their own executables, one at a time."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from offload.native import _native
 from offload.run import Executable
 
 _MOST_ACCOUNTS = 4096
-"""For so many choices of sizes it is counted what they take."""
+"""The number of choices of sizes whose durations are counted."""
 
 
 _MOST_KNOWN = 64
-"""From so many promotions others are predicted."""
+"""The number of promotions from which others are predicted."""
 
 
 Start = Callable[[Callable[[], None]], None]
@@ -40,7 +40,7 @@ Start = Callable[[Callable[[], None]], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Made:
-    """An executable of some sizes alone, and how it came to be."""
+    """An executable of one choice of sizes, and its origin."""
 
     run: Any
     size_bytes: int
@@ -50,14 +50,13 @@ class _Made:
 
 
 class Promoter:
-    """Decides by `promotion`'s functions which sizes get executables of their own, and has them.
+    """Decides by `promotion`'s functions which sizes get their own executables, and holds these.
 
-    Calls are counted natively (`accounts`). The call by which sizes are due has an executable made:
-    by a thread, which is given copies of its tensors, or it waits. One choice of sizes is prepared
-    at a time; meanwhile other calls go on as before. What fails is told in the report, and its
-    sizes are not tried again.
+    Calls are counted natively (`accounts`). The call by which sizes are due starts a preparation:
+    on a thread, with copies of its tensors, or the call waits. One choice of sizes is prepared at a
+    time; other calls continue meanwhile. A failure is reported, and its sizes are not tried again.
 
-    Owner: one executable, which it does not keep. Thread: any. Errors: those of an interrupt alone.
+    Owner: one executable, held weakly. Thread: any. Errors: only those of an interrupt.
     """
 
     def __init__(
@@ -70,15 +69,15 @@ class Promoter:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
         known: Mapping[Choice, Prepared] | None = None,
     ) -> None:
-        """Promote nothing yet.
+        """Begin without promotions.
 
         Args:
             names: of the Dims.
-            budget_bytes: the memory that executables of their own may take.
-            work: makes them.
-            start: begins a preparation; None: as `work` says, in a thread or in turn.
-            clock_ns: by which preparations are measured.
-            known: what was measured before, by sizes.
+            budget_bytes: the memory that promoted executables may take.
+            work: makes executables.
+            start: begins a preparation; None: as `work` says, on a thread or in turn.
+            clock_ns: the clock of preparations.
+            known: earlier measurements, by sizes.
         """
         self._names = names
         self._budget_bytes = budget_bytes
@@ -93,7 +92,7 @@ class Promoter:
         self._n_demoted = self._n_gone = 0
         self._n_rebound = self._waited_ns = 0
         self._is_closed = False
-        own = weakref.ref(self)  # the native side would keep it, unseen by the garbage collector
+        own = weakref.ref(self)  # a native reference, unseen by the collector, would keep it
 
         def on_due(sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             promoter = own()
@@ -107,8 +106,8 @@ class Promoter:
         _promoters.add(self)
 
     def _on_due(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin what an account is due for: a promotion, or the review of one."""
-        gone: list[_Made] = []  # outlives the lock: its end waits for executions
+        """Begin what is due: a promotion, or the review of a promotion."""
+        gone: list[_Made] = []  # outlives the lock: its destruction waits for executions
         with self._lock:
             account = self.accounts.account(sizes)
             if self._is_closed or account is None:
@@ -134,14 +133,14 @@ class Promoter:
             self._end(sizes)
         except Exception as error:
             self._end(sizes, refusal=_told(error))
-        except BaseException:  # an interrupt, which the call raises; the next one tries again
+        except BaseException:  # an interrupt, which the call raises; the next call tries again
             self._end(sizes)
             raise
 
     def _prepare(self, sizes: Choice, call: Any, rented: tuple[int, int]) -> None:
-        """Make an executable, and let calls have it. Raises what is no Exception: an interrupt."""
+        """Make an executable, and publish it. Only interrupts (not Exceptions) propagate."""
         n_rebound, begin_ns = self._n_rebound, self._clock_ns()
-        gone: list[_Made] = []  # outlives the lock: its end waits for executions
+        gone: list[_Made] = []  # outlives the lock: its destruction waits for executions
         refusal = ""
         try:
             run, size_bytes = self._work.made(sizes, call, lambda: not self._is_closed)
@@ -161,7 +160,7 @@ class Promoter:
                     run.rebind_weights()
                 gone += self._add(sizes, made)
         except Exception as error:
-            # Storages that were swapped meanwhile are no fault of these sizes.
+            # A failure after weights were rebound meanwhile is not held against these sizes.
             if n_rebound == self._n_rebound:
                 refusal = _told(error)
                 self._learn_failure(sizes, self._clock_ns() - begin_ns)
@@ -170,7 +169,7 @@ class Promoter:
             self._end(sizes, refusal, waited_ns)
 
     def _add(self, sizes: Choice, made: _Made) -> list[_Made]:
-        """Let calls have an executable; those that went to make room."""
+        """Publish an executable; return those evicted to make room."""
         self._learn(sizes, made.preparation_ns)
         published = self._work.publish(sizes, made.run)
         self._made[sizes] = made
@@ -189,13 +188,13 @@ class Promoter:
             del self._known[next(iter(self._known))]
 
     def _learn_failure(self, sizes: Choice, preparation_ns: int) -> None:
-        """One that failed early tells nothing of what others take; one that took long does."""
+        """An early failure says nothing about the cost of others; a late one does."""
         with self._lock:
             predicted_ns = predicted_preparation_ns(sizes, self._known, self._work.expected)
             self._learn(sizes, max(preparation_ns, round(predicted_ns)))
 
     def _drop(self, sizes: Choice) -> _Made:
-        """Take an executable back; calls that have it go on."""
+        """Withdraw an executable; running calls of it continue."""
         self.accounts.set(sizes, None)
         made = self._made.pop(sizes)
         self._n_gone += _n_executions(made.run)
@@ -211,7 +210,7 @@ class Promoter:
             self.accounts.armed = not self._is_closed
 
     def _review(self, sizes: Choice, account: _native.SizesAccount) -> list[_Made]:
-        """Learn what an executable saves; one that saves nothing goes."""
+        """Learn what an executable saves; drop it if it saves nothing."""
         resident_ns, promoted_ns = account.resident[2], account.promoted[2]
         if not resident_ns or sizes not in self._made:
             return []
@@ -228,28 +227,28 @@ class Promoter:
         return gone
 
     def _predict(self) -> None:
-        """Let all sizes ask, which may be due by what is known now."""
+        """Let all sizes ask that may be due by present knowledge."""
         self.accounts.least_due_ns = least_due_ns(self._known, self._work.expected)
 
     def executables(self) -> list[tuple[Choice, Executable]]:
-        """All that are promoted, by their sizes."""
+        """Return all promoted executables, by their sizes."""
         with self._lock:
             return [(sizes, one.run) for sizes, one in self._made.items()]
 
     def n_executions(self) -> int:
-        """By executables of their own, those that went included; without their proofs."""
+        """The executions of promoted executables, dropped ones included; without their proofs."""
         with self._lock:
             return self._n_gone + sum(_n_executions(one.run) for one in self._made.values())
 
     def rebind_weights(self) -> None:
-        """Have all use the storages that the parameters have now.
+        """Make all use the storages that the parameters have now.
 
-        One that cannot goes, as of a device whose kernels keep the addresses of weights: the
-        executable of all sizes has been given them already, and its sizes may be promoted again.
+        An executable that cannot, as on a device whose kernels keep the addresses of weights, is
+        dropped: the executable of all sizes already uses them, and its sizes may be promoted again.
         """
-        gone: list[_Made] = []  # outlives the lock: its end waits for executions
+        gone: list[_Made] = []  # outlives the lock: its destruction waits for executions
         with self._lock:
-            self._n_rebound += 1  # what is made later looks by itself
+            self._n_rebound += 1  # checked by executables made later
             made = list(self._made.items())
         for sizes, one in made:
             try:
@@ -261,7 +260,7 @@ class Promoter:
                         self._n_demoted += 1
 
     def report(self) -> PromotionReport:
-        """What became of sizes that repeat so far."""
+        """Report the promotions so far."""
         with self._lock:
             promoted = []
             for sizes, made in self._made.items():
@@ -295,12 +294,12 @@ class Promoter:
         return tuple(zip(self._names, sizes, strict=False))
 
     def stop(self) -> None:
-        """Promote nothing more. What is being made goes when it is done."""
+        """Stop promoting. An executable being made is dropped when it is ready."""
         self._is_closed = True
         self.accounts.armed = False
 
     def close(self) -> None:
-        """Promote nothing more, and close what was promoted."""
+        """Stop promoting, and close promoted executables."""
         with self._lock:
             self.stop()
             made = list(self._made.values())
@@ -310,14 +309,14 @@ class Promoter:
             one.run.close()
 
     def _restart(self) -> None:
-        """In the child of a fork, which has no thread that prepares."""
+        """Reset in a forked child, which has no preparing thread."""
         self._lock = threading.RLock()
         self._preparing = ()
         self.accounts.armed = not self._is_closed
 
 
 def _n_executions(run: Executable) -> int:
-    """Besides the first, which proved it."""
+    """Count executions without the first, which proved it."""
     return max(0, run.last_execution.n_executions - 1)
 
 
@@ -339,14 +338,14 @@ def new_promoter(
     budget_bytes: int,
     publish: Publish,
 ) -> Promoter:
-    """A Promoter that promotes nothing more once its owner has gone.
+    """Return a Promoter that stops once its owner has been destroyed.
 
     Args:
-        owner: the executable of all sizes, which is not kept.
+        owner: the executable of all sizes, held weakly.
         promoting: how it promotes.
         names: of the Dims.
-        budget_bytes: the memory that executables of their own may take.
-        publish: lets one take turns with the owner's; must not keep the owner.
+        budget_bytes: the memory that promoted executables may take.
+        publish: makes an executable share the owner's turns; must not refer to the owner.
     """
     promoter = Promoter(names, budget_bytes, promoting.work(publish), known=promoting.known)
     weakref.finalize(owner, promoter.stop).atexit = False
@@ -358,7 +357,7 @@ def _in_turn(work: Callable[[], None]) -> None:
 
 
 def _in_a_thread(work: Callable[[], None]) -> None:
-    """No daemon: one that the interpreter leaves inside of torch would end the process."""
+    """Not a daemon: one that the interpreter leaves inside torch would end the process."""
     threading.Thread(target=work, name="offload-promote").start()
 
 

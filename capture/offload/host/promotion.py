@@ -1,11 +1,11 @@
-"""When a choice of sizes gets an executable of its own: ski rental, as data and functions of it.
+"""When a choice of sizes gets its own executable: ski rental, as data and pure functions.
 
-The executable of all sizes is rented, one of its own is bought: what it is prepared for pays once
-the executions so far would have saved as much. Nobody who knew how often sizes come could do with
-less than half of that, whatever comes (Karlin, Manasse, Rudolph, Sleator: "Competitive snoopy
-caching", 1988). That holds for each choice of sizes by itself, where what preparing takes and saves
-is known and the memory is enough; where it is not, no trace costs more than twice what it costs
-without any promotion, since each preparation was earned by executions of its own.
+The executable of all sizes is rented; a separate one is bought once it would have saved, over the
+executions so far, what its preparation costs. For every sequence of calls this costs at most twice
+the optimum in hindsight (Karlin, Manasse, Rudolph, Sleator: "Competitive snoopy caching", 1988).
+This holds for each choice of sizes by itself, where cost and saving are known and memory suffices;
+otherwise no trace costs more than twice its cost without promotion, since executions of the same
+sizes have earned each preparation.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ Choice = tuple[int, ...]
 """A choice of sizes, by Dim."""
 
 LEAST_SHARE = 0.01
-"""What saves less than so much of an execution saves nothing that could be told from noise."""
+"""A smaller saved share of an execution cannot be told from noise."""
 
 REVIEWED_AFTER = 8
-"""After so many executions of its own it is known what they take at least."""
+"""After this many executions the promoted executable's least duration is known."""
 
 NEVER_NS = 2**64 - 1
 
 _N_LIKE = 3
 
-_NAMED = 4  # of sizes that are refused for one reason
+_NAMED = 4  # sizes named per reason of refusal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Expected:
-    """What one kind of promotion takes and saves before any has been made.
+    """The assumed cost and saving of a kind of promotion, before any was made.
 
     Attributes:
-        what: sizes get of their own, in the plural, for people.
-        preparation_ns: what it takes.
-        saved_share: what it saves of an execution.
+        what: what sizes get, in the plural, for people.
+        preparation_ns: the assumed duration.
+        saved_share: the assumed saved share of an execution.
     """
 
     what: str
@@ -59,11 +59,11 @@ it."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prepared:
-    """What one promotion has taught.
+    """The measurements of a promotion.
 
     Attributes:
-        preparation_ns: what it took.
-        saved_share: what it saves of an execution; None: it has not executed often enough.
+        preparation_ns: the duration of the preparation.
+        saved_share: the saved share of an execution; None before enough executions.
     """
 
     preparation_ns: int
@@ -73,7 +73,7 @@ class Prepared:
 def predicted_preparation_ns(
     sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected
 ) -> float:
-    """What preparing some sizes will take: as these did before, or else as the most alike."""
+    """Predict the preparation of some sizes: as measured, or from the most similar sizes."""
     if sizes in known:
         return known[sizes].preparation_ns
     like = _most_alike(sizes, list(known))
@@ -83,7 +83,7 @@ def predicted_preparation_ns(
 
 
 def predicted_share(sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected) -> float:
-    """What it will save of each execution."""
+    """Predict the saved share of each execution."""
     shares = {one: what.saved_share for one, what in known.items() if what.saved_share is not None}
     if sizes in shares:
         return shares[sizes]
@@ -92,7 +92,7 @@ def predicted_share(sizes: Choice, known: Mapping[Choice, Prepared], expected: E
 
 
 def due_ns(sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected) -> int:
-    """What executions of some sizes have to take altogether until a promotion has paid."""
+    """Return the total duration of executions of some sizes after which a promotion pays."""
     share = predicted_share(sizes, known, expected)
     if share < LEAST_SHARE:
         return NEVER_NS
@@ -100,12 +100,12 @@ def due_ns(sizes: Choice, known: Mapping[Choice, Prepared], expected: Expected) 
 
 
 def least_due_ns(known: Mapping[Choice, Prepared], expected: Expected) -> int:
-    """What any sizes have to take at least before they may be due; then `due_ns` says."""
+    """Return the least duration after which any sizes may be due; then `due_ns` decides."""
     return min((due_ns(one, known, expected) for one in known), default=due_ns((), {}, expected))
 
 
 def _most_alike(sizes: Choice, known: Sequence[Choice]) -> list[Choice]:
-    """By the ratios of their sizes; of equals the smaller."""
+    """Sort by the ratios of their sizes; of equals the smaller first."""
 
     def distance(other: Choice) -> float:
         return sum(
@@ -118,13 +118,13 @@ def _most_alike(sizes: Choice, known: Sequence[Choice]) -> list[Choice]:
 def to_demote(
     used: Mapping[Choice, int], size_bytes: Mapping[Choice, int], budget_bytes: int, kept: Choice
 ) -> list[Choice]:
-    """Who goes so that the rest fits: the least recently used, and not `kept`.
+    """Return what to evict so that the rest fits: the least recently used, but not `kept`.
 
     Args:
-        used: of each that is promoted when it was used; the larger, the later.
-        size_bytes: what each takes.
-        budget_bytes: what all may.
-        kept: who is to stay, and fits by itself.
+        used: when each promoted choice was last used; larger is later.
+        size_bytes: the bytes of each.
+        budget_bytes: the limit for all.
+        kept: the choice that stays, and fits by itself.
     """
     n_bytes, gone = sum(size_bytes.values()), []
     for one in sorted(used, key=lambda one: used[one]):
@@ -138,15 +138,16 @@ def to_demote(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromotedSizes:
-    """A choice of sizes that has an executable of its own.
+    """A choice of sizes that has its own executable.
 
     Attributes:
         sizes: by Dim.
-        size_bytes: what it takes beside the shared arena and the model's weights.
-        rented_executions, rented_ns: those of the executable of all sizes until it was prepared.
-        preparation_ns: what that took.
-        resident_ns, promoted_ns: the least time of an execution by either; 0: of none yet.
-        executions: of its own.
+        size_bytes: its bytes beside the shared arena and the model's weights.
+        rented_executions, rented_ns: executions by the executable of all sizes until it was
+            prepared.
+        preparation_ns: the duration of its preparation.
+        resident_ns, promoted_ns: the least duration of an execution by either; 0 before the first.
+        executions: of the promoted executable.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -160,7 +161,7 @@ class PromotedSizes:
 
     @property
     def saved_ns(self) -> int:
-        """What its executions have saved so far, its preparation not subtracted."""
+        """The time that its executions have saved so far, its preparation not subtracted."""
         return (self.resident_ns - self.promoted_ns) * self.executions
 
     def __str__(self) -> str:
@@ -180,17 +181,17 @@ class PromotedSizes:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PromotionReport:
-    """What became of sizes that repeat.
+    """A report on the promotion of repeated sizes.
 
     Attributes:
-        promoted: those that have an executable of their own.
-        size_bytes, budget_bytes: what these take and may take.
-        preparing: sizes whose executable is being made; empty: none is.
-        n_demoted: how many went again, to make room for others.
-        refused: sizes that get none, and why.
-        expected_due_ns: what sizes of which nothing is known have to take until they get one.
-        what: sizes get of their own, in the plural.
-        waited_ns: what calls have waited for preparations; 0 where none waits.
+        promoted: the sizes with their own executable.
+        size_bytes, budget_bytes: their bytes, and the limit.
+        preparing: the sizes whose executable is being made; else empty.
+        n_demoted: how many were evicted to make room for others.
+        refused: sizes that get no executable, and why.
+        expected_due_ns: the total duration after which unknown sizes are promoted.
+        what: what sizes get, in the plural.
+        waited_ns: the time that calls have waited for preparations; 0 where calls do not wait.
     """
 
     promoted: tuple[PromotedSizes, ...]
@@ -213,7 +214,7 @@ class PromotionReport:
         )
 
     def explain(self) -> list[str]:
-        """What was promoted, why, and what it gained, in lines for people."""
+        """Describe what was promoted, why, and what it gained, in lines for people."""
         due = (
             f"sizes get {self.what} of their own no more, as these save nothing"
             if self.expected_due_ns >= NEVER_NS
@@ -233,5 +234,5 @@ class PromotionReport:
 
 
 def told_sizes(sizes: Sequence[tuple[str, int]]) -> str:
-    """Sizes by name, for people."""
+    """Format sizes by name, for people."""
     return ", ".join(f"{name} = {size}" for name, size in sizes)

@@ -1,4 +1,4 @@
-"""The work of a promotion: what makes executables of one choice of sizes, and when it cannot."""
+"""The work of a promotion: making executables of one choice of sizes, and its failures."""
 
 from __future__ import annotations
 
@@ -11,42 +11,43 @@ from offload.run import Executable
 
 
 class NotPromoted(Exception):
-    """Sizes get no executable of their own; why, for people."""
+    """Sizes get no separate executable; the message says why, for people."""
 
 
 class NotNow(Exception):
-    """Nothing can be prepared in this call; a later one may ask again."""
+    """No preparation is possible in this call; a later call may ask again."""
 
 
 class Work(Protocol):
-    """What makes executables of one choice of sizes.
+    """Makes executables of one choice of sizes.
 
     Attributes:
-        expected: what that takes and saves before anything is known.
-        in_turn: whether the call by which sizes are due waits for it; else a thread does it.
+        expected: the assumed cost and saving before any measurement.
+        in_turn: whether the call by which sizes are due waits for the preparation; else a thread
+            does it.
     """
 
     expected: Expected
     in_turn: bool
 
     def kept(self, sizes: Choice, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What of a call an executable is tried by; with memory of its own unless the call waits.
+        """Return the call's data for the trial of an executable; copied unless the call waits.
 
         Raises:
-            NotNow: this call cannot wait for it.
+            NotNow: this call cannot wait for a preparation.
         """
 
     def made(self, sizes: Choice, call: Any, is_wanted: Callable[[], bool]) -> tuple[Any, int]:
-        """An executable that has executed a call once, and the bytes that are its own.
+        """Return an executable that has executed the call once, and its own bytes.
 
         Args:
             sizes: of the executable.
-            call: what was kept of one.
-            is_wanted: whether it still is, asked now and then; raises NotPromoted if not.
+            call: what `kept` returned.
+            is_wanted: polled during the preparation; NotPromoted is raised when it is False.
         """
 
     def publish(self, sizes: Choice, run: Any) -> object:
-        """Let an executable take turns with the one of all sizes; what calls are given for it."""
+        """Make it share the turns of the executable of all sizes; return what calls use."""
 
 
 Publish = Callable[[Choice, Executable], object]
@@ -57,8 +58,8 @@ class Promoting:
     """How an executable of all sizes promotes.
 
     Attributes:
-        work: what makes executables, given how they are published.
-        known: what was measured before, by sizes.
+        work: returns the maker of executables, given how they are published.
+        known: earlier measurements, by sizes.
     """
 
     work: Callable[[Publish], Work]

@@ -1,4 +1,4 @@
-"""`scheduling="auto"` of a Family: as one task or launch by launch, by what executions take."""
+"""`scheduling="auto"` of a Family: one task or launch by launch, by measured executions."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ DELIVERED_BY_HOST = (
 
 
 MOST_EXECUTIONS = 100
-"""A size that is met is taken to be executed so often: one task is loaded for it if that pays by
-then. An assumption, which `Sizes(promoted=)` does without."""
+"""The assumed number of executions of each choice of sizes: it is loaded as one task if that pays
+by then. `Sizes(promoted=)` needs no such assumption."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Trial:
-    """What executions at the recorded sizes took.
+    """The measured executions at the recorded sizes.
 
     Attributes:
         sizes: the recorded ones.
-        preparation_ns: what it took to load them as one task.
-        one_task_ns, launches_ns: an execution, in the median.
+        preparation_ns: the duration of loading them as one task.
+        one_task_ns, launches_ns: the median duration of an execution.
     """
 
     sizes: Choice
@@ -45,11 +45,11 @@ class Trial:
     launches_ns: float
 
     def as_prepared(self) -> Prepared:
-        """What it teaches of promotions."""
+        """Convert to a measurement of promotions."""
         return Prepared(self.preparation_ns, 1 - self.one_task_ns / self.launches_ns)
 
     def told(self, family: Family) -> str:
-        """In words for people."""
+        """Describe it for people."""
         sizes = ", ".join(f"{one.name} = {one.recorded}" for one in family.dims)
         return (
             f"at {sizes} an execution took {self.one_task_ns / 1e3:,.1f} us as one task, and "
@@ -57,7 +57,7 @@ class Trial:
         )
 
     def told_with_loading(self, family: Family) -> str:
-        """Likewise, and what it took to load the task."""
+        """Likewise, with the duration of loading the task."""
         return f"{self.told(family)}; loading the task took {self.preparation_ns / 1e9:.3g} s"
 
 
@@ -66,12 +66,12 @@ def tried(
     load_one_task: Callable[[], Executable],
     load_launches: Callable[[], Executable],
 ) -> Trial | str:
-    """What executions at the recorded sizes take, or for people why that is not known.
+    """Measure executions at the recorded sizes, or say for people why that is unknown.
 
     Args:
-        family: whose.
-        load_one_task: makes an executable that executes them as one task.
-        load_launches: makes one whose launches the host delivers.
+        family: the Family.
+        load_one_task: makes an executable that runs as one task.
+        load_launches: makes an executable whose launches the host delivers.
     """
     if family.program.leaves_something:
         return (
@@ -92,7 +92,7 @@ def tried(
 
 
 def chosen_on_device(family: Family, found: Trial | str) -> tuple[Scheduling, str]:
-    """How sizes are executed on a device that would load each of them as one task, and why."""
+    """Choose the scheduling on a device that loads each choice of sizes as one task; say why."""
     if isinstance(found, str):
         return Scheduling.HOST, f"scheduled launch by launch, untried: {found}"
     saved_ns = found.launches_ns - found.one_task_ns
@@ -112,7 +112,7 @@ def chosen_on_device(family: Family, found: Trial | str) -> tuple[Scheduling, st
 
 
 def promoted_note(family: Family, found: Trial | str) -> str:
-    """Why sizes that repeat are promoted on a device, and what is known of that."""
+    """Say why repeated sizes are promoted on a device, and what is known of the gain."""
     how = "scheduled launch by launch, and sizes that repeat as tasks"
     if isinstance(found, str):
         return f"{how}, untried: {found}"
@@ -122,11 +122,11 @@ def promoted_note(family: Family, found: Trial | str) -> str:
 def chosen_scheduling(
     family: Family, load: Callable[[Scheduling], Executable]
 ) -> tuple[Scheduling, str]:
-    """How executions of a Family are quicker, and for people why; one that is tried is closed.
+    """Choose the faster scheduling of a Family, and say why; tried executables are closed.
 
     Args:
-        family: at whose recorded sizes both are tried, in turns, on made-up inputs.
-        load: makes an executable of all sizes that is scheduled so.
+        family: both are tried at its recorded sizes, in turns, on made-up inputs.
+        load: makes an executable of all sizes with this scheduling.
     """
     found = tried(family, lambda: load(Scheduling.OFFLOAD), lambda: load(Scheduling.HOST))
     if isinstance(found, str):

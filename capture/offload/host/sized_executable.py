@@ -1,4 +1,4 @@
-"""Executables of all sizes of a Family: one resident, which takes each call's sizes in place."""
+"""Executables of all sizes of a Family: one resident, which changes sizes in place."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from offload.timeline import Scheduling
 LoadAt = Callable[[Mapping[str, int]], Executable]
 
 _KEPT_ANSWERS = 4096
-"""For so many choices of sizes it is kept whether they are accepted."""
+"""The number of choices of sizes for which it is kept whether they are accepted."""
 
 
 class SizedExecutable(Executable):
     """An Executable of all sizes that a Family accepts; recorded, planned and loaded once.
 
-    What sizes make of its numbers is an instance: computed when they are first met, with what
-    follows from them alone, and kept while there is room. Where an execution has other sizes than
-    the one before, the resident's tensors become those of its instance. Made by `Captured.load`.
+    The numbers at one choice of sizes are an instance: computed at the first occurrence, with its
+    size constants, and kept while there is room. Where an execution's sizes differ from the
+    previous ones, the resident's tensors take the numbers of its instance. Made by `Captured.load`.
 
-    Called as an Executable. It raises what that raises, and:
+    Calls are those of an Executable. It raises the errors of an Executable, and:
         BindingError: the sizes of the call fit no Dim or break a guard; nothing has run.
-        PlanError: there is no feature map for them.
+        PlanError: these sizes have no feature map.
 
     Attributes:
-        family: whose sizes vary.
-        sizes: how much is kept, and by which buckets activations are placed.
-        note: for people, why it is scheduled as it is; empty where that was not chosen.
-        host_cores: on how many cores of the host launches have their stages at new sizes.
+        family: the Family.
+        sizes: the memory of instances, and the buckets that place activations.
+        note: the reason of its scheduling, for people; empty where that was not chosen.
+        host_cores: the number of host cores for the stages of launches at new sizes.
     """
 
     def __init__(
@@ -74,17 +74,17 @@ class SizedExecutable(Executable):
 
         Args:
             settled: the Family.
-            sizes: how much is kept, and by which buckets.
-            backend: of a device whose residents take other sizes.
+            sizes: the memory of instances, and the buckets.
+            backend: of a device whose residents change sizes.
             load_at: loads the Program of one choice of sizes.
             scheduling: as one task, or launch by launch.
-            verify: as `Captured.load` has it.
-            promoting: makes executables of sizes that repeat; None: all stay as they are.
-            note: for people, of how it was loaded.
-            host_cores: on how many cores of the host launches have their stages at new sizes.
+            verify: as `Captured.load`.
+            promoting: makes executables of repeated sizes; None: no promotion.
+            note: a sentence on loading, for people.
+            host_cores: the number of host cores for the stages of launches at new sizes.
 
         Raises:
-            BindingError: `sizes` says no number of bytes, or a bucket of no Dim.
+            BindingError: `sizes` has no valid number of bytes, or a bucket of an unknown Dim.
             CaptureError, PlanError, OutOfMemory, ExecutionError: it cannot be loaded.
         """
         self.family: Family = settled.family
@@ -99,7 +99,7 @@ class SizedExecutable(Executable):
         )
         self.note = note
         self.host_cores = host_cores
-        assert backend.sizes is not None  # the caller has seen to it
+        assert backend.sizes is not None  # checked by the caller
         self._changer = backend.sizes.on_host_cores(host_cores)
         self._promoter = None if promoting is None else self._new_promoter(promoting)
         prepared = backend.prepare(self._settled.bound)
@@ -144,7 +144,7 @@ class SizedExecutable(Executable):
         )
 
     def at(self, sizes: Mapping[str, int]) -> Executable:
-        """An Executable of one choice of sizes alone: for timelines, or where these repeat.
+        """Return an Executable of only one choice of sizes: for timelines, or where it repeats.
 
         Raises:
             BindingError: the Family does not accept them.
@@ -153,21 +153,21 @@ class SizedExecutable(Executable):
         return self._load_at(sizes)
 
     def accepts(self, sizes: Mapping[str, int]) -> bool:
-        """Whether the Family takes these sizes: those of a call that would not be refused."""
+        """Whether the Family accepts these sizes: a call with them would not be refused."""
         return self._accepted(tuple(sizes.items()))
 
     def feature_map_bytes_at(self, sizes: Mapping[str, int]) -> int:
-        """The bytes that a `feature_map=` tensor must have for these sizes.
+        """Return the bytes that a `feature_map=` tensor must have for these sizes.
 
         Raises:
             BindingError: the Family does not accept them.
-            PlanError: there is no feature map for them.
+            PlanError: these sizes have no feature map.
         """
         return self._instances.feature_map_bytes(list(self.family.checked(sizes)))
 
     @property
     def instances(self) -> InstanceReport:
-        """What became of the instances so far."""
+        """Report the instances so far."""
         counts, promoter = self._instances.counts, self._promoter
         last, own_sizes = self._latest()
         found = last.sizes if own_sizes is None else own_sizes
@@ -185,7 +185,7 @@ class SizedExecutable(Executable):
         )
 
     def _latest(self) -> tuple[_native.LastExecution, Choice | None]:
-        """The latest execution, and its sizes where they have an executable of their own."""
+        """Return the latest execution, and its sizes where a promoted executable ran it."""
         found: tuple[_native.LastExecution, Choice | None] = self._native.last_execution, None
         for sizes, run in () if self._promoter is None else self._promoter.executables():
             last = run._native.last_execution
@@ -195,7 +195,7 @@ class SizedExecutable(Executable):
 
     @property
     def last_execution(self) -> LastExecution:
-        """What the latest finished execution did, also of sizes that are promoted."""
+        """The latest finished execution, of promoted sizes as well."""
         if self._promoter is None:
             return super().last_execution
         last, own_sizes = self._latest()
@@ -207,35 +207,35 @@ class SizedExecutable(Executable):
         )
 
     def rebind_weights(self) -> None:
-        """As an Executable; those of promoted sizes do likewise, or go where they cannot."""
+        """As of an Executable; promoted executables do likewise, or are dropped if they cannot."""
         super().rebind_weights()
         if self._promoter is not None:
             self._promoter.rebind_weights()
 
     def memory_report(self) -> MemoryReport:
-        """The executable's memory by kind; the feature map is that of the largest bucket so far.
+        """Return the memory by kind; the feature map is that of the largest bucket so far.
 
-        Its lower bound, and what activations would take without sharing, are of the recorded sizes.
+        Its lower bound, and the bytes without sharing, are those at the recorded sizes.
         """
         report = super().memory_report()
         met_bytes = self._buckets.feature_map_bytes or report.feature_map_bytes
         return dataclasses.replace(report, feature_map_bytes=met_bytes)
 
     def explain(self) -> str:
-        """What varies, what is kept ready, and what an Executable says."""
+        """Describe what varies, what is kept, and what an Executable describes."""
         instances = self.instances
         promotion = () if instances.promotion is None else instances.promotion.explain()
         lines = [str(self.family), str(instances), self.note, *promotion, super().explain()]
         return "\n".join(filter(None, lines))
 
     def forget_sizes(self) -> None:
-        """Let go of what is kept of sizes: each is prepared again when it is met."""
+        """Drop all instances: each is prepared again at its next occurrence."""
         self._instances.clear()
 
     def close(self) -> None:
-        """As an Executable; the instances go as well, and what was promoted.
+        """Close as an Executable, with instances and promoted executables.
 
-        What is being prepared for some sizes is finished, and dropped.
+        A running preparation is finished, and dropped.
         """
         super().close()
         if self._promoter is not None:
@@ -298,17 +298,17 @@ def _accepts(family: Family, sizes: tuple[tuple[str, int], ...]) -> bool:
 
 
 def _refuse(family: Family, sizes: Sequence[int]) -> None:
-    """Say why sizes are not accepted, which the native side has found."""
+    """Say why the native side refused sizes."""
     family.whole_at(family.checked(dict(zip(family.names, sizes, strict=True))))
 
 
 def _sizes_of(
     family: Family, find: CallSizes, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[int, ...]:
-    """The sizes of a call, which the Family accepts.
+    """Return the sizes of a call, accepted by the Family.
 
     Raises:
-        BindingError: they are told otherwise, or it does not.
+        BindingError: arguments give no consistent sizes, or the Family does not accept them.
     """
     return family.checked(dict(zip(family.names, find.of(args, kwargs), strict=True)))
 
@@ -320,7 +320,7 @@ def _matched(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> list[torch.Tensor]:
-    """The tensors of a call, whose integers that vary are those of its sizes.
+    """Return the tensors of a call, whose varying integers match its sizes.
 
     Raises:
         BindingError: as `tensors_of_call`.
@@ -332,5 +332,5 @@ def _matched(
 
 
 def _results_at(structure: Structure, family: Family, sizes: Sequence[int]) -> Structure:
-    """How the result of a call is nested, with the integers that vary."""
+    """Return the result's structure, with the integers that vary."""
     return family.results_at(structure, family.numbers_at(sizes)) if family.results else structure

@@ -1,4 +1,4 @@
-"""How many sizes of a Family are kept ready, and what became of them."""
+"""How many sizes of a Family are kept, and reports on them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Sizes:
 
     Attributes:
         instances: the memory that instances may take, in bytes or as text such as `16MiB`. The
-            least recently used go first; the one in use stays. Of a resident of all sizes an
-            instance is the numbers and constants of its sizes, and the grids and argument blocks of
-            a capturer's kernels; else an executable of its own, with activations and launches.
-        buckets: by Dim where ranges of sizes end for which activations lie at the same places;
-            half steps (16, 24, 32, 48 and so on) where nothing is given, and beyond the last end.
-            One that ends later takes more memory, and is planned less often.
-        promoted: the memory that executables of sizes that repeat may take, as `instances`, beside
-            the arena, which they share where the device lets them; those least recently used go
-            first. Sizes, or with `pad` buckets, get one when executions so far would have saved
-            what making it takes: on the CPU with kernels (`fuse=`), which a thread makes while
-            calls go on; on `cuda` and `npu` as one task, for which the call waits that it is due
-            at. None: none do.
-        pad: by parameter what its tensors are padded with to the end of their bucket; then buckets
-            are all that is executed. Nothing: each call is executed at its own sizes.
+            least recently used are evicted first; the one in use stays. In a resident of all sizes
+            an instance is the numbers and constants of its sizes, and the grids and argument blocks
+            of a capturer's kernels; otherwise a separate executable, with activations and launches.
+        buckets: by Dim, the ends of the ranges of sizes in which activations have the same places;
+            half steps (16, 24, 32, 48 and so on) by default, and beyond the last end. Larger
+            buckets take more memory, and are planned less often.
+        promoted: the memory that executables of repeated sizes may take, as `instances`, beside the
+            arena, which they share where the device allows it; the least recently used are evicted
+            first. Sizes, or with `pad` buckets, get one when it would have saved, over the
+            executions so far, the cost of making it: on the CPU with kernels (`fuse=`), which a
+            thread makes while calls continue; on `cuda` and `npu` as one task, for which the due
+            call waits. None: no promotion.
+        pad: by parameter, the value that pads its tensors to the end of their bucket; then only
+            buckets are executed. Empty: each call is executed at its own sizes.
     """
 
     instances: int | str = "16MiB"
@@ -39,10 +39,10 @@ class Sizes:
     promoted: int | str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is nested otherwise.
+        """Refuse another structure.
 
         Raises:
-            BindingError: `buckets` or `pad` is no mapping, or has something else than described.
+            BindingError: `buckets` or `pad` is not a mapping, or has other contents than described.
         """
         if not isinstance(self.buckets, Mapping):
             raise BindingError(
@@ -61,10 +61,10 @@ class Sizes:
     def ends_for(
         self, dims: Sequence[Dim], ends: Callable[[Dim, Sequence[int]], list[int]]
     ) -> list[list[int]]:
-        """Where buckets end, by Dim, as `ends` completes what is given.
+        """Return the ends of buckets, by Dim, as `ends` completes the given ones.
 
         Raises:
-            BindingError: buckets are given of no Dim, or end where no size can be.
+            BindingError: buckets are given for an unknown Dim, or end at an impossible size.
         """
         names = [one.name for one in dims]
         if unknown := set(self.buckets).difference(names):
@@ -84,34 +84,34 @@ class Sizes:
         """The memory that instances may take.
 
         Raises:
-            BindingError: `instances` is no number of bytes.
+            BindingError: `instances` is not a number of bytes.
         """
         return parse_bytes(self.instances, "sizes.instances")
 
     @property
     def promoted_bytes(self) -> int:
-        """The memory that executables of sizes that repeat may take.
+        """The memory that executables of repeated sizes may take.
 
         Raises:
-            BindingError: `promoted` is no number of bytes.
+            BindingError: `promoted` is not a number of bytes.
         """
         return 0 if self.promoted is None else parse_bytes(self.promoted, "sizes.promoted")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class InstanceReport:
-    """What became of the instances of one executable.
+    """A report on the instances of one executable.
 
     Attributes:
         hits, misses: executions whose sizes were ready, and others.
-        evicted: instances that went to make room.
-        kept: those that are ready now.
-        kept_bytes: what they take.
+        evicted: instances evicted to make room.
+        kept: instances that are ready now.
+        kept_bytes: their bytes.
         buckets: ranges of sizes for which activations were placed so far.
         sizes: of the latest execution, by Dim; empty before the first.
         was_hit: whether they were ready.
-        prepare_ns: what making them ready took; 0 where they were.
-        promotion: what became of sizes that repeat; None: none are promoted.
+        prepare_ns: the duration of making them ready; 0 if they were.
+        promotion: the promotion of repeated sizes; None without promotion.
     """
 
     hits: int = 0

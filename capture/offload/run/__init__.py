@@ -1,4 +1,4 @@
-"""Executables: Programs resident on a device, and what they report."""
+"""Executables: Programs resident on a device, and their reports."""
 
 from offload.console.not_called import is_not_called
 from offload.run.executable import Executable

@@ -1,4 +1,4 @@
-"""The arguments of a call, matched with those of the recorded one."""
+"""Match the arguments of a call against those of the recorded call."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _AGAIN = "a program is recorded for one structure of arguments, capture again fo
 
 
 def plain_places(bound: BoundProgram, sizes: Mapping[int, int]) -> tuple[Any, Any]:
-    """The recorded arguments as (is_tensor, constant) pairs, for the native side to compare.
+    """The recorded arguments as (is_tensor, constant) pairs, for the native side to compare with.
 
     Args:
-        bound: what is called.
+        bound: the program that is called.
         sizes: the constants that are sizes, by their place among the constants of the arguments,
             and their dim; they are (False, None, dim).
 
     Returns:
-        A list of the positional ones and a dict of the keyword ones; None for both where only
-        `tensors_of_call` can compare: some argument is nested or may change, or the order of
-        keywords matters.
+        A list of the positional pairs and a dict of the keyword pairs; None for both where only
+        `tensors_of_call` can compare: an argument is nested or may change, or the order of keywords
+        matters.
     """
     positional, keyword = bound.arguments_structure.children
     parts = (*positional.children, *keyword.children)
@@ -55,8 +55,8 @@ def tensors_of_call(
     A parameter may be given by position or by keyword, whichever way it was recorded.
 
     Raises:
-        BindingError: an argument is missing, was not there when the call was recorded, or is
-            nested otherwise than it was; or a tensor is of a subclass, which is not recorded.
+        BindingError: an argument is missing, was absent from the recorded call, or is nested
+            differently; or a tensor is of a subclass, which is not recorded.
     """
     args, kwargs = _as_recorded(bound, args, kwargs)
     positional, keyword = bound.arguments_structure.children
@@ -84,7 +84,7 @@ def tensors_of_call(
 def _as_recorded(
     bound: BoundProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments by position or keyword as they were recorded, keywords in that order."""
+    """Return the arguments by position or keyword as recorded, keywords in recorded order."""
     positional, keyword = bound.arguments_structure.children
     names, n_positional = bound.program.parameter_names, len(positional.children)
     kwargs = dict(kwargs)
@@ -128,7 +128,7 @@ def _check_keywords(bound: BoundProgram, kwargs: Mapping[str, Any]) -> None:
 
 
 def _variadic(program: Program, keywords: Mapping[str, Any]) -> list[str]:
-    """The keywords that are no parameter's name, in order."""
+    """Return the keywords that are not names of parameters, in order."""
     names = {*program.parameter_names, *program.keyword_only_names}
     return [name for name in keywords if name not in names]
 

@@ -1,4 +1,4 @@
-"""Buffers that a caller gives for the results: `out=`, nested like them."""
+"""Buffers that the caller provides for results: `out=`, nested like the results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from offload.program.structure import Structure
 
 
 def buffers_of(structure: Structure, n_results: int, out: Any) -> list[torch.Tensor | None]:
-    """The buffers of an `out=` that is nested like the result, by leaf; None where there is none.
+    """Return the buffers of `out=`, nested like the result, by leaf; None where absent.
 
     Raises:
-        BindingError: it is nested otherwise, or holds something else than tensors and None.
+        BindingError: `out` is nested differently, or holds anything but tensors and None.
     """
     buffers: list[torch.Tensor | None] = [None] * n_results
     _take(structure, out, "out", buffers)

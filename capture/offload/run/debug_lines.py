@@ -1,4 +1,4 @@
-"""What is said of captures and loads where OFFLOAD_DEBUG asks for it."""
+"""The lines about captures and loads that OFFLOAD_DEBUG requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOVES = {
 
 
 def program_line(program: Program, what: str) -> str:
-    """`what`, recorded or opened, and how large it is: launches, values, bytes by role, guards."""
+    """State the size of `what` (recorded or opened): launches, values, bytes by role, guards."""
     sizes_bytes = {role: sum(one.size_bytes for one in program.of_role(role)) for role in Role}
     shown = ", ".join(
         f"{role} {show_bytes(size_bytes)}" for role, size_bytes in sizes_bytes.items() if size_bytes
@@ -37,7 +37,7 @@ def program_line(program: Program, what: str) -> str:
 
 
 def loaded_line(run: Executable, name: str, *, verify: bool) -> str:
-    """What was loaded, in one line; `verify`: proofs at load were not left out."""
+    """Describe a loaded executable in one line; `verify`: proofs at load were not skipped."""
     program, plan = run.program, run.plan
     way = "as one task" if run.scheduling is Scheduling.OFFLOAD else "launch by launch"
     parts = [
@@ -80,13 +80,13 @@ def _weights(run: Executable) -> str:
 
 
 def planned_text(run: Executable) -> str:
-    """Where each Value lies, the steps by lane, and what is patched for each slot."""
+    """State where each Value lies, the steps by lane, and what is patched for each slot."""
     lines = [*plan_lines(run.program, run.plan), *lane_lines(run.program, run.plan)]
     return "\n".join(["planned: " + lines[0], *lines[1:], "patched:", *_patched_lines(run)])
 
 
 def _patched_lines(run: Executable) -> Iterator[str]:
-    """For each slot when its address is another, and what is written then."""
+    """For each slot, what is written when its address changes."""
     choices = {choice.slot: choice for choice in run.copy_choices}
     texts = [_patched(run, slot, choices) for slot in run.plan.slots]
     for text, group in itertools.groupby(run.plan.slots, lambda slot: texts[slot.index]):

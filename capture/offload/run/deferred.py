@@ -1,4 +1,4 @@
-"""Submissions that wait until what they depend on has ended, and where none overtakes them."""
+"""Submissions that wait for their dependencies, queued in order where order matters."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ _thread = threading.local()
 
 
 class Deferred:
-    """The submissions to one executable whose arguments are not known yet.
+    """Submissions to one executable whose arguments are not known yet.
 
-    Where executions leave something, none that comes later overtakes them: calls wait until they
-    are queued, submissions queue behind them. A callable of a task goes ahead, as one of them may
-    wait for it.
+    Where executions leave state, no later execution overtakes these: calls wait until they are
+    queued, and submissions queue behind them. A callable of a task goes ahead, as a deferred
+    submission may wait for it.
 
     Owner: the executable. Thread: any, under the GIL.
 
     Attributes:
-        keeps_order: whether executions leave something.
+        keeps_order: whether executions leave state.
     """
 
     def __init__(self, native: _native.Replay, *, keeps_order: bool) -> None:
-        """None yet."""
+        """Begin without submissions."""
         self._native, self.keeps_order = native, keeps_order
         self._pending: dict[_native.Ticket, None] = {}
 
     def __bool__(self) -> bool:
-        """Whether a submission that is made here and now must not be queued at once."""
+        """Whether a submission made now by this thread must not be queued at once."""
         return bool(self._pending) and self.keeps_order and not in_callable()
 
     def pending(self) -> list[_native.Ticket]:
-        """What ends as each of them is queued, or has failed before."""
+        """Return tickets that end when a deferred submission is queued, or has failed before."""
         return list(self._pending)
 
     def add(self) -> _native.Ticket:
-        """One more; `end` it when it is queued."""
+        """Add a submission; `end` it when it is queued."""
         placed = _native.Ticket()
         self._pending[placed] = None
         self._tell()
         return placed
 
     def end(self, placed: _native.Ticket) -> None:
-        """One is queued, or has failed."""
+        """Note that a submission is queued, or has failed."""
         self._pending.pop(placed, None)
         self._tell()
         placed._set_result(None)
 
     def wait(self) -> None:
-        """Wait until those that there are now are queued, but in a callable of a task."""
+        """Wait until the present submissions are queued; a no-op in a callable of a task."""
         if in_callable():
             return
         for one in self.pending():
             one._outcome()
-            self._pending.pop(one, None)  # in the child of a fork, where nobody ends it
+            self._pending.pop(one, None)  # in a forked child no thread ends it
         self._tell()
 
     def _tell(self) -> None:
@@ -84,12 +84,12 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def when_ended(tickets: Iterable[_native.Ticket], function: Callable[[], None]) -> None:
-    """Call a function when all of them have ended, on the thread that ends the last; or now."""
+    """Call a function when all tickets have ended: on the thread that ends the last, or now."""
     _Waiting(tickets, function)()
 
 
 class _Waiting:
-    """What is called as each of some tickets ends; no cycle, which would keep what these hold."""
+    """A callback on the end of each ticket; no reference cycle, which would keep its operands."""
 
     def __init__(self, tickets: Iterable[_native.Ticket], function: Callable[[], None]) -> None:
         self._left = [one for one in tickets if not one.done()]
@@ -108,14 +108,14 @@ def refuse_in_callback() -> None:
     """Refuse to wait in a done-callback.
 
     Raises:
-        ExecutionError: this is one, where no ticket may be waited for.
+        ExecutionError: this is a done-callback, where no ticket may be waited for.
     """
     with contextlib.suppress(TimeoutError):
         _native.Ticket()._outcome(0)
 
 
 def end_of(tickets: Sequence[Ticket]) -> tuple[Ticket, ...]:
-    """What ends well when all of them have ended, well or not; nothing where they have."""
+    """Return a ticket that succeeds once all have ended, well or not; empty if they have."""
     left = [one for one in tickets if not one.done()]
     if not left:
         return ()
@@ -130,14 +130,14 @@ def defer(
     after: Sequence[_native.Ticket],
     place: Callable[[], object],
 ) -> None:
-    """Have a submission queued when tickets have ended, and what it must not overtake is queued.
+    """Queue a submission once tickets have ended and those it must not overtake are queued.
 
     Args:
-        deferred: of the executable.
-        submission: what ends if it cannot be queued: one of the tickets has failed, or `place`
+        deferred: the executable's.
+        submission: ends with an error if it cannot be queued: a ticket has failed, or `place`
             raised.
         after: the tickets.
-        place: queues it.
+        place: queues the submission.
     """
     placed = deferred.add()
     before = deferred.pending()[:-1] if deferred.keeps_order and not in_callable() else []

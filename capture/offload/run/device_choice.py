@@ -1,4 +1,4 @@
-"""Which device executes each segment, by a plan and by what executions have taken since."""
+"""Choose the device of each segment, from the plan and from measured durations."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ import enum
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-# Of what an observation tells of a device's pace, and of what is forgotten where it tells nothing.
+# The weight of a new observation of a device's pace, and the share that a pace without an
+# observation loses.
 _NEWEST = 0.5
 _FORGOTTEN = 0.02
 
-# A pace that has changed by less since the last choice makes no other one.
+# Smaller changes of a pace since the last choice lead to no new choice.
 _CHANGED = 0.05
 
-# Another choice is made only where it is better by more than estimates differ.
+# A choice is replaced only where the new one is better by more than the error of estimates.
 _BETTER = 0.98
 
 
 class Placement(enum.StrEnum):
-    """When it is decided which device executes a segment."""
+    """When the device of a segment is chosen."""
 
-    STATIC = "static"  # at the load
-    HYBRID = "hybrid"  # at the load, and anew where executions take longer than that expected
-    DYNAMIC = "dynamic"  # at each execution: whichever device has it done first
+    STATIC = "static"  # at load
+    HYBRID = "hybrid"  # at load, and again where executions take longer than expected
+    DYNAMIC = "dynamic"  # at each execution: the device that finishes the segment first
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SegmentCosts:
-    """What a segment takes, and what it waits for.
+    """The costs of a segment, and the segments that it waits for.
 
     Attributes:
-        costs_ns: by device; None: it is not loaded there.
-        after: the segments whose results it reads, by their place among all; earlier ones.
-        planned: the device that the load has found.
+        costs_ns: by device; None where it is not loaded.
+        after: the segments whose results it reads, by index; all are earlier.
+        planned: the device chosen at load.
     """
 
     costs_ns: tuple[float | None, ...]
@@ -44,12 +45,12 @@ class SegmentCosts:
 class DeviceChoice:
     """Chooses devices for the segments of each execution.
 
-    A device's pace is what its segments took over what they were expected to take, smoothed. Of a
-    device that executes nothing it is forgotten by and by, so that it is tried again. `hybrid`
-    begins with the plan and moves single segments while that is better by the paces; `dynamic`
-    gives each segment in turn to the device that has it done first (earliest finish time, as HEFT:
-    Topcuoglu, Hariri, Wu, IEEE TPDS 13(3), 2002, section 4.1). The result depends on what was
-    observed alone, and is kept while paces stay within a twentieth.
+    A device's pace is the measured duration of its segments over the expected one, smoothed. The
+    pace of a device that executes nothing decays, so that it is tried again. `hybrid` begins with
+    the plan and moves single segments while the paces predict an improvement; `dynamic` gives each
+    segment in turn to the device that finishes it first (earliest finish time, as HEFT: Topcuoglu,
+    Hariri, Wu, IEEE TPDS 13(3), 2002, section 4.1). The result depends only on observations, and is
+    kept while paces stay within a twentieth.
 
     Owner: one executable. Thread: one at a time.
     """
@@ -62,7 +63,7 @@ class DeviceChoice:
         *,
         is_throughput: bool = False,
     ) -> None:
-        """Begin with the plan, and with devices at the pace that was expected."""
+        """Begin with the plan, and with all devices at the expected pace."""
         self._segments = tuple(segments)
         self._placement = placement
         self._hand_over_ns = hand_over_ns
@@ -80,11 +81,11 @@ class DeviceChoice:
 
     @property
     def paces(self) -> tuple[float, ...]:
-        """By device, how many times as long as expected its segments take."""
+        """By device, the measured duration of its segments over the expected one."""
         return tuple(self._paces)
 
     def choose(self) -> tuple[int, ...]:
-        """The device of each segment, for the execution that is queued now."""
+        """Choose the device of each segment, for the execution that is queued now."""
         if self.is_static or not self._has_changed():
             return self._devices
         self._chosen_at = list(self._paces)
@@ -98,7 +99,7 @@ class DeviceChoice:
         return self._devices
 
     def ended(self, devices: Sequence[int], took_ns: Sequence[float | None]) -> None:
-        """What the segments of one execution took on their devices; None: nobody knows."""
+        """Note the durations of an execution's segments on their devices; None where unknown."""
         expected = [0.0] * len(self._paces)
         took = [0.0] * len(self._paces)
         for one, device, ns in zip(self._segments, devices, took_ns, strict=True):
@@ -135,7 +136,7 @@ class DeviceChoice:
 
     def _cost_ns(self, one: SegmentCosts, device: int) -> float:
         cost_ns = one.costs_ns[device]
-        assert cost_ns is not None  # it is asked of devices that have the segment
+        assert cost_ns is not None  # only devices that have the segment are considered
         return cost_ns * self._paces[device]
 
     def _end_ns(
@@ -169,7 +170,7 @@ class DeviceChoice:
         return tuple(devices)
 
     def _mended(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """Better by moves of one segment, of two that change places, or of all to one device."""
+        """Improve by moving one segment, swapping two, or moving all to one device."""
         best, least = devices, self.value(devices)
         while True:
             moves = [*self._moves(best), self._earliest()]

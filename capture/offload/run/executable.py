@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 atexit.register(_native.close_all_lanes)
 
-# Over so many reads the clock's cost is known to a tenth of a nanosecond.
+# Over this many reads the clock's cost is accurate to a tenth of a nanosecond.
 _CLOCK_READS = 10_000
 
 
 class _CallSignature:
-    """What `inspect.signature` tells of an executable, whose call is native."""
+    """What `inspect.signature` returns for an executable, whose call is native."""
 
     _found = inspect.signature(lambda *args, out=None, feature_map=None, **kwargs: None)
 
@@ -61,7 +61,7 @@ class Executable(ExecutionSubmitting):
     the order of submission. Made by `Captured.load`.
 
     Calling it, as `run(x)` or `run(x, out=y)`, executes the program and returns what the model
-    returns. A call takes what the model takes, and:
+    returns. A call takes the model's arguments, and:
         out: buffers for the results, nested like them; None entries are allocated.
         feature_map: uint8 memory of at least `feature_map_bytes` for the activations.
     It raises:
@@ -69,19 +69,19 @@ class Executable(ExecutionSubmitting):
             has run. Or a guard found another value than the recorded one; no input, weight or
             generator has changed.
         ExecutionError: a launch failed, or the executable is closed.
-        CaptureError: an operator laid its result out otherwise than it was recorded, as one
-            of your own whose fake implementation does so (`capture(weights=)`).
+        CaptureError: an operator's result has another layout than recorded, as from a custom
+            operator whose fake implementation differs (`capture(weights=)`).
 
     Attributes:
-        program, plan: what is resident, and where its Values lie.
-        bound: the program with the live objects that it stands for.
+        program, plan: the resident program, and where its Values lie.
+        bound: the program with its live objects.
         scheduling: as one task, or launch by launch.
-        fusion: what became of launches in `load(fuse=True)`; None where nothing was fused.
-        lane_choice: what became of `load(lanes=...)`; None where one lane was asked for.
-        overlap: the same of a Program with collectives; None where one lane was asked for.
+        fusion: the outcome of `load(fuse=True)`; None where nothing was fused.
+        lane_choice: the outcome of `load(lanes=...)`; None where one lane was requested.
+        overlap: the same for a Program with collectives; None where one lane was requested.
         copy_choices: for each input and output that may be copied instead of re-setting the nodes
-            that hold its address: what was chosen, and by which costs; empty where none has
-            more than one such node.
+            that hold its address: the choice, and the costs behind it; empty where no slot has more
+            than one such node.
     """
 
     __signature__ = _CallSignature()
@@ -98,9 +98,9 @@ class Executable(ExecutionSubmitting):
         lane_choice: LaneChoice | None = None,
         check_stored: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a Program resident; `check_stored` refuses files whose layout is another now."""
-        # What is native shows the garbage collector nothing but what is called before executions,
-        # which refers to the model, and that may refer to this.
+        """Make a Program resident; `check_stored` refuses files whose layout has changed."""
+        # The garbage collector sees only one native reference: the callable run before executions,
+        # which refers to the model, and the model may refer to this executable.
         before_execution = prepared.bindings.before_execution
         if before_execution is not None:
             prepared = dataclasses.replace(prepared, bound=prepared.bound.unguarded())
@@ -137,7 +137,7 @@ class Executable(ExecutionSubmitting):
         return self._backend.instantiate(prepared, plan)
 
     def _sized_calls(self) -> SizedCalls | None:
-        """What is known of calls whose sizes vary; None: they do not."""
+        """Return what is known of calls whose sizes vary; None where sizes are fixed."""
         return None
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -148,7 +148,7 @@ class Executable(ExecutionSubmitting):
         )
 
     def _choose_copies(self) -> tuple[SlotChoice, ...]:
-        """Inputs and outputs to copy; none where no graph has nodes that would be re-set."""
+        """Choose inputs and outputs to copy; empty where no graph has nodes to re-set."""
         nodes = self._loaded.set_nodes
         if nodes is None or self.scheduling is Scheduling.HOST:
             return ()
@@ -158,14 +158,14 @@ class Executable(ExecutionSubmitting):
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.
 
-        What is derived from them (packed weights) is made again by the next execution: call it also
-        after writes that torch does not count: through `param.data`, or through NumPy.
+        Values derived from them (packed weights) are computed again by the next execution: call it
+        also after writes that torch does not count, through `param.data` or NumPy.
 
         Raises:
-            BindingError: a new storage is laid out otherwise than the recorded one, or is less
-                aligned than the device needs; or a packed weight lies in shared memory now, which
-                other processes write unseen; or the program is opaque, or the device captures
-                models whole, so that kernels have the addresses of weights for good.
+            BindingError: a new storage has another layout than the recorded one, or is less aligned
+                than the device needs; or a packed weight now lies in shared memory, which other
+                processes write unseen; or the program is opaque, or the device captures models
+                whole, so that kernels keep the addresses of weights.
         """
         self.check_rebinding()
         weights = self._loaded.weights
@@ -174,7 +174,7 @@ class Executable(ExecutionSubmitting):
             weights.derive_again()
 
     def check_rebinding(self) -> None:
-        """Refuse what `rebind_weights` would refuse of this device; changes nothing.
+        """Refuse what `rebind_weights` would refuse because of this device; change nothing.
 
         Raises:
             BindingError: as `rebind_weights`, but for layouts.
@@ -193,12 +193,12 @@ class Executable(ExecutionSubmitting):
             self._loaded.weights.check()
 
     def close(self) -> None:
-        """Wait for what is in flight and give the memory back. Closing twice is fine.
+        """Wait for executions in flight and free the memory; idempotent.
 
-        In a launch of its own it waits for nothing, and gives the memory back when it is closed
-        again, or dropped. Submissions that depend on tasks are in flight; a task that closes does
-        not wait for them, and they fail. Weights that results show keep theirs until these and the
-        executable are dropped.
+        Called in one of its own launches it does not wait, and the memory is freed when it is
+        closed again or dropped. Submissions that depend on tasks are in flight; a task that closes
+        does not wait for them, and they fail. The memory of weights that results alias stays until
+        these results and the executable are dropped.
         """
         if not self._native.is_inside_launch:
             self._deferred.wait()
@@ -206,7 +206,7 @@ class Executable(ExecutionSubmitting):
         weights = self._loaded.weights
         if not is_done or weights.stream is None:
             return
-        # The resident closes it, once nothing on the device reads it; until then nothing is given.
+        # The resident closes it once nothing on the device reads it; until then nothing is freed.
         if all(one.view.value not in weights.tensors for one in self.program.results):
             weights.stream.give_back()
 
@@ -218,14 +218,14 @@ class Executable(ExecutionSubmitting):
 
     @functools.cached_property
     def streaming(self) -> WeightStreaming | None:
-        """The weights that lie in a memory of the executable's own; None: used where they are.
+        """The weights that lie in the executable's own memory; None where they are used in place.
 
-        None without a budget, then, but for weights in files.
+        So None without a budget, unless weights lie in files.
         """
         stream = self._loaded.weights.stream
         if self.plan.streaming is None or stream is None:
             return None
-        native = self._native  # and not the executable, which would then keep itself
+        native = self._native  # not the executable, which would form a cycle
         return WeightStreaming(
             self.bound,
             self.plan.streaming,
@@ -250,12 +250,12 @@ class Executable(ExecutionSubmitting):
 
     @property
     def machine(self) -> Machine:
-        """What is known of the device that it is resident on."""
+        """The device that it is resident on, as planners see it."""
         return self._backend.machine(self.program.device_index)
 
     @property
     def queues_work(self) -> bool:
-        """Whether the device goes on after a call has returned (`Capabilities.queues_work`)."""
+        """Whether the device continues after a call has returned (`Capabilities.queues_work`)."""
         return self._backend.capabilities.queues_work
 
     @property
@@ -265,14 +265,15 @@ class Executable(ExecutionSubmitting):
 
     @property
     def last_execution(self) -> LastExecution:
-        """What the latest finished execution did; all zero before the first."""
+        """The latest finished execution; all zero before the first."""
         return LastExecution.of(self._native.last_execution, self._native.substages)
 
     @property
     def proof(self) -> Proof | None:
-        """What the first execution that ended well proved; None before it.
+        """The proofs of the first successful execution; None before it.
 
-        The cpu backend proves launches there. Others prove at load, if they do: then it is of none.
+        The cpu backend proves launches there. Other backends prove at load, if at all: then it
+        counts no launches.
         """
         native = self._native.proof
         return None if native is None else Proof(native.n_launches, native.n_failed, native.ns)
@@ -283,15 +284,15 @@ class Executable(ExecutionSubmitting):
     ) -> Iterator[Timeline]:
         """Record the executions that end inside a with-block.
 
-        Where a CUDA or Ascend device streams weights, these are timed by events that others do not
-        have, and a call returns when its outputs are ready: see `LastExecution`.
+        Where a CUDA or Ascend device streams weights, these executions are timed by additional
+        events, and a call returns when its outputs are ready: see `LastExecution`.
 
         Args:
-            costs: of this machine (`offload.calibrate`); with them the timeline holds what they
-                predict beside what was measured, launches never measured before taken from this
-                very timeline, or where weights are streamed on a device that queues work, from
-                what these were planned with.
-            executions: how many the block is to hold, at least 1. Tables and pictures name their
+            costs: of this machine (`offload.calibrate`); with them the timeline holds predicted
+                spans beside the measured ones. Durations of launches never measured before come
+                from this timeline, or where weights are streamed on a device that queues work, from
+                the plan of streaming.
+            executions: how many the block must hold, at least 1. Tables and pictures name their
                 median by total time, and pictures draw it. Any number if not given.
 
         Yields:
@@ -299,9 +300,9 @@ class Executable(ExecutionSubmitting):
 
         Raises:
             ExecutionError: another timeline of this executable is being recorded. A call inside the
-                block also raises it where the device has no memory for what times it.
-            TimelineError: `executions` is less than 1; or the block ended with more or fewer,
-                and the timeline holds those that there are.
+                block also raises it where the device has no memory for timing.
+            TimelineError: `executions` is less than 1; or the block ended with more or fewer; the
+                timeline holds the existing ones.
         """
         if executions is not None and executions < 1:
             raise TimelineError(f"expected executions of at least 1, got {executions}")
@@ -341,7 +342,7 @@ class Executable(ExecutionSubmitting):
             )
 
     def keep_timelines(self, keep: Callable[[Executable, Timeline], None]) -> None:
-        """Let `keep` be given this and each timeline whose block ends well, at its end."""
+        """Call `keep` with this executable and each timeline whose block ends without an error."""
         self._keep_timeline = keep
 
     def _predict(self, timeline: Timeline, costs: CostModel) -> None:
@@ -363,9 +364,9 @@ class Executable(ExecutionSubmitting):
         )
 
     def _learned(self, timeline: Timeline, costs: CostModel) -> CostModel:
-        """Launches as executions tell; of a device that queues work, those that its plan counts on.
+        """Add the launches' measured durations; on a device that queues work, the plan's.
 
-        `streaming.explain()` says whether these were measured.
+        `streaming.explain()` says whether the plan's durations were measured.
         """
         streaming = self.plan.streaming
         is_known = streaming is not None and streaming.launch_ns and not streaming.is_resident
@@ -376,7 +377,7 @@ class Executable(ExecutionSubmitting):
     def header_shape(
         self, outputs_allocated: int, slots_changed: int, words_patched: int
     ) -> HeaderShape:
-        """What the header of an execution with these counts has to do."""
+        """Return what the header of an execution with these counts has to do."""
         n_outputs = sum(
             value.index not in self._loaded.operator_allocated
             for value in self.program.of_role(Role.OUTPUT)
@@ -396,33 +397,33 @@ class Executable(ExecutionSubmitting):
         return frozenset(launch.name for launch in self.program.launches)
 
     def n_set_nodes(self, slot: int) -> int | None:
-        """How many nodes are re-set where a slot's address is another; None: there are no nodes."""
+        """Return how many nodes are re-set when a slot's address changes; None without nodes."""
         nodes = self._loaded.set_nodes
         return None if nodes is None or not nodes.of_slot else len(nodes.of_slot.get(slot, ()))
 
     def launch_reports(self) -> tuple[LaunchReport, ...]:
-        """How each launch is carried out, in program order."""
+        """Describe how each launch is executed, in program order."""
         return self._loaded.launch_reports()
 
     @property
     def lanes(self) -> LoadedLanes | None:
-        """What its lanes of launches have done so far; None where launches run as torch is set."""
+        """The activity of its lanes of launches; None where launches run with torch's settings."""
         return self._loaded.lanes
 
     def notes(self) -> tuple[str, ...]:
-        """What else the device says of how the program is executed, in sentences for people."""
+        """Further sentences of the device about how the program is executed."""
         return (*self._prepared_notes, *self._loaded.notes())
 
     def explain(self) -> str:
-        """Say what a user should know: launches without an out-variant, copies, reads avoided.
+        """Describe launches without an out-variant, copies, and avoided reads.
 
-        Before the first execution it says how many launches that will prove; which of them failed,
-        what the proof took, and the bytes outside the arena, are known after it.
+        Before the first execution it states how many launches that execution will prove; which of
+        them failed, the duration of the proof, and the bytes outside the arena are known after it.
         """
         return explain(self)
 
     def memory_report(self) -> MemoryReport:
-        """The executable's memory by kind."""
+        """Return the executable's memory by kind."""
         counted = self.last_execution.n_executions > 0
         outside = sum(report.outside_bytes for report in self.launch_reports())
         return MemoryReport(

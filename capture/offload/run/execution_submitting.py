@@ -1,4 +1,4 @@
-"""The submissions of an executable of one Program."""
+"""Submissions to an executable of one Program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Surroundings = _native.Surroundings
 
 
 class ExecutionSubmitting(_native.CallableReplay, Submitting):
-    """What of an Executable takes submissions, and gives them to its native replay."""
+    """The part of an Executable that takes submissions and gives them to its native replay."""
 
     program: Program
     bound: BoundProgram
@@ -40,15 +40,15 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         """Queue an execution and return at once; arguments as in a call.
 
         Inputs, buffers and the model's own tensors must not be written until the ticket is done.
-        Until then they are kept alive, and torch refuses to resize their storages; what is done
-        to the tensor objects (`set_`, `.data =`) does not change what is read and written. Memory
-        that is moved (`share_memory_`) before the execution begins is a BindingError of the
-        ticket; it must not be moved later. `streaming.replace` may be called before that.
-        Host constants are looked at here, and may change afterwards.
+        Until then they are kept alive, and torch refuses to resize their storages; changes of the
+        tensor objects (`set_`, `.data =`) do not change which memory is read and written. Memory
+        that is moved (`share_memory_`) before the execution begins is a BindingError of the ticket;
+        it must not be moved later. `streaming.replace` may be called before that. Host constants
+        are compared here, and may change afterwards.
 
-        A ticket among the arguments is its result, and what the execution depends on. Of one whose
-        result is not known yet (of a task, or where operators allocate what a model returns) the
-        arguments are looked at when it is, and what does not fit is an error of the ticket.
+        A ticket among the arguments stands for its result, and is a dependency. Where its result is
+        not known yet (of a task, or where operators allocate what a model returns) the arguments
+        are checked once it is, and a mismatch is an error of the new ticket.
 
         Raises:
             BindingError: an argument does not fit, or a host constant has another value.
@@ -69,7 +69,7 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         after: Sequence[Ticket],
         surroundings: Surroundings | None = None,
     ) -> Ticket:
-        """Queue an execution; as if here and now, or in surroundings of before."""
+        """Queue an execution, with the state of this thread or in earlier surroundings."""
         ticket = self._new_ticket()
         if not self._deferred and self._submit(ticket, surroundings, tuple(after), *args, **kwargs):
             return ticket

@@ -1,4 +1,4 @@
-"""Says about an executable what a user should know and would not see."""
+"""Describe the facts about an executable that a user should know and cannot see."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MODES = {
 
 
 def explain(run: Executable) -> str:
-    """Describe how launches are carried out, what lies outside the arena, what was avoided."""
+    """Describe how launches are executed, what lies outside the arena, and what was avoided."""
     program, memory = run.program, run.memory_report()
     lines = [f"{_launches(len(program.launches))} on {run.device}:"]
     modes: dict[str, Counter[str]] = {}
@@ -113,7 +113,7 @@ def _launches(count: int) -> str:
 
 
 def proof_lines(run: Executable) -> list[str]:
-    """What the first execution proves, or has proved."""
+    """Return lines about what the first execution proves, or has proved."""
     proof = run.proof
     if proof is None:
         to_prove = sum(one.mode in ("unproved", "gathered") for one in run.launch_reports())
@@ -128,7 +128,7 @@ def proof_lines(run: Executable) -> list[str]:
 
 
 def lane_lines(run: Executable) -> list[str]:
-    """On how many lanes launches run and why, and in how many executions helpers took part."""
+    """Return lines about the number of lanes, its reason, and how often helpers took part."""
     lines = [] if run.lane_choice is None else [*run.lane_choice.explain()]
     if run.overlap is not None:
         lines += run.overlap.explain()
@@ -142,7 +142,7 @@ def lane_lines(run: Executable) -> list[str]:
 
 
 def _describe(choice: SlotChoice, run: Executable) -> str:
-    """What was chosen for a slot, by which measured costs, and from how many nodes on it pays."""
+    """Describe a slot's choice, its measured costs, and the break-even number of nodes."""
     slot = run.plan.slots[choice.slot]
     return (
         f"{slot.kind} {slot.name}: {'copied' if choice.is_copied else 'not copied'}: "

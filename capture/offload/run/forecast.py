@@ -1,4 +1,4 @@
-"""The timeline of an execution that has not happened, from costs that were kept."""
+"""The predicted timeline of an execution, from kept costs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from offload.timeline import ExecutionTimeline, Scheduling, Timeline
 
 
 def cost_key(machine: Machine) -> CostKey:
-    """What the costs of a device on a machine are kept under."""
+    """Return the key of the kept costs of a device on a machine."""
     return CostKey(machine.name, machine.device, (("torch", torch.__version__),))
 
 
 def forecast(run: Executable, measured: Sequence[ExecutionTimeline] = ()) -> Timeline:
-    """What one execution is predicted to take whose inputs and results all lie elsewhere.
+    """Predict an execution whose inputs and results all have new addresses.
 
-    The header is that of the costs that `offload.calibrate` has kept. Launches that these do not
-    know take what the plan of streamed weights counts on, or what they were measured to take.
-    Where no costs were kept and weights are streamed, it is the launches and copies alone.
+    The header comes from the costs that `offload.calibrate` has kept. Launches missing there take
+    the durations of the plan of streamed weights, or measured ones. Where no costs were kept and
+    weights are streamed, the timeline has only launches and copies.
 
     Args:
         run: the executable.
@@ -35,8 +35,8 @@ def forecast(run: Executable, measured: Sequence[ExecutionTimeline] = ()) -> Tim
         A timeline of one execution, which has predicted spans and no measured ones.
 
     Raises:
-        CostModelError: nothing is known to predict from: no costs were kept, or they do not know
-            a launch of the program; or what was kept is damaged.
+        CostModelError: there is nothing to predict from: no costs were kept, or a launch of the
+            program is missing there; or the kept file is damaged.
     """
     machine = run.machine
     one = _execution(run)
@@ -75,7 +75,7 @@ def _by_costs(run: Executable, one: ExecutionTimeline, costs: CostModel) -> Exec
 
 
 def _execution(run: Executable) -> ExecutionTimeline:
-    """One that nobody has made: inputs and outputs are new, and each is a word or its nodes."""
+    """Return a hypothetical execution: inputs and outputs are new, each a word or its nodes."""
     moved = [*run.plan.of_kind(SlotKind.INPUT), *run.plan.of_kind(SlotKind.OUTPUT)]
     nodes = [run.n_set_nodes(slot.index) for slot in moved]
     return ExecutionTimeline(

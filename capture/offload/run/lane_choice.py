@@ -1,4 +1,4 @@
-"""On how many lanes an executable runs its launches, and why."""
+"""The number of lanes on which an executable runs its launches, and its reason."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from offload.console.amounts import show_count
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LaneChoice:
-    """What became of `load(lanes=...)`.
+    """The outcome of `load(lanes=...)`.
 
     Attributes:
-        asked: how many lanes at the most, or `auto`.
-        n_lanes: as many are used.
-        threads_of_a_launch: how many threads share a launch; None: as torch is set at each call.
-        refusal: why there is one lane without a look at launches; empty where they were looked at.
-        estimated: why times of launches are no measured ones; empty where they were measured.
-        kept: durations of launches were kept from former loads (`load(costs=)`).
-        predicted_ns: of the launches of an execution on the lanes that were planned, by simulation.
-        sequential_ns: of all of them on one lane, of one thread each.
-        lower_bound_ns: no lanes take less.
-        n_planned: lanes that were planned.
-        n_waits: in an execution for launches of another of these.
-        method: what found them.
-        measured_ns: what calls took at the load, in words; empty where nothing was measured.
+        asked: the maximum number of lanes, or `auto`.
+        n_lanes: the number of lanes used.
+        threads_of_a_launch: how many threads share a launch; None: torch's setting at each call.
+        refusal: why one lane was chosen without examining launches; else empty.
+        estimated: why durations of launches are estimates; empty where they were measured.
+        kept: whether durations come from former loads (`load(costs=)`).
+        predicted_ns: the simulated makespan of an execution's launches on the planned lanes.
+        sequential_ns: of all launches on one lane, with one thread each.
+        lower_bound_ns: a lower bound for any lanes.
+        n_planned: the number of planned lanes.
+        n_waits: the waits of an execution between these lanes.
+        method: the method that found them.
+        measured_ns: the durations of calls at load, in words; empty where nothing was measured.
     """
 
     asked: int | Literal["auto"]
@@ -44,7 +44,7 @@ class LaneChoice:
     measured_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def explain(self) -> Iterator[str]:
-        """Lines for people."""
+        """Return lines for people."""
         used = show_count(self.n_lanes, "lane", "lanes")
         if self.refusal:
             yield f"lanes={self.asked!r}: one lane, since {self.refusal}"

@@ -1,4 +1,4 @@
-"""What launches of an execution waited for weights, measured beside predicted."""
+"""The waits of an execution's launches for weights, measured beside predicted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ class LaunchWait:
 
     Attributes:
         launch: its index in the program.
-        operator: what it runs.
+        operator: its operator.
         measured_ns: of the execution.
-        predicted_ns: of a pass once the first ones are over, by the plan's times of launches and
-            the link.
+        predicted_ns: of a pass in the steady state, by the plan's times of launches and the link.
     """
 
     launch: int
@@ -31,9 +30,9 @@ class LaunchWait:
 def launch_waits(
     program: Program, plan: Streaming, execution: LastExecution
 ) -> tuple[LaunchWait, ...]:
-    """The launches that waited for weights or should have, the longest measured waits first.
+    """Return the launches with measured or predicted waits, the longest measured waits first.
 
-    Empty where the execution does not tell what its launches waited.
+    Empty where the execution has no measured waits.
     """
     if execution.stream_waits is None:
         return ()
@@ -53,7 +52,7 @@ def launch_waits(
 
 
 def predicted_waits_ns(plan: Streaming) -> tuple[float, ...]:
-    """For each launch what the plan's own simulation lets it wait; empty where it has no times."""
+    """Return each launch's wait in the plan's own simulation; empty where the plan has no times."""
     if not plan.launch_ns:
         return ()
     demand = WeightDemand(plan.launch_ns, ())
@@ -61,9 +60,9 @@ def predicted_waits_ns(plan: Streaming) -> tuple[float, ...]:
 
 
 def beyond_launches_ns(plan: Streaming, pass_ns: int) -> float | None:
-    """How much longer a pass took than its launches, timed one by one without any copy.
+    """Return the excess of a pass over its launches, timed one by one without any copy.
 
-    That is what copies cost it where nobody can look inside; less than 0 where launches take longer
-    one by one. None where the times of launches are estimates.
+    This is the cost of copies on devices that measure only the whole pass; negative where launches
+    take longer one by one. None where the times of launches are estimates.
     """
     return None if plan.estimated or not plan.launch_ns else pass_ns - plan.compute_ns

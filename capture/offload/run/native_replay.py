@@ -1,4 +1,4 @@
-"""The native side of a Program: how a call's arguments, results and slots are described to it."""
+"""The native side of a Program: the description of a call's arguments, results and slots."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ def native_replay(
     check_feature_map: Callable[[object], None],
     sizes: SizedCalls | None = None,
 ) -> _native.Replay:
-    """The native object that executes a loaded Program.
+    """Return the native object that executes a loaded Program.
 
-    `copied`: the slots that are copied. `check_feature_map` refuses what is no tensor, and all
-    where the feature map does not move. `sizes`: what is known of calls whose sizes vary.
+    `copied`: the slots that are copied. `check_feature_map` refuses anything but tensors, and
+    everything where the feature map does not move. `sizes`: what is known of calls whose sizes
+    vary.
     """
     program = bound.program
     positional, keyword = plain_places(bound, {} if sizes is None else sizes.constants)
@@ -84,12 +85,12 @@ class SizedCalls:
 
     Attributes:
         instances: gives the numbers of each choice of sizes.
-        axes: where tensors tell sizes: (dim, input, axis).
-        constants: where integers do: by their place among the constants of the arguments, the dim.
-        find: (args, kwargs): the sizes of a call, for those that tell them in another way.
+        axes: which axes of tensors give sizes: (dim, input, axis).
+        constants: which integers do: the dim, by their place among the constants of the arguments.
+        find: (args, kwargs): the sizes of a call that gives them in another way.
         match: (args, kwargs): the tensors of a call.
         results: (sizes): how the result is nested.
-        promotions: which sizes have an executable of their own; None: none will.
+        promotions: which sizes have their own executable; None where no sizes will.
     """
 
     instances: _native.Instances
@@ -104,7 +105,7 @@ class SizedCalls:
 def _caller(
     bound: BoundProgram, loaded: Loaded
 ) -> tuple[int, Callable[[], object] | None, bool] | None:
-    """The recorded caller; None where the device is of another type than the recording's."""
+    """Return the recorded caller; None where the device's type differs from the recording's."""
     program = bound.program
     caller = program.caller
     if caller is None or (loaded.device and loaded.device.type != program.device):
@@ -203,7 +204,7 @@ def _is_whole(program: Program, view: TensorView) -> bool:
 
 
 def outputs_shown_once(program: Program) -> frozenset[int]:
-    """The outputs that one result shows, and no other."""
+    """Return the outputs that exactly one result shows."""
     counted = Counter(result.view.value for result in program.results)
     return frozenset(
         value.index for value in program.of_role(Role.OUTPUT) if counted[value.index] == 1
@@ -211,12 +212,12 @@ def outputs_shown_once(program: Program) -> frozenset[int]:
 
 
 def moving_slots(program: Program, plan: Plan, loaded: Loaded) -> list[MovingSlot]:
-    """The slots of inputs and outputs, and which of them may be copied.
+    """Return the slots of inputs and outputs, and which of them may be copied.
 
-    Not an input that overlaps another one of which one is written: they are bound where they lie,
-    as recorded. Nor one with gaps or shared elements, whose copy is no copy of bytes. One that is
-    written, or may be by unseen work, is copied back; a result that is an input or a view of it is
-    made of the caller's tensor, copied or not.
+    Inputs that overlap and of which one is written are not copied: they are bound in place, as
+    recorded. Nor is an input with gaps or shared elements, which a copy of bytes cannot reproduce.
+    An input that is written, or may be by unseen work, is copied back; a result that is an input or
+    its view is made from the caller's tensor, copied or not.
     """
     written = program.written_values
     together = {leaf for one in program.overlaps for leaf in (one.first, one.second)}
@@ -258,14 +259,14 @@ def _input_specs(
 
 
 def _device_weights(bound: BoundProgram, loaded: Loaded) -> list[Value]:
-    """Those on the device that something holds: constants of sizes are the device's own affair."""
+    """The weights on the device that objects hold; the device itself holds constants of sizes."""
     held = bound.bindings.weights.keys() | loaded.weights.tensors.keys()
     weights = bound.program.of_role(Role.WEIGHT)
     return [value for value in weights if not value.on_host and value.index in held]
 
 
 def _host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
-    """What each execution must find on the host as it was recorded: inputs, and held tensors."""
+    """The tensors on the host that executions must find as recorded: inputs, held tensors."""
     program = bound.program
     for leaf, view in enumerate(program.inputs):
         value = program.values[view.value]

@@ -1,4 +1,4 @@
-"""Optimizer steps as writes to weights: fused ones are not counted by torch."""
+"""Optimizer steps as writes to weights: torch does not count those of fused optimizers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from offload.program import BoundProgram
 
 
 class OptimizerSteps:
-    """Tells of the weights that optimizers have stepped.
+    """Reports weights that optimizers have stepped.
 
-    After each step of any `torch.optim.Optimizer` of the process what was made of the weights that
-    lie in a storage of its parameters is stale, whether or not torch has counted a write.
+    After each step of any `torch.optim.Optimizer` of the process, everything derived from weights
+    in the storages of its parameters is stale, whether or not torch has counted a write.
 
     Owner: an Executable that keeps copies of the model's own tensors; dropped with it.
     Thread: any.
@@ -34,28 +34,28 @@ class OptimizerSteps:
         """Watch from now on.
 
         Args:
-            weights: by a number for each weight its tensors.
-            tell: is called with the numbers of those that are stale; may raise ExecutionError where
-                the executable is closed.
+            weights: the tensors of each weight, by a number.
+            tell: is called with the numbers of stale weights; may raise ExecutionError where the
+                executable is closed.
         """
         self._weights = weights
         self._tell = tell
         _watch(self)
 
     def note(self, storages: set[int]) -> None:
-        """Tell of the weights in these storages (by `_cdata`)."""
+        """Report the weights in these storages (by `_cdata`)."""
         stale = [
             number
             for number, tensors in self._weights.items()
             if any(one.untyped_storage()._cdata in storages for one in tensors)
         ]
         if stale:
-            with contextlib.suppress(ExecutionError):  # it is closed
+            with contextlib.suppress(ExecutionError):  # closed
                 self._tell(stale)
 
 
 def watched_steps(bound: BoundProgram, loaded: Loaded) -> OptimizerSteps | None:
-    """What watches the steps of a Program's weights; None where it keeps no copies of them."""
+    """Watch optimizer steps of a Program's weights; None where it keeps no copies of them."""
     derive_again, stream = loaded.weights.derive_again, loaded.weights.stream
     if derive_again is not None:
         return OptimizerSteps(bound.bindings.weights, lambda _: derive_again())
@@ -73,7 +73,7 @@ _hooks: list[object] = []
 
 
 def _watch(steps: OptimizerSteps) -> None:
-    """Add a watcher, the first one with the hook.
+    """Add a watcher; the first registers the hook.
 
     The hook stays: torch may be walking through the hooks when the last watcher is dropped.
     """
@@ -88,7 +88,7 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object
         watching = list(_watching)
     if not watching:
         return
-    # A step may be recorded: to look at memory here is none of its own work.
+    # The step may be being recorded: reading memory here is not part of it.
     with torch._C.DisableTorchFunction():
         storages = set(_storages(optimizer.param_groups))
         for steps in watching:
@@ -98,6 +98,6 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object
 def _storages(groups: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     for group in groups:
         for parameter in group["params"]:
-            # Wrapper subclasses have none; they are no weights of an executable.
+            # Wrapper subclasses have no storage; they are not weights of an executable.
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 yield parameter.untyped_storage()._cdata

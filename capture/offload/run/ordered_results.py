@@ -1,4 +1,4 @@
-"""Results of many batches in order, a bounded number of them in flight."""
+"""Results of many batches in order, with a bounded number in flight."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batch(Protocol):
         ...
 
     def cancel(self) -> object:
-        """Do not begin what has not begun; its result is not asked for."""
+        """Cancel what has not begun; its result is not requested."""
         ...
 
 
@@ -33,17 +33,17 @@ def ordered_results(
     buffer_bytes: int | None,
     bytes_of: Callable[[tuple[Any, ...], dict[str, Any]], int],
 ) -> Iterator[Any]:
-    """The results of batches, in order.
+    """Yield the results of batches, in order.
 
     Args:
-        begin: begins with the arguments of one, and returns at once.
+        begin: begins a batch with its arguments, and returns at once.
         batches: a tuple is positional arguments, a dict keywords, anything else one argument.
         buffersize: how many may be in flight.
-        buffer_bytes: how many of their bytes may be; one batch always may.
-        bytes_of: the bytes of one.
+        buffer_bytes: how many of their bytes may be in flight; one batch always may.
+        bytes_of: the bytes of a batch.
 
     Raises:
-        BindingError: a limit is less than 1, or no integer.
+        BindingError: a limit is less than 1, or not an integer.
     """
     check_limit("buffersize", buffersize)
     if buffer_bytes is not None:
@@ -52,7 +52,7 @@ def ordered_results(
 
 
 def check_limit(name: str, limit: object) -> None:
-    """Refuse what is no integer, or less than 1: BindingError."""
+    """Raise a BindingError unless `limit` is an integer of at least 1."""
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         raise BindingError(f"{name}: expected an integer of at least 1, got {limit!r}")
 
@@ -75,7 +75,7 @@ def _results(
                 args, kwargs = arguments_of(next(batches))
             except StopIteration:
                 break
-            except Exception as error:  # after the results that come before it
+            except Exception as error:  # raised after the results before it
                 failure = error
                 break
             size_bytes = 0 if buffer_bytes is None else bytes_of(args, kwargs)
@@ -88,11 +88,11 @@ def _results(
                 yield batch.result()
             try:
                 in_flight.append((begin(args, kwargs), size_bytes))
-            except Exception as error:  # the batch's own, in its place
+            except Exception as error:  # the batch's own error, in its place
                 failure = error
                 break
             flying_bytes += size_bytes
-            del args, kwargs  # the batch is its own executions' from here on
+            del args, kwargs  # from here on only the batch's executions hold them
         while in_flight:
             yield in_flight.popleft()[0].result()
         if failure is not None:
@@ -103,7 +103,7 @@ def _results(
 
 
 def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional arguments and keywords that a batch is."""
+    """Return the positional arguments and keywords of a batch."""
     if isinstance(batch, tuple):
         return batch, {}
     if isinstance(batch, dict):

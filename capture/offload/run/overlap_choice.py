@@ -1,4 +1,4 @@
-"""Whether an executable exchanges tensors with other ranks while its launches run, and why."""
+"""Whether an executable overlaps exchanges with other ranks and its launches, and why."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from offload.plan.overlap_collectives import CollectiveOrder
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class OverlapChoice:
-    """What became of `load(lanes=...)` for a Program with collectives.
+    """The outcome of `load(lanes=...)` for a Program with collectives.
 
     Attributes:
         asked: 2, or `auto`.
-        times: what launches and exchanges of this rank take, in the order that is executed.
-        estimated: why these are no measured times; empty where they were measured.
-        predicted_ns: of an execution of the order that was found, by simulation, on the slowest
+        times: the durations of this rank's launches and exchanges, in executed order.
+        estimated: why these are estimates; empty where they were measured.
+        predicted_ns: the simulated duration of an execution in the order found, on the slowest
             rank.
-        recorded_ns: of the recorded order, likewise.
-        lower_bound_ns: no order of this rank's launches takes less.
-        method: what found the order.
-        n_moved: launches that stand elsewhere in it than they were recorded.
-        feature_map_bytes: of the order that was found: buffers of collectives under way are kept.
-        recorded_feature_map_bytes: of the recorded order.
-        measured_ns: what calls took at the load on the slowest rank, in words; empty where nothing
-            was measured.
-        is_kept: whether the order that was found is executed, and not the recorded one.
+        recorded_ns: the same in the recorded order.
+        lower_bound_ns: a lower bound for any order of this rank's launches.
+        method: the method that found the order.
+        n_moved: the launches whose place differs from the recorded one.
+        feature_map_bytes: in the order found: buffers of running collectives are kept.
+        recorded_feature_map_bytes: in the recorded order.
+        measured_ns: the durations of calls at load on the slowest rank, in words; empty where
+            nothing was measured.
+        is_kept: whether the order found is executed instead of the recorded one.
     """
 
     asked: int | Literal["auto"]
@@ -46,7 +46,7 @@ class OverlapChoice:
     is_kept: bool = False
 
     def chosen(self, order: CollectiveOrder) -> OverlapChoice:
-        """The same, with the order that is executed."""
+        """Return the same choice with the order that is executed."""
         times = CollectiveTimes(
             tuple(self.times.launch_ns[one] for one in order.order),
             tuple(self.times.transfer_ns[one] for one in order.order),
@@ -54,7 +54,7 @@ class OverlapChoice:
         return dataclasses.replace(self, times=times, is_kept=not order.is_recorded)
 
     def explain(self) -> Iterator[str]:
-        """Lines for people."""
+        """Return lines for people."""
         order = "launches in recorded order"
         if self.is_kept:
             order = "collectives are exchanged while launches run"

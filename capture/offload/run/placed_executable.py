@@ -1,4 +1,4 @@
-"""An executable whose launches run on several devices, as segments that wait for one another."""
+"""An executable whose launches run on several devices, as segments with dependencies."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class PlacedExecutable(Submitting):
     """A Program on several devices. Made by `Captured.load(device=[...])`.
 
     Each segment is an Executable on its device, and is queued there at once: it waits for those
-    whose results it reads without the caller. So submissions of several calls overlap, on different
-    devices. Where executions leave something (written inputs or weights, drawn numbers) each begins
+    whose results it reads, without the caller. So submissions of several calls overlap on different
+    devices. Where executions leave state (written inputs or weights, drawn numbers) each begins
     when the one before has ended.
 
-    Owner of the segments' Executables. Calls from several threads are safe. Called as an Executable
-    of one device, without `out` and `feature_map`. It raises what that raises; of several segments
-    that fail the error of the first. Tickets of several segments cannot be cancelled.
+    Owner of the segments' Executables. Calls from several threads are safe. Calls are those of an
+    Executable of one device, without `out` and `feature_map`, and raise the same errors; where
+    several segments fail, the error of the first. Tickets of several segments cannot be cancelled.
 
     Attributes:
-        bound, program: the whole.
-        placement: where launches are, why, and what the alternatives would cost.
-        segments: in an order in which they may run; a single one is called as the whole.
-        choice: which device executes each segment, and how quick devices are.
+        bound, program: the whole program.
+        placement: where launches run, why, and what the alternatives would cost.
+        segments: in an order in which they may run; a single segment is called as the whole.
+        choice: the device of each segment, and the paces of devices.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class PlacedExecutable(Submitting):
         """Take over the segments' Executables.
 
         Args:
-            bound: the whole.
+            bound: the whole program.
             placement: as it was planned.
-            segments: of it, in parts where they may be moved.
-            choice: among the devices of each.
-            untimed: devices that queue work, of which no execution tells what it took.
+            segments: its segments, in parts where they may be moved.
+            choice: among the devices of each segment.
+            untimed: devices that queue work, whose executions report no durations.
             notes: sentences for `explain`.
-            memories: of each device, one of them the caller's; none: all share that.
+            memories: of each device, one of them the caller's; empty: all share the caller's.
             copies: of weights, in memories other than the caller's.
         """
         self.bound, self.program = bound, bound.program
@@ -89,7 +89,7 @@ class PlacedExecutable(Submitting):
         self._untimed = untimed
         self._notes = tuple(notes)
         self._lock = threading.Lock()
-        self._before: tuple[Ticket, ...] = ()  # the execution before, where it leaves something
+        self._before: tuple[Ticket, ...] = ()  # the one before, where executions leave state
         self._closed = False
         self._waiting: dict[Ticket, None] = {}  # submissions whose arguments are not known yet
         home = next((one for one in memories if _is_recorded(self.program, one)), None)
@@ -117,21 +117,21 @@ class PlacedExecutable(Submitting):
         if self._is_whole:
             return self._called(args, kwargs)
         queued = self._queued(args, kwargs, self._asked(()))
-        errors = [one._outcome() for one in queued.tickets]  # all have ended before any is raised
+        errors = [one._outcome() for one in queued.tickets]  # all have ended before one is raised
         if (error := _origin(errors)) is not None:
             raise error
         self._observe(queued.devices)
         return self._result(queued)
 
     def close(self) -> None:
-        """Wait for what is under way, and free the segments; later executions fail.
+        """Wait for executions in flight, and free the segments; later executions fail.
 
-        In a launch of its own it waits for nothing, and the segments are freed when it is closed
-        again, or dropped.
+        Called in one of its own launches it does not wait, and the segments are freed when it is
+        closed again or dropped.
 
         Raises:
-            ExecutionError: a done-callback closes it: what it would wait for may be its own
-                thread's work.
+            ExecutionError: called in a done-callback, whose thread may have the work to do that it
+                would wait for.
         """
         inside = [run for run in self._runs() if run._native.is_inside_launch]
         if not inside:
@@ -156,16 +156,16 @@ class PlacedExecutable(Submitting):
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more executions."""
+        """Whether it is closed to executions."""
         return self._closed
 
     def noted(self, notes: Sequence[str]) -> PlacedExecutable:
-        """Itself, with other sentences for `explain`."""
+        """Return itself, with other sentences for `explain`."""
         self._notes = tuple(notes)
         return self
 
     def explain(self) -> str:
-        """Where each segment is and why, and what was measured."""
+        """Describe where each segment is and why, and what was measured."""
         lines = [
             self.placement.explain(),
             *self._notes,
@@ -177,12 +177,12 @@ class PlacedExecutable(Submitting):
 
     @contextlib.contextmanager
     def timeline(self, *, executions: int | None = None) -> Iterator[Timeline]:
-        """Record the executions inside a with-block, which one thread asks for.
+        """Record the executions inside a with-block, submitted by one thread.
 
-        Nothing else is under way at its begin, and all is waited for inside it.
+        Nothing may be in flight at its beginning, and all executions must be waited for inside it.
 
         Args:
-            executions: how many the block is to hold, at least 1. Any number if not given.
+            executions: how many the block must hold, at least 1. Any number if not given.
 
         Yields:
             A Timeline, filled when the block ends: a lane for each device, and one for the
@@ -235,13 +235,13 @@ class PlacedExecutable(Submitting):
         return {value: _base_of(one[0], views[value][0]) for value, one in held.items()}
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
-        """Queue the segments; where executions leave something, tickets given are waited for."""
+        """Queue the segments; where executions leave state, wait for the given tickets."""
         _refuse_buffers(kwargs)
         if self._is_whole:
             return self._submitted_whole(args, kwargs, after)
         given = tickets_in(args, kwargs)
         whole = Ticket()
-        whole._begin()  # segments may have, and what these write is not to be left half done
+        whole._begin()  # segments may have begun, and what they write must not be left incomplete
         if self._leaves_something:
             for one in given:
                 one._outcome()
@@ -255,7 +255,7 @@ class PlacedExecutable(Submitting):
         return whole
 
     def _asked(self, after: Sequence[Ticket], *, is_later: bool = False) -> Asked:
-        """What this thread gives to an execution; `is_later`: another thread queues that.
+        """Collect this thread's state for an execution; `is_later`: another thread queues it.
 
         Raises:
             BindingError: torch is in another state than when the program was recorded.
@@ -282,7 +282,7 @@ class PlacedExecutable(Submitting):
         whole._set_result(self._result(queued))
 
     def _observe(self, devices: Sequence[int]) -> None:
-        """What the latest executions of the segments took: where calls overlap those of others."""
+        """Record the segments' latest durations: of other calls, where calls overlap."""
         if self.choice.is_static:
             return
         took_ns = [
@@ -293,9 +293,9 @@ class PlacedExecutable(Submitting):
             self.choice.ended(devices, took_ns)
 
     def _called(self, args: Args, kwargs: Kwargs) -> Any:
-        """Execute all as one segment on this thread.
+        """Execute the whole as one segment on this thread.
 
-        One that leaves something stays on the first device, which keeps the order.
+        A program that leaves state stays on the first device, which keeps the order.
         """
         if self.choice.is_static:
             return self._whole(self.segments[0].costs.planned)(*args, **kwargs)
@@ -321,7 +321,7 @@ class PlacedExecutable(Submitting):
         return ticket
 
     def _tensors(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
-        """The tensors of a call, checked."""
+        """Return the tensors of a call, checked."""
         if self._closed:
             raise ExecutionError("the executable is closed")
         tensors = tensors_of_call(self.bound, args, kwargs)
@@ -346,7 +346,7 @@ class PlacedExecutable(Submitting):
                 self._before = tuple(begun) or self._before
 
     def _result(self, queued: Queued) -> Any:
-        """What the model returns, around views of what lies in memory now."""
+        """Return what the model returns, with views of memory that the execution has filled."""
         results = []
         for one in self.program.results:
             view = one.view
@@ -389,7 +389,7 @@ def _refuse_buffers(kwargs: Kwargs) -> None:
 
 
 def _ending(whole: Ticket, function: Callable[..., None], *args: Any) -> None:
-    """Call a function for a ticket, which has its error."""
+    """Call a function for a ticket; an error ends the ticket."""
     try:
         function(whole, *args)
     except BaseException as error:
@@ -397,18 +397,18 @@ def _ending(whole: Ticket, function: Callable[..., None], *args: Any) -> None:
 
 
 def _origin(errors: Sequence[Exception | None]) -> Exception | None:
-    """The first error that is no consequence of another one; None where nothing failed."""
+    """Return the first error that is not the consequence of another; None without errors."""
     failed = [one for one in errors if one is not None]
     own = [one for one in failed if not isinstance(one, (DependencyError, CancelledError))]
     return next(iter((*own, *failed)), None)
 
 
 def _view(held: torch.Tensor, view: TensorView) -> torch.Tensor:
-    """A view of a Value that a tensor holds, whole."""
+    """Return a view of a Value that a tensor holds as a whole."""
     return tensor_at(*_base_of(held), view)
 
 
 def _base_of(tensor: torch.Tensor, view: TensorView | None = None) -> Base:
-    """Where the Value begins of which a tensor is this view, or the whole."""
+    """Return where the Value begins of which a tensor is this view, or the whole."""
     offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
     return tensor.untyped_storage(), offset_bytes - (view.offset_bytes if view is not None else 0)

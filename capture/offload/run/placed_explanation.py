@@ -1,4 +1,4 @@
-"""What people are told of a Program on several devices, beside why it is placed as it is."""
+"""Explanations for people of a Program on several devices, beside those of its placement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offload.run.weight_copies import WeightCopies
 
 
 def segment_lines(placement: TaskPlacement, segments: Sequence[PlacedSegment]) -> Iterator[str]:
-    """Where each segment runs, what it follows, and where else it is loaded."""
+    """Return where each segment runs, what it follows, and where else it is loaded."""
     names = [one.name for one in placement.graph.processors]
     for at, one in enumerate(segments):
         after = one.costs.after
@@ -34,7 +34,7 @@ def transfer_lines(
     queue: PlacedQueue,
     copies: WeightCopies | None,
 ) -> Iterator[str]:
-    """What the planned devices copy, and the weights that lie on others as well."""
+    """Return what the planned devices copy, and the weights that also lie on others."""
     planned = [one.costs.planned for one in segments]
     for one, origin, target in queue.transfers(planned):
         behind = "inputs" if one.producer == INPUTS else f"segment {one.producer}"
@@ -52,7 +52,7 @@ def transfer_lines(
 
 
 def moved_lines(placement: TaskPlacement, choice: DeviceChoice) -> Iterator[str]:
-    """How often segments were moved, and how quick devices are."""
+    """Return how often segments were moved, and the paces of devices."""
     if not choice.n_moved:
         return
     names = [one.name for one in placement.graph.processors]

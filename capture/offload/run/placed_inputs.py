@@ -1,4 +1,4 @@
-"""What a call gives to launches on several devices, checked before any of them is queued."""
+"""Check the inputs of a call on several devices before any launch is queued."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Base = tuple[torch.UntypedStorage, int]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Range:
-    """Memory of a weight. Addresses in bytes."""
+    """The memory of a weight. Addresses in bytes."""
 
     name: str
     begin: int
@@ -29,14 +29,14 @@ class _Range:
 class InputChecks:
     """Checks the tensors of calls of one Program, as an Executable of the whole would.
 
-    Segments know of their own inputs alone: later ones would refuse what earlier ones have begun,
-    and none sees that one of its inputs is written by another one.
+    A segment knows only its own inputs: a later one would refuse after earlier ones have begun, and
+    no segment sees that another writes one of its inputs.
 
     Owner: one executable. Thread: any.
     """
 
     def __init__(self, program: Program, weights: Mapping[int, Base]) -> None:
-        """Know where the weights of a Program lie."""
+        """Note where the weights of a Program lie."""
         self._program = program
         written = program.written_values
         leaves = enumerate(program.inputs)
@@ -52,11 +52,11 @@ class InputChecks:
         self._written_weights = tuple(ranges[value] for value in ranges if value in written)
 
     def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse what no segment would see.
+        """Refuse what no segment would detect.
 
         Raises:
-            BindingError: a tensor is laid out otherwise than the recorded one, or shares memory
-                that is written otherwise than it did.
+            BindingError: a tensor has another layout than the recorded one, or shares written
+                memory in another way.
         """
         for view, tensor in zip(self._program.inputs, tensors, strict=True):
             self._check_layout(view, tensor)
@@ -94,7 +94,7 @@ class InputChecks:
             )
 
     def _check_pair(self, first: int, second: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Inputs of which one is written overlap exactly as recorded, others not at all."""
+        """Check that inputs of which one is written overlap exactly as recorded, or not at all."""
         names = f"{self._name(first)} and {self._name(second)}"
         one, other = tensors[first], tensors[second]
         distance = self._distances.get((first, second))
@@ -121,12 +121,12 @@ class InputChecks:
 
 
 def check_caller(bound: BoundProgram) -> None:
-    """Refuse a call around which torch is in another state than when the program was recorded.
+    """Refuse a call while torch is in another state than when the program was recorded.
 
-    Executables of the recorded device do so themselves; those of others know of no such state.
+    Executables of the recorded device check it themselves; those of other devices do not know it.
 
     Raises:
-        BindingError: autocast or the default dtype is another, or the model's mode.
+        BindingError: autocast, the default dtype or the model's mode differs.
     """
     caller = bound.program.caller
     if caller is None:
@@ -147,12 +147,12 @@ def check_caller(bound: BoundProgram) -> None:
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of its first byte and behind its last one."""
+    """Return the addresses of its first byte and behind its last byte."""
     begin = tensor.data_ptr()
     shape, strides = tuple(tensor.shape), tensor.stride()
     return begin, begin + span_bytes(shape, strides, dtype_name(tensor.dtype))
 
 
 def _overlap(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether they share a byte; empty ones share none."""
+    """Whether they share a byte; empty ranges share no byte."""
     return max(one[0], other[0]) < min(one[1], other[1])

@@ -27,17 +27,17 @@ from offload.run.transfers import Links, Memory, Piece, block_bytes
 from offload.run.weight_copies import WeightCopies, WeightCopy
 
 Held = dict[tuple[int, Memory], torch.Tensor]
-"""By Value and memory the tensor that has it there."""
+"""The tensor that holds a Value in a memory, by both."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlacedSegment:
-    """Launches in a row on one device.
+    """Consecutive launches on one device.
 
     Attributes:
-        slice: the launches as a Program by themselves.
-        runs: by device what executes it there; None: it is not loaded there.
-        costs: what it is expected to take, what it waits for, and where it is planned.
+        slice: the launches as a Program.
+        runs: the executable by device; None where it is not loaded.
+        costs: its expected durations, its dependencies, and its planned device.
     """
 
     slice: Slice
@@ -45,20 +45,20 @@ class PlacedSegment:
     costs: SegmentCosts
 
     def run(self, device: int) -> Executable:
-        """What executes it on a device that has it."""
+        """Return its executable on a device that has it."""
         run = self.runs[device]
-        assert run is not None  # the choice is made among those that it has costs for
+        assert run is not None  # only devices that it has costs for are chosen
         return run
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Asked:
-    """What an execution takes from the thread that asks for it.
+    """The state that an execution takes from the thread that submits it.
 
     Attributes:
         after: tickets that everything waits for.
-        surroundings: of each executable, by its `id`; empty: those of the present thread.
-        ready: an event behind what that thread had enqueued on the caller's device; None: the
+        surroundings: of each executable, by its `id`; empty: the present thread's.
+        ready: an event behind that thread's earlier work on the caller's device; None where the
             caller's memory is the host's.
     """
 
@@ -69,13 +69,13 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Queued:
-    """An execution that is under way.
+    """An execution in flight.
 
     Attributes:
         devices: of each segment.
-        tickets: of all that it does and waits for: segments in order, then transfers, then weights.
+        tickets: of all its work and dependencies: segments in order, then transfers, then weights.
         given: the tensors of the call, in the order of the Program's inputs.
-        held: by Value the tensors in the caller's memory.
+        held: the tensors in the caller's memory, by Value.
         kept: all memory that it uses, alive until it has ended.
     """
 
@@ -88,13 +88,13 @@ class Queued:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Route:
-    """How executions go whose segments run on certain devices.
+    """The memories and transfers of executions whose segments run on certain devices.
 
     Attributes:
         memories: of each segment.
-        transfers: by producer, in the order in which they are given to their links.
-        groups: of each segment the Values that it makes, as they lie in memory: those of one group
-            side by side, since they go the same ways.
+        transfers: by producer, in the order of submission to their links.
+        groups: the Values that each segment makes, as they lie in memory: Values of one group are
+            adjacent, as they have the same transfers.
         crossing: the Values that are copied from one memory to another.
     """
 
@@ -105,12 +105,12 @@ class Route:
 
 
 class PlacedQueue:
-    """Gives executions to devices and links, segment by segment and transfer by transfer.
+    """Queues executions on devices and links, segment by segment and transfer by transfer.
 
-    All is queued at once. A segment waits for those that it is behind of, and for the transfers of
-    what it reads; a transfer begins when what it copies has been made.
+    Everything is queued at once. A segment waits for the segments that it follows, and for the
+    transfers of what it reads; a transfer begins when its Values have been made.
 
-    Owner: a PlacedExecutable, whose lock is held by who calls.
+    Owner: a PlacedExecutable; callers hold its lock.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class PlacedQueue:
         home: Memory,
         copies: WeightCopies | None,
     ) -> None:
-        """Route nothing yet.
+        """Begin without routes.
 
         Args:
-            program: the whole.
-            segments: of it, in an order in which they may run.
+            program: the whole program.
+            segments: its segments, in an order in which they may run.
             memories: of each device.
             home: the caller's.
-            copies: of weights, in the other memories; None: nothing reads any.
+            copies: of weights, in the other memories; None where no segment reads any.
         """
         self._program, self._segments = program, tuple(segments)
         self.memories, self.home = tuple(memories), home
@@ -138,19 +138,19 @@ class PlacedQueue:
         self._returned = {result.view.value for result in program.results}
         self._routes: dict[tuple[int, ...], Route] = {}
         self.n_queued = 0  # executions, the present one included
-        self._under_way: list[Ticket] = []  # transfers, which nothing else waits for
+        self._under_way: list[Ticket] = []  # transfers that no later work waits for
         self._readers: deque[Ticket] = deque()  # executions that read copies of weights
         self._refreshing: dict[Memory, list[Ticket]] = {}
 
     def route(self, devices: Sequence[int]) -> Route:
-        """How executions on these devices go; proved when it is made."""
+        """Return the route of executions on these devices; proved when it is made."""
         found = self._routes.get(tuple(devices))
         if found is None:
             found = self._routes[tuple(devices)] = self._made(devices)
         return found
 
     def transfers(self, devices: Sequence[int]) -> list[tuple[PlacedTransfer, Memory, Memory]]:
-        """The transfers of executions on these devices, and between which memories they go."""
+        """Return the transfers of executions on these devices, each with its two memories."""
         return [
             (one, self._distinct[one.origin], self._distinct[one.target])
             for found in self.route(devices).transfers.values()
@@ -169,14 +169,14 @@ class PlacedQueue:
         Args:
             devices: of each segment.
             given: the tensors of the call, in the order of the Program's inputs.
-            asked: what the thread that asks for it gives to it.
-            begun: is given the tickets of what was queued, also where an error is raised.
+            asked: the state of the thread that submits it.
+            begun: receives the tickets of everything queued, even where an error is raised.
 
         Raises:
-            OutOfMemory: there is no room for what crosses; nothing was queued.
+            OutOfMemory: there is no room for the Values that cross; nothing was queued.
             ExecutionError: a device has failed before; nothing was queued.
-            BindingError, ExecutionError: a segment is refused; what was queued before is cancelled
-                where it has not begun.
+            BindingError, ExecutionError: a segment is refused; earlier work is cancelled where it
+                has not begun.
         """
         route = self.route(devices)
         for memory in route.memories:
@@ -221,7 +221,7 @@ class PlacedQueue:
     def _grouped(
         self, segment: int, outputs: Sequence[int], transfers: Sequence[PlacedTransfer]
     ) -> tuple[tuple[int, ...], ...]:
-        """The results of a segment: alone where the caller sees them, else by where they go."""
+        """Group a segment's results: alone where the caller sees them, else by their targets."""
         found: dict[object, list[int]] = {}
         for value in outputs:
             targets = tuple(
@@ -232,7 +232,7 @@ class PlacedQueue:
         return tuple(map(tuple, found.values()))
 
     def _memory(self, route: Route, given: Sequence[torch.Tensor]) -> Held:
-        """All memory of an execution, taken before anything is queued."""
+        """Allocate all memory of an execution, before anything is queued."""
         values, home = self._program.values, self.home
         held: Held = {
             (view.value, home): _without_bits(one, view)
@@ -260,13 +260,13 @@ class PlacedQueue:
         return held
 
     def pieces_of(self, route: Route, one: PlacedTransfer) -> list[tuple[int, ...]]:
-        """The Values of a transfer in the groups in which they lie."""
+        """Return the Values of a transfer in the groups in which they lie."""
         if one.producer == INPUTS:
             return [(value,) for value in one.values]
         return [group for group in route.groups[one.producer] if group[0] in one.values]
 
     def copied(self, one: PlacedTransfer, route: Route, held: Held, **order: Any) -> Ticket:
-        """Give a transfer to its link."""
+        """Queue a transfer on its link."""
         origin, target = self._distinct[one.origin], self._distinct[one.target]
         values = self._program.values
         pieces = []
@@ -281,9 +281,9 @@ class PlacedQueue:
         return self.links.copy(origin, target, pieces, what, number=self.n_queued, **order)
 
     def weights_ready(self, memories: Set[Memory], ready: Any) -> Mapping[Memory, Sequence[Ticket]]:
-        """By memory what its segments wait for, where weights were written since they were copied.
+        """Return the tickets that segments wait for, by memory, where weights were written.
 
-        They are copied again once executions that read the copies have ended.
+        Written weights are copied again once executions that read the copies have ended.
         """
         if self._copies is None:
             return {}
@@ -303,7 +303,7 @@ class PlacedQueue:
 
     def _refresh(self, memory: Memory, stale: Sequence[WeightCopy], ready: Any) -> None:
         copies = self._copies
-        assert copies is not None  # which says that they are stale
+        assert copies is not None  # only copies can be stale
         before = (*end_of(tuple(self._readers)), *end_of(self._refreshing.get(memory, ())))
         pieces = copies.pieces(stale)
         what = f"weights that were written to {memory.device}"
@@ -314,41 +314,41 @@ class PlacedQueue:
         self._refreshing.setdefault(memory, []).append(ticket)
 
     def close(self) -> None:
-        """Wait for transfers that are under way; later ones fail."""
+        """Wait for running transfers; later ones fail."""
         for one in self._under_way:
             one._outcome()
         self.links.close()
 
     def note_reader(self, ticket: Ticket) -> None:
-        """A segment that was queued reads copies of weights."""
+        """Note a queued segment that reads copies of weights."""
         if self._copies is not None:
             self._readers.append(ticket)
 
 
 def _without_bits(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:
-    """An input as segments take it: its bytes, without the lazy bits that it was recorded with."""
+    """Return an input as segments take it: its bytes, without the recorded lazy bits."""
     if view.conjugate:
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if view.negative else tensor
 
 
 class _Queueing:
-    """One execution while it is queued."""
+    """An execution while it is being queued."""
 
     def __init__(self, queue: PlacedQueue, route: Route, held: Held, asked: Asked) -> None:
         self._queue, self._route, self._held, self._asked = queue, route, held, asked
         self._segments: list[Ticket] = []
         self._transfers: list[Ticket] = []
         self._refreshed: list[Ticket] = []
-        self._arrivals: dict[int, list[Ticket]] = {}  # by segment the transfers that it waits for
+        self._arrivals: dict[int, list[Ticket]] = {}  # the transfers that each segment waits for
         self._allocated = queue.home.mark() if route.transfers else None
 
     def tickets(self) -> list[Ticket]:
-        """Of what was queued so far."""
+        """Return the tickets of everything queued so far."""
         return [*self._segments, *self._transfers, *self._refreshed]
 
     def all_queued(self, devices: Sequence[int]) -> list[Ticket]:
-        """Queue everything; the tickets of it."""
+        """Queue everything; return its tickets."""
         queue, route = self._queue, self._route
         others = {one for one in route.memories if one is not queue.home}
         refreshed = queue.weights_ready(others, self._asked.ready) if others else {}

@@ -20,10 +20,10 @@ _POLICIES = ("none", "io", "all")
 def placed_timeline(
     segments: Sequence[PlacedSegment], names: Sequence[str], queue: PlacedQueue
 ) -> Iterator[Timeline]:
-    """Record the executions inside a with-block, which one thread asks for.
+    """Record the executions inside a with-block, submitted by one thread.
 
     Args:
-        segments: that stay on their devices.
+        segments: segments that stay on their devices.
         names: of the devices, for lanes.
         queue: makes the transfers.
 
@@ -32,8 +32,8 @@ def placed_timeline(
         for each direction between two memories.
 
     Raises:
-        TimelineError: not all segments have ended as often, as where an execution failed or was
-            under way at the begin or the end.
+        TimelineError: segments differ in the number of their executions, as where one failed or was
+            in flight at the beginning or the end.
         ExecutionError: another timeline is being recorded.
     """
     runs = [one.run(one.costs.planned) for one in segments]
@@ -71,7 +71,7 @@ def placed_timeline(
 def _placed(
     one: ExecutionTimeline, shift_ns: int, segment: PlacedSegment, lane: str
 ) -> ExecutionTimeline:
-    """A segment's execution, its launches numbered as in the whole, on its device's lane."""
+    """Return a segment's execution on its device's lane, with launches numbered as in the whole."""
     device, launches = segment.run(segment.costs.planned).device, segment.slice.launches
 
     def span(found: Span) -> Span:

@@ -1,4 +1,4 @@
-"""Where the weights of a Program on several devices lie, checked before any segment is queued."""
+"""Check where the weights of a Program on several devices lie, before any segment is queued."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from offload.program import ITEM_BYTES, BoundProgram, same_strides
 class WeightPlaces:
     """The addresses of a Program's weights, as segments and copies know them.
 
-    A segment alone would refuse a weight that was moved when earlier ones have written already.
+    A segment alone would refuse a moved weight only after earlier segments have written.
 
     Owner: one executable. Thread: one at a time.
     """
 
     def __init__(self, bound: BoundProgram) -> None:
-        """Know where they lie now."""
+        """Note where they lie now."""
         self._bound = bound
         self._holders = [
             (value, holder)
@@ -26,14 +26,14 @@ class WeightPlaces:
         self.take()
 
     def take(self) -> None:
-        """Where they lie now is where they are to lie."""
+        """Expect weights where they lie now."""
         self._addresses = self._present()
 
     def check(self) -> None:
         """Refuse weights that lie elsewhere.
 
         Raises:
-            BindingError: naming one.
+            BindingError: naming one of them.
         """
         now = self._present()
         if now == self._addresses:
@@ -46,10 +46,10 @@ class WeightPlaces:
         )
 
     def check_layouts(self) -> None:
-        """Refuse weights that are laid out otherwise than recorded, wherever they lie.
+        """Refuse weights with another layout than recorded, wherever they lie.
 
         Raises:
-            BindingError: naming one.
+            BindingError: naming one of them.
         """
         program = self._bound.program
         for value, holders in self._bound.bindings.weights.items():

@@ -31,11 +31,11 @@ def with_prediction(
     launch_lanes: Sequence[Lane] = (),
     collectives: CollectiveTimes | None = None,
 ) -> ExecutionTimeline:
-    """An execution with the spans that `costs` predict of it.
+    """Return an execution with the spans that `costs` predict.
 
     Where weights are streamed, and the program is delivered as one task, launches begin as
-    `simulate_streaming` says, with what they wait and what is brought meanwhile. Host scheduling is
-    predicted as if all weights were there. On lanes launches begin as `simulate_steps` says, and
+    `simulate_streaming` says, with their waits and the transfers meanwhile. Host scheduling is
+    predicted as if all weights were resident. On lanes launches begin as `simulate_steps` says, and
     with `collectives`, the times that the load measured on all ranks, as `simulate_collectives`.
 
     Raises:
@@ -75,7 +75,7 @@ def with_prediction(
 def _on_lanes(
     program: Program, lanes: Sequence[Lane], durations_ns: Sequence[float], begin_ns: float
 ) -> Iterator[tuple[Launch, int, tuple[float, float]]]:
-    """Launches, the lane of each, and when it begins and ends."""
+    """Yield launches, the lane of each, and when it begins and ends."""
     found = simulate_steps(lanes, durations_ns, ())
     lane_of = lanes_of_launches(lanes)
     for launch, begin, end in zip(
@@ -87,7 +87,7 @@ def _on_lanes(
 def _exchanging(
     program: Program, times: CollectiveTimes, origin_ns: int, device_lane: str
 ) -> Iterator[Span]:
-    """Launches, and beside them what ranks exchange."""
+    """Yield spans of launches, and beside them of exchanges between ranks."""
     one = simulate_collectives(program, times)
     for launch, begin_ns, end_ns in zip(
         program.launches, one.launch_begin_ns, one.launch_end_ns, strict=True
@@ -105,7 +105,7 @@ def _exchanging(
 def predicted_pass(
     execution: ExecutionTimeline, program: Program, streaming: Streaming, device_lane: str
 ) -> ExecutionTimeline:
-    """An execution with the launches and copies that a plan of streamed weights counts on alone."""
+    """Return an execution with only the launches and copies of its plan of streamed weights."""
     spans = _streamed(program, streaming, streaming.launch_ns, execution.begin_ns, device_lane)
     return dataclasses.replace(execution, predicted=_ordered(spans))
 
@@ -121,10 +121,10 @@ def _streamed(
     origin_ns: int,
     device_lane: str,
 ) -> Iterator[Span]:
-    """Launches, their waits, and the transfers that run meanwhile, from the first launch's turn.
+    """Yield launches, their waits, and concurrent transfers, from the first launch's turn.
 
-    Transfers of the next pass that begin in this one are, one pass earlier, those of this pass that
-    began before it.
+    Transfers for the next pass begin in this one; shifted by one pass, they are this pass's
+    transfers that began before it.
     """
     demand = weight_demand(program, launch_ns)
     one = simulate_streaming(demand, streaming, streaming.link)

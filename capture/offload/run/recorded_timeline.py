@@ -1,4 +1,4 @@
-"""Timelines from what the native side recorded of each execution."""
+"""Timelines from the native record of each execution."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COPY_LANE = "copies"
 
 
 def lane_name(device_lane: str, lane: int) -> str:
-    """The lane of a timeline for a lane of launches."""
+    """Return the name of the timeline lane of a lane of launches."""
     return f"{device_lane} lane {lane}" if lane else device_lane
 
 
@@ -38,10 +38,10 @@ def execution_timeline(
     substages: Sequence[str] = (),
     launch_lanes: Mapping[int, int] = MappingProxyType({}),
 ) -> ExecutionTimeline:
-    """One execution's spans, in ns since `origin_ns` of the native clock.
+    """Return one execution's spans, in ns since `origin_ns` of the native clock.
 
-    `substages`: of submit, in the words of the device. `launch_lanes`: by launch, where there are
-    several; who ran a lane is not told.
+    `substages`: the device's names of the substages of submit. `launch_lanes`: by launch, where
+    there are several; the thread that ran a lane is not recorded.
     """
     spans = [
         *_stages(trace.execution),
@@ -73,9 +73,9 @@ def execution_timeline(
 
 
 def _stages(one: _native.LastExecution) -> Iterator[Span]:
-    """The header: convert is in two parts, on the caller's thread and where the execution runs.
+    """Yield the header; convert has two parts, on the caller's thread and where the execution runs.
 
-    Each is cut in two where torch's queue was drained meanwhile.
+    Each part is split where torch's queue was drained meanwhile.
     """
     for name, begin_ns, end_ns in (
         *_converting(one.call_ns, one.checked_ns, one.drain),
@@ -109,7 +109,7 @@ def _transfers(trace: _native.ExecutionTrace) -> Iterator[Span]:
 
 
 def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
-    """The weights that come, and on the device's lane the launches that wait for them."""
+    """Yield transfers of weights, and on the device's lane the launches that wait for them."""
     for one in trace.weight_transfers:
         yield Span(
             SpanKind.WEIGHTS,
@@ -131,7 +131,7 @@ def _weights(trace: _native.ExecutionTrace, device_lane: str) -> Iterator[Span]:
 
 
 def _collectives(times: _native.LaunchTimes, program: Program) -> Iterator[Span]:
-    """What ranks exchange, as the launches show that start it and wait for it."""
+    """Yield collectives, from the launches that start and await them."""
     if not program.groups or not times.begin_ns:
         return
     spans = exchanged_spans(program, times.begin_ns, times.end_ns)
@@ -139,11 +139,11 @@ def _collectives(times: _native.LaunchTimes, program: Program) -> Iterator[Span]
 
 
 def collective_spans(program: Program, spans: Mapping[int, tuple[int, int]]) -> Iterator[Span]:
-    """Spans of collectives, each on the lane of its group.
+    """Yield spans of collectives, each on the lane of its group.
 
     Args:
-        program: has the launches.
-        spans: by the launch that starts it when a collective begins and ends, in ns.
+        program: the program of the launches.
+        spans: when a collective begins and ends, in ns, by the launch that starts it.
     """
     for one in started_collectives(program):
         launch = program.launches[one.start]

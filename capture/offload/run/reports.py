@@ -1,4 +1,4 @@
-"""What an executable says of itself: its latest execution and its memory."""
+"""Reports of an executable: its latest execution and its memory."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ class LastExecution:
 
     Attributes:
         convert_ns: arguments checked, outputs allocated, addresses bound.
-        drain_ns: waiting until torch has delivered what it queues, where it does (torch_npu).
+        drain_ns: waiting until torch has delivered its own queue, where it has one (torch_npu).
         policy_ns: deciding what changed.
         patch_ns: writing the words that depend on it.
         submit_ns: until the first launch began, or on a device that queues work until the program
             was given to it; by host scheduling, until delivery began.
-        device_ns: the launches, by host scheduling with their delivery; of a device that queues
-            work only what the host still does for it.
+        device_ns: the launches, by host scheduling with their delivery; on a device that queues
+            work only the host's remaining work.
         policy: `none`, `io` (inputs or outputs moved) or `all` (feature map or weights too).
         slots_changed, words_patched: how much of the header changed.
-        bytes_copied: because a tensor could not be used where it lay, or copying it is cheaper than
-            re-setting the nodes that hold its address.
-        outputs_allocated: results for which no buffer was given.
+        bytes_copied: copied because a tensor could not be used in place, or because a copy is
+            cheaper than re-setting the nodes that hold its address.
+        outputs_allocated: results without a given buffer.
         n_executions: of this executable, this one included.
-        bytes_streamed: of weights, brought for this execution, partly while the one before ran:
-            of each execution every streamed byte exactly once, and the rows that were gathered.
-        stream_timed_bytes: of bytes_streamed, those of which it is known what bringing them took.
-            This and what follows are None where it was not measured, or no weights are streamed: a
-            CUDA device measures executions inside `run.timeline()` alone, and an Ascend device of
-            these nothing but pass_ns.
-        stream_busy_ns: what bringing them took.
-        stream_wait_ns: of pass_ns, what launches waited for weights, gathering included.
+        bytes_streamed: of weights, transferred for this execution, partly while the previous one
+            ran: every streamed byte exactly once per execution, and the gathered rows.
+        stream_timed_bytes: those of bytes_streamed whose transfers were timed. This and the
+            following are None where they were not measured, or no weights are streamed: a CUDA
+            device measures only executions inside `run.timeline()`, and an Ascend device only
+            pass_ns of these.
+        stream_busy_ns: the duration of their transfers.
+        stream_wait_ns: the part of pass_ns in which launches waited for weights, gathering
+            included.
         pass_ns: the launches and their waits, until the outputs were ready; on a device that queues
-            work from when it came to the execution, by its own clock.
+            work from the device's begin of the execution, by its own clock.
         stream_waits: for each launch that waited (launch, ns), in the order of launches; only
             inside `run.timeline()`.
-        substages_ns: what submit consists of, in the device's own words and order: those substages
-            in which this execution had something to do, together submit_ns. Empty where the device
-            does not tell, and by host scheduling.
-        launches_proved: launches that it ran by two routes and compared, before it used the faster
-            one: on the CPU those of the first execution, 0 later and on other devices.
-        proof_ns: of device_ns, what that took beyond the launches themselves.
-        sizes_were_ready: where sizes vary, whether the numbers of these were kept; None elsewhere.
-        prepare_sizes_ns: of convert_ns, what making them ready took.
-        resize_ns: of convert_ns, what it took to give the program other sizes than those of the
-            execution before; 0: it had these.
-        was_promoted: the sizes have an executable of their own, which has executed.
+        substages_ns: the parts of submit, in the device's own words and order: the substages in
+            which this execution had work, together submit_ns. Empty where the device does not
+            report them, and with host scheduling.
+        launches_proved: launches that it ran by two routes and compared before it used the faster
+            one: on the CPU in the first execution, 0 later and on other devices.
+        proof_ns: the part of device_ns that the proof took beyond the launches themselves.
+        sizes_were_ready: where sizes vary, whether the instance of these sizes was kept; None
+            elsewhere.
+        prepare_sizes_ns: the part of convert_ns that made the instance.
+        resize_ns: the part of convert_ns that changed the program's sizes from those of the
+            previous execution; 0 where they are the same.
+        was_promoted: the sizes have their own executable, which has executed.
     """
 
     convert_ns: int
@@ -82,7 +84,7 @@ class LastExecution:
 
     @classmethod
     def of(cls, native: _native.LastExecution, substages: Sequence[str]) -> LastExecution:
-        """As the native side keeps it; the substages of submit are those of its device."""
+        """Convert the native record; the substages of submit are those of its device."""
         kept = {
             field.name: getattr(native, field.name)
             for field in dataclasses.fields(cls)
@@ -103,7 +105,7 @@ class LastExecution:
 
     @property
     def stream_bytes_per_second(self) -> float | None:
-        """The rate at which weights were brought, while they were; None where nobody knows."""
+        """The transfer rate of weights during transfers; None where unknown."""
         if not self.stream_timed_bytes or not self.stream_busy_ns:
             return None
         return 1e9 * self.stream_timed_bytes / self.stream_busy_ns
@@ -143,7 +145,7 @@ class LastExecution:
 def substages_of(
     native: _native.LastExecution, substages: Sequence[str]
 ) -> Iterator[tuple[str, int, int]]:
-    """(name, begin, end) of each substage of submit in which an execution had something to do."""
+    """Yield (name, begin, end) of each substage of submit in which an execution had work."""
     begin_ns = native.patched_ns
     for name, end_ns in zip(substages, native.substage_ends_ns, strict=False):
         if end_ns:
@@ -153,12 +155,12 @@ def substages_of(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proof:
-    """What the first execution proved before it used it.
+    """The proof by the first execution of the routes that later ones use.
 
     Attributes:
         n_launches: launches that it ran by two routes and compared.
-        n_failed: those of them whose faster variant failed; they run as recorded.
-        ns: what that took beyond the launches themselves.
+        n_failed: those whose faster variant failed; they run as recorded.
+        ns: the duration beyond the launches themselves.
     """
 
     n_launches: int
@@ -172,17 +174,17 @@ class MemoryReport:
 
     Attributes:
         feature_map_bytes: the arena.
-        lower_bound_bytes: no arena for these activations can be smaller.
-        unshared_bytes: what they would take without sharing.
+        lower_bound_bytes: a lower bound for any arena of these activations.
+        unshared_bytes: their size without sharing.
         outside_bytes: allocated by operators at each execution, outside the arena, results
             included; None before the first execution counted it.
-        buffer_bytes: buffers of the inputs and outputs that are always copied.
-        weight_bytes: the weights: held by reference, or streamed under a budget, the whole of them.
-        derived_bytes: what is made of weights and kept beside them: packed for kernels.
-        discarded_bytes: of `weight_bytes` the memory of weights in files that was given back, as
-            only packed ones are needed; 0 before the first execution has proved the kernels.
-        graph_bytes: what a device took to make the graph executable, as it told free memory before
-            and after: 0 before the first execution, and where it does not tell.
+        buffer_bytes: buffers of inputs and outputs that are always copied.
+        weight_bytes: all weights, held by reference or streamed under a budget.
+        derived_bytes: values made from weights and kept beside them: packed for kernels.
+        discarded_bytes: the part of `weight_bytes` whose memory (of weights in files) was freed, as
+            only packed copies are needed; 0 before the first execution has proved the kernels.
+        graph_bytes: memory that the device took to make the graph executable, by its free memory
+            before and after: 0 before the first execution, and where it does not report it.
     """
 
     feature_map_bytes: int

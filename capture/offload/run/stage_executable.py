@@ -1,4 +1,4 @@
-"""What a rank of a pipeline loads and calls: one stage, for all micro-batches of a call."""
+"""The executable of a pipeline's rank: one stage, for all micro-batches of a call."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from offload.run.executable import Executable
 
 
 class StageExecutable:
-    """One stage of a Program whose other stages are other ranks'. Made by `Captured.load`.
+    """One stage of a Program whose other stages run on other ranks. Made by `Captured.load`.
 
-    All ranks call it at once. The first rank is given the micro-batches, `run([x0, x1, x2, x3])`:
-    of each the argument of the recorded call, or a tuple of its arguments. Other ranks call
-    `run()`. The last rank gives a list of the results, one for each micro-batch, others None.
+    All ranks call it at the same time. The first rank receives the micro-batches, `run([x0, x1, x2,
+    x3])`: each is the argument of the recorded call, or a tuple of its arguments. Other ranks call
+    `run()`. The last rank returns a list of the results, one per micro-batch, others None.
 
     A call raises:
-        BindingError: there are not as many micro-batches as were loaded for, or one does not fit;
+        BindingError: the number of micro-batches is not the loaded one, or one does not fit;
             nothing has run on this rank, and the other ranks wait for their group's timeout.
         ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout.
 
@@ -31,7 +31,7 @@ class StageExecutable:
     Attributes:
         run: the stage's Executable, which executes one micro-batch, messages included.
         number: of the stage, and of this rank in its group.
-        stages: how the Program was cut.
+        stages: the division of the Program.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class StageExecutable:
 
     @property
     def is_last(self) -> bool:
-        """Whether calls on this rank give the results."""
+        """Whether calls on this rank return the results."""
         return self.number == len(self.stages.launches) - 1
 
     def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
@@ -59,7 +59,7 @@ class StageExecutable:
         return results if self.is_last else None
 
     def close(self) -> None:
-        """Give the stage back; idempotent."""
+        """Close the stage; idempotent."""
         self.run.close()
 
     def __enter__(self) -> StageExecutable:
@@ -69,7 +69,7 @@ class StageExecutable:
         self.close()
 
     def explain(self) -> str:
-        """How the Program was cut, what was predicted, and how this stage is executed."""
+        """Describe how the Program was cut, the prediction, and how this stage is executed."""
         stages = self.stages
         of_stages = ", ".join(
             f"{len(launches)} launches {ns / 1e3:,.1f} us"
@@ -88,7 +88,7 @@ class StageExecutable:
         return "\n".join([*lines, self.run.explain()])
 
     def _calls(self, micro_batches: Sequence[Any] | None) -> list[tuple[Any, ...]]:
-        """The arguments of each execution, checked before the first one.
+        """Return the arguments of each execution, checked before the first.
 
         Raises:
             BindingError: they do not fit.
@@ -101,7 +101,7 @@ class StageExecutable:
                     "reads: call run() here"
                 )
             return [()] * expected
-        with contextlib.suppress(TypeError):  # no sequence at all
+        with contextlib.suppress(TypeError):  # not a sequence
             if micro_batches is not None and len(micro_batches) == expected:
                 calls = [one if isinstance(one, tuple) else (one,) for one in micro_batches]
                 for call in calls:

@@ -1,4 +1,4 @@
-"""Batches of the host on a device with queues: copies of neighbours beside the execution."""
+"""Batches from the host on a device with queues: copies overlap executions."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Call = Callable[..., Any]
 
 
 class Event(Protocol):
-    """The end of what a queue was given: torch.Event."""
+    """The end of work given to a queue: torch.Event."""
 
     def query(self) -> bool:
-        """Whether it has come."""
+        """Whether the work has ended."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the work has ended."""
         ...
 
 
 class Queue(contextlib.AbstractContextManager[Any], Protocol):
-    """What does work in order, and within its block takes what torch is asked: torch.Stream."""
+    """Executes work in order; within its block torch's work goes to it: torch.Stream."""
 
     def wait_stream(self, other: Any) -> None:
-        """Begin what comes next when the other one has ended what it was given so far."""
+        """Begin later work after the other queue's present work has ended."""
         ...
 
     def record_event(self) -> Event:
-        """The end of what it was given so far."""
+        """Record the end of the work given so far."""
         ...
 
 
 class Queues(Protocol):
-    """The three queues of a device through which batches go, and copies on the current one.
+    """The three queues of a device for batches, and copies on the current queue.
 
     Attributes:
         uploads, executions, downloads: a queue for each stage.
@@ -53,20 +53,20 @@ class Queues(Protocol):
     downloads: Queue
 
     def upload(self, tensor: Any) -> Any:
-        """A copy on the device of a tensor of the host; what it is copied from, and the copy."""
+        """Copy a tensor of the host to the device; return the copy's source and the copy."""
         ...
 
     def download(self, tensor: Any) -> Any:
-        """A copy on the host, whose content is there when the queue has ended it."""
+        """Copy a tensor to the host; its content is there when the queue has ended the copy."""
         ...
 
 
 class TorchQueues:
-    """Streams of torch's: executions on the one that is current where this is made.
+    """torch's streams; executions run on the stream that is current at construction.
 
-    What torch's allocators promise for it: memory that was allocated on a stream is used on another
-    one only behind an event, and is let go when the last use has ended
-    (docs: "CUDA semantics", on streams and `Tensor.record_stream`).
+    Relies on torch's allocators: memory allocated on one stream is used on another only behind an
+    event, and is released when the last use has ended (docs: "CUDA semantics", on streams and
+    `Tensor.record_stream`).
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -77,24 +77,24 @@ class TorchQueues:
         self.downloads: Queue = torch.Stream(device)
 
     def upload(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """From pinned memory: the tensor itself, or a copy of it, which the processor makes."""
+        """Return a pinned source (the tensor itself, or the processor's copy) and the copy."""
         pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
         return pinned, pinned.to(self._device, non_blocking=True)
 
     def download(self, tensor: torch.Tensor) -> torch.Tensor:
-        """To pinned memory."""
+        """Copy to pinned memory."""
         pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return pinned.copy_(tensor, non_blocking=True)
 
 
 @dataclasses.dataclass(slots=True)
 class StagedBatch:
-    """A batch that the device's queues were given. It keeps all memory that they use.
+    """A batch in the device's queues. It keeps all memory that they use.
 
     Attributes:
-        ended: behind its last stage.
-        value: what the model returns, on the host where the batch came from there.
-        kept: what the stages read and wrote.
+        ended: an event behind its last stage.
+        value: what the model returns, on the host if the batch came from there.
+        kept: the operands of the stages.
     """
 
     ended: Event
@@ -106,7 +106,7 @@ class StagedBatch:
         return self.ended.query()
 
     def result(self) -> Any:
-        """Wait for the last stage, and give what the model returns.
+        """Wait for the last stage, and return what the model returns.
 
         Raises:
             ExecutionError: the device failed.
@@ -119,17 +119,17 @@ class StagedBatch:
         return self.value
 
     def cancel(self) -> None:
-        """Wait: what a queue was given it does, in memory that must stay until then."""
+        """Wait: queued work runs to its end, in memory that must stay until then."""
         with contextlib.suppress(RuntimeError):
             self.ended.synchronize()
         self.kept.clear()
 
 
 class StagedBatches:
-    """Gives batches to a device's queues, stage behind stage.
+    """Queues batches on a device, stage by stage.
 
-    Each stage of a batch waits for the one before it, and for its own queue: so copies of
-    neighbours and executions overlap. Who takes results waits for the last stage alone.
+    Each stage of a batch waits for the previous stage, and for its own queue: so copies of
+    neighbouring batches and executions overlap. A result waits only for the last stage.
 
     Thread: one at a time.
     """
@@ -137,18 +137,18 @@ class StagedBatches:
     def __init__(
         self, run: Call, queues: Queues, is_uploaded: Callable[..., Callable[[Any], bool]]
     ) -> None:
-        """Give an executable its queues.
+        """Combine an executable and its queues.
 
         Args:
             run: enqueues an execution on the current queue, and returns its result.
             queues: of its device.
-            is_uploaded: (args, kwargs) of a batch: tells of its tensors whether they are copied to
-                the device.
+            is_uploaded: maps (args, kwargs) of a batch to a predicate: whether a tensor is copied
+                to the device.
         """
         self._run, self._queues, self._is_uploaded = run, queues, is_uploaded
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StagedBatch:
-        """Give a batch to the queues.
+        """Queue a batch.
 
         Raises:
             BindingError: an argument does not fit.
@@ -179,13 +179,13 @@ class StagedBatches:
 def uploaded_tensors(
     bound: BoundProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Any], bool]:
-    """Tells of the tensors of a batch whether they are copied to the device of a Program.
+    """Return a predicate: whether a batch's tensor is copied to the device of a Program.
 
-    Those of the host are, but for host constants.
+    Tensors on the host are copied, except host constants.
 
     Raises:
         BindingError: an argument does not fit; or a tensor that launches write is on the host,
-            where nobody would see what they write.
+            where the caller would not see the writes.
     """
     program, on_host = bound.program, set()
     written = program.written_values

@@ -1,4 +1,4 @@
-"""Submissions: of calls whose arguments are known, and of those that depend on tickets."""
+"""Submissions of calls with known arguments, and of calls that depend on tickets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Kwargs = dict[str, Any]
 
 
 class Submitting:
-    """What is called with tensors and takes submissions: each gives a Ticket.
+    """A callable over tensors that takes submissions; each returns a Ticket.
 
-    A ticket among the arguments is its result, and what the submission depends on. Where that
-    result has its memory already, as executions' mostly have, the submission is queued at once, and
-    the device (or the executable's own thread) waits. Else it is queued when the result is known.
+    A ticket among the arguments stands for its result, and is a dependency. Where that result
+    already has memory, as those of executions mostly do, the submission is queued at once, and the
+    device (or the executable's own thread) waits. Otherwise it is queued when the result is known.
     """
 
     def submit(self, *args: Any, **kwargs: Any) -> Ticket:
@@ -26,33 +26,34 @@ class Submitting:
         return self._submitted(args, kwargs, ())
 
     def after(self, *tickets: Ticket) -> After:
-        """Submissions that depend on these tickets, without being given their results.
+        """Return submissions that depend on these tickets without taking their results.
 
         Raises:
-            BindingError: something else was given.
+            BindingError: an argument is not a ticket.
         """
         return After(self._submitted, tickets)
 
     def map(
         self, batches: Iterable[Any], *, buffersize: int = 3, buffer_bytes: int | None = None
     ) -> Iterator[Any]:
-        """Execute with each batch, several in flight; an iterator over the results, in order.
+        """Execute each batch, several in flight; return an iterator over the results, in order.
 
-        A batch that is a tuple is positional arguments, a dict keywords, anything else one
-        argument. While batches are executed the next one is taken from `batches`, on the thread
-        that iterates. On a device with queues batches of the host are copied there, and results
-        back, by queues of their own beside the execution: see the page on pipelines.
+        A tuple is a batch's positional arguments, a dict its keywords, anything else one argument.
+        While batches are executed the next is taken from `batches`, on the iterating thread. On a
+        device with queues, batches from the host are copied there, and results back, on separate
+        queues beside the execution: see the page on pipelines.
 
         Args:
             batches: taken one by one, as results are taken.
             buffersize: how many may be in flight, at least 1.
-            buffer_bytes: how many bytes of tensors may be, in arguments and results together; one
-                batch always may. Results whose sizes vary count at their recorded sizes.
+            buffer_bytes: how many bytes of tensors may be in flight, in arguments and results
+                together; one batch always may. Results whose sizes vary count at their recorded
+                sizes.
 
         Raises:
             BindingError: a limit is less than 1. The iterator raises what a batch raises in its
-                place, and what `batches` raises after the results before it; what is in flight
-                then is cancelled, if it has not begun.
+                place, and what `batches` raises after the results before it; batches in flight that
+                have not begun are then cancelled.
         """
         return ordered_results(
             self._beginning(),
@@ -63,11 +64,11 @@ class Submitting:
         )
 
     def _beginning(self) -> Callable[[Args, Kwargs], Batch]:
-        """What begins with a batch of `map`."""
+        """Return the function that begins a batch of `map`."""
         return lambda args, kwargs: self._submitted(args, kwargs, ())
 
     def _bytes_of(self, args: Args, kwargs: Kwargs) -> int:
-        """What a call takes: the bytes of tensors that it is given, and of results."""
+        """Return the bytes of a call: of its tensors and of its results."""
         return tensor_bytes(args) + tensor_bytes(kwargs)
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
@@ -85,7 +86,7 @@ class After:
         """Keep the tickets.
 
         Raises:
-            BindingError: something else was given.
+            BindingError: an argument is not a ticket.
         """
         for one in tickets:
             if not isinstance(one, Ticket):
@@ -93,7 +94,7 @@ class After:
         self._submitted, self._tickets = submitted, tickets
 
     def submit(self, *args: Any, **kwargs: Any) -> Ticket:
-        """Submit as what it was made of does; it begins when the tickets have ended."""
+        """Submit as the underlying object does; it begins when the tickets have ended."""
         return self._submitted(args, kwargs, self._tickets)
 
 
@@ -105,7 +106,7 @@ def tickets_in(args: Args, kwargs: Kwargs) -> list[Ticket]:
 def with_results(
     args: Args, kwargs: Kwargs, result_of: Callable[[Ticket], Any]
 ) -> tuple[Args, Kwargs]:
-    """The arguments with results in the place of tickets."""
+    """Return the arguments with results in place of tickets."""
     return (
         tuple(result_of(one) if isinstance(one, Ticket) else one for one in args),
         {name: result_of(one) if isinstance(one, Ticket) else one for name, one in kwargs.items()},
@@ -113,7 +114,7 @@ def with_results(
 
 
 def tensor_bytes(thing: Any) -> int:
-    """The bytes of the tensors in arguments, in lists, tuples and dicts as well."""
+    """Return the bytes of tensors in arguments, including those in lists, tuples and dicts."""
     if isinstance(thing, (list, tuple)):
         return sum(tensor_bytes(one) for one in thing)
     if isinstance(thing, Mapping):

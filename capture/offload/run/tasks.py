@@ -43,7 +43,8 @@ def tasks(
         b.result()
 
     Args:
-        max_workers: threads for callables; as many as the process may use processors if not given.
+        max_workers: threads for callables; by default the number of processors that the process may
+            use.
         buffersize: how many submissions may be in flight; any number if not given.
         buffer_bytes: how many bytes of tensors may be in their arguments, and in the results of
             executions; one submission always may be in flight.
@@ -57,15 +58,15 @@ def tasks(
 class Tasks:
     """The submissions of a with-block (or an `async with`). Made by `tasks`.
 
-    A ticket among the arguments is its result, and what the submission depends on. A submission
-    that fails cancels what depends on it, which then has a DependencyError, and leaves the rest.
+    A ticket among the arguments stands for its result, and is a dependency. A failed submission
+    cancels its dependents, which then have a DependencyError, and leaves the others.
 
-    At its end the block waits for all submissions. Of those that failed by themselves, and whose
-    error nobody has been told by `result`, `wait`, `exception` or `await`, it raises the error; of
-    several an ExceptionGroup. If the block itself raises, what has not begun is cancelled, and
-    what it raised goes on.
+    At its end the block waits for all submissions. It raises the error of a submission that failed
+    by itself and was not reported by `result`, `wait`, `exception` or `await`; several errors form
+    an ExceptionGroup. If the block itself raises, submissions that have not begun are cancelled,
+    and its exception propagates.
 
-    Owner: the block. Thread: any may submit while it lasts.
+    Owner: the block. Thread: any thread may submit while it lasts.
     """
 
     def __init__(
@@ -88,23 +89,23 @@ class Tasks:
         self._ended = False
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ticket:
-        """Submit an executable's execution, or a call of a function on a thread of a pool.
+        """Submit an executable's execution, or a call of a function on a pool's thread.
 
-        Waits while as much is in flight as may be; not in a callable, for which others may wait. A
-        callable runs under the grad mode of this call.
+        Waits while the limits are reached; not in a callable, which other submissions may wait for.
+        A callable runs under the grad mode of this call.
 
         Raises:
-            BindingError: what is to be called is a coroutine function, or cannot be called; or an
-                argument of an execution does not fit.
+            BindingError: the function is a coroutine function, or not callable; or an argument of
+                an execution does not fit.
             ExecutionError: the block has ended, or the executable is closed.
         """
         return self._submitted((function, *args), kwargs, ())
 
     def after(self, *tickets: Ticket) -> After:
-        """Submissions that depend on these tickets, without being given their results.
+        """Return submissions that depend on these tickets without taking their results.
 
         Raises:
-            BindingError: something else was given.
+            BindingError: an argument is not a ticket.
         """
         return After(self._submitted, tickets)
 
@@ -130,7 +131,7 @@ class Tasks:
         return tensor_bytes(args) + tensor_bytes(kwargs)
 
     def _make_room(self, size_bytes: int) -> None:
-        """Forget what has ended, and wait for the oldest where more would be in flight than may."""
+        """Drop ended submissions, and wait for the oldest while the limits would be exceeded."""
         while self._in_flight:
             is_full = self._buffersize is not None and len(self._in_flight) >= self._buffersize
             is_full |= (
@@ -144,7 +145,7 @@ class Tasks:
     def _wait_for_oldest(self) -> None:
         ticket, size_bytes = self._in_flight[0]
         error = ticket._outcome()
-        with contextlib.suppress(IndexError, ValueError):  # another thread has seen it end
+        with contextlib.suppress(IndexError, ValueError):  # another thread removed it
             self._in_flight.remove((ticket, size_bytes))
             self._flying_bytes -= size_bytes
             if not isinstance(error, (NoneType, DependencyError, CancelledError)):
@@ -153,7 +154,7 @@ class Tasks:
     def _called(
         self, function: Callable[..., Any], args: Args, kwargs: Kwargs, after: Sequence[Ticket]
     ) -> Ticket:
-        """A call on a thread of the pool, when what it depends on has ended."""
+        """Queue a call on a thread of the pool, once its dependencies have ended."""
         ticket, pool = Ticket(), self._workers()
         tickets = [*tickets_in(args, kwargs), *after]
         in_grad_mode = torch.is_grad_enabled()
@@ -176,7 +177,7 @@ class Tasks:
         return self._pool
 
     def _cancel(self) -> None:
-        for ticket, _ in reversed(self._in_flight):  # what depends before what it depends on
+        for ticket, _ in reversed(self._in_flight):  # dependents before their dependencies
             ticket.cancel()
 
     def _end(self) -> None:
@@ -224,7 +225,7 @@ class Tasks:
         raised: BaseException | None,
         _: TracebackType | None,
     ) -> None:
-        """As a with-block's end, without holding up the event loop."""
+        """End as a with-block does, without blocking the event loop."""
         if raised is not None:
             self._cancel()
         try:

@@ -1,4 +1,4 @@
-"""Tickets: the promise of a result that is under way."""
+"""Tickets: promises of results."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from offload.native import _native
 
 
 class Ticket(_native.Ticket):
-    """An execution, or a task, that was submitted. Dropping it does not stop the work.
+    """A submitted execution or task. Dropping it does not stop the work.
 
     It has the methods of `concurrent.futures.Future` (`done`, `running`, `cancelled`, `cancel` and
-    `result`, and `wait`, are native), and is awaited as an asyncio future is. Given
-    as an argument of a submission it is its result, and what the submission depends on. If that
-    fails, the submission is not begun and has a DependencyError, whose cause is the first error;
-    if it is cancelled, so is the submission.
+    `result`, and `wait`, are native), and is awaited like an asyncio future. As an argument of a
+    submission it stands for its result, and is a dependency. If it fails, the submission does not
+    begin and has a DependencyError, whose cause is the first error; if it is cancelled, so is the
+    submission.
 
-    Owner: whoever holds it. Thread: any.
+    Owner: its holder. Thread: any.
     """
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -34,7 +34,7 @@ class Ticket(_native.Ticket):
         )
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """Wait, and return the error that it ended with; None if it ended well.
+        """Wait, and return its error; None if it succeeded.
 
         Raises:
             TimeoutError, CancelledError: as `wait`.
@@ -46,18 +46,18 @@ class Ticket(_native.Ticket):
         return error
 
     def add_done_callback(self, function: Callable[[Ticket], object]) -> None:
-        """Have `function` called with this ticket when it has ended, or at once if it has.
+        """Call `function` with this ticket when it has ended, or at once if it has.
 
-        The thread that ends it calls, in the order of these calls. There tickets are not waited for
-        (an ExecutionError), as that thread may have the work to do; to submit is safe. What the
-        function raises goes to `sys.unraisablehook`.
+        Callbacks run in order on the thread that ends the ticket. There a wait for a ticket raises
+        an ExecutionError, as that thread may have the work to do; submissions are safe. Exceptions
+        of the function go to `sys.unraisablehook`.
         """
         self._call_when_done(functools.partial(function, self))
 
     def future(self) -> concurrent.futures.Future[Any]:
-        """A Future with this ticket's outcome, for `concurrent.futures.wait` and `as_completed`.
+        """Return a Future with its outcome, for `concurrent.futures.wait` and `as_completed`.
 
-        To cancel it cancels nothing.
+        Cancelling the Future does not cancel the ticket.
         """
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         future.set_running_or_notify_cancel()
@@ -65,13 +65,13 @@ class Ticket(_native.Ticket):
         return future
 
     def event(self) -> torch.Event:
-        """An event of torch's behind the execution, for streams to wait for: `stream.wait_event`.
+        """Return a torch.Event behind the execution, for `stream.wait_event`.
 
-        It waits until the device has been given the execution, and not until that has ended.
-        Recorded when it is asked for, it also covers what was enqueued on the stream since.
+        Waits until the execution was enqueued on the device, not until it has ended. The event is
+        recorded by this call, so it also covers work enqueued on the stream since.
 
         Raises:
-            BackendUnavailable: the device has no streams that torch knows.
+            BackendUnavailable: torch knows no streams of the device.
             ExecutionError, CancelledError, BindingError, CaptureError: as `wait`.
         """
         found = self._issued_to()
@@ -86,14 +86,14 @@ class Ticket(_native.Ticket):
         return event
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Its result. Cancelling what awaits it cancels it, as `cancel` does.
+        """Return its result. Cancelling the awaiting task cancels the ticket, as `cancel` does.
 
         Raises:
-            asyncio.CancelledError: it was cancelled, or what awaits it is.
-            Exception: as `result`, but for a timeout.
+            asyncio.CancelledError: it or the awaiting task was cancelled.
+            Exception: as `result`, except a timeout.
         """
         try:
-            yield  # to what else the loop has to do; an execution that is short goes on meanwhile
+            yield  # to the loop's other work; a short execution proceeds meanwhile
             if not self._wait_soon():
                 loop = asyncio.get_running_loop()
                 ended = loop.create_future()
@@ -108,7 +108,7 @@ class Ticket(_native.Ticket):
 
 
 def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody awaits
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and no task awaits
         loop.call_soon_threadsafe(_end, ended)
 
 

@@ -1,4 +1,4 @@
-"""An executable that says of each execution what it moved, patched and took: OFFLOAD_DEBUG=3."""
+"""An executable that reports what each execution moved, patched and took: OFFLOAD_DEBUG=3."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from offload.run.ticket import Ticket
 
 
 class ToldExecutable(Executable):
-    """An Executable whose calls pass through Python, which those of an Executable do not."""
+    """An Executable whose calls pass through Python, unlike those of an Executable."""
 
     _told: _Told
 
     def __call__(
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
-        """Execute, and say what the execution did; arguments and errors are an Executable's."""
+        """Execute, and report the execution; arguments and errors are an Executable's."""
         result = super().__call__(*args, out=out, feature_map=feature_map, **kwargs)
         last = self.last_execution
         bases = None
-        if not last.was_promoted:  # whose slots are those of another program
+        if not last.was_promoted:  # whose slots belong to another program
             bases = _bases_of(self, args, kwargs, feature_map, result)
         self._told.ended(last, bases)
         return result
@@ -39,19 +39,19 @@ class ToldExecutable(Executable):
     def submit(
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
-        """Queue an execution; what it did is said by the wait for its ticket."""
+        """Queue an execution; the wait for its ticket reports it."""
         return super().submit(*args, out=out, feature_map=feature_map, **kwargs)
 
     def _new_ticket(self) -> Ticket:
         return _ToldTicket(self)
 
     def tell_submitted(self) -> None:
-        """Say what the latest execution did, unless that was said."""
+        """Report the latest execution, unless reported."""
         self._told.ended(self.last_execution, None)
 
 
 class _ToldTicket(Ticket):
-    """A ticket that says what its execution did, where none behind it has ended meanwhile."""
+    """A ticket whose wait reports its execution, unless a later one has ended meanwhile."""
 
     def __init__(self, run: ToldExecutable) -> None:
         super().__init__()
@@ -70,9 +70,9 @@ class _ToldTicket(Ticket):
 
 
 def tell_executions(run: Executable) -> None:
-    """Let an executable say what its executions do, from the next one on; for as long as it lives.
+    """Let an executable report its executions, from the next one for its lifetime.
 
-    It becomes a ToldExecutable, so that others are called natively as ever.
+    It becomes a ToldExecutable, so that the calls of others stay native.
     """
     kind = type(run)
     run.__class__ = (
@@ -82,7 +82,7 @@ def tell_executions(run: Executable) -> None:
 
 
 class _Told:
-    """What was said of the executions of one executable. Thread: any."""
+    """The reported executions of one executable. Thread: any."""
 
     def __init__(self, run: Executable) -> None:
         self._slots = run.plan.slots
@@ -91,16 +91,16 @@ class _Told:
         self._bases: Mapping[int, int] | None = None
 
     def ended(self, last: LastExecution, bases: Mapping[int, int] | None) -> None:
-        """Say what an execution did, and of those before it that were not asked of.
+        """Report an execution, and the number of earlier ones that were not reported.
 
         Args:
-            last: the latest one.
-            bases: by slot the addresses that its caller gave or got; None: not known.
+            last: the latest execution.
+            bases: the addresses of its caller's tensors by slot; None if unknown.
         """
         with self._lock:
             n_unsaid = last.n_executions - self._n_executions - 1
             if n_unsaid < 0:
-                return  # another thread has said it
+                return  # another thread has reported it
             before = self._bases if n_unsaid == 0 else None
             self._n_executions, self._bases = last.n_executions, bases
         text = f"execution {last.n_executions}: {last}"
@@ -117,7 +117,7 @@ class _Told:
         before: Mapping[int, int] | None,
         now: Mapping[int, int] | None,
     ) -> str:
-        """The slots that moved, by name as far as addresses tell."""
+        """List the slots that moved, by name as far as addresses tell."""
         if not last.slots_changed:
             return ""
         if last.n_executions == 1:
@@ -143,9 +143,9 @@ def _bases_of(
     feature_map: torch.Tensor | None,
     result: Any,
 ) -> dict[int, int] | None:
-    """By slot where inputs, results and the feature map of an execution lie.
+    """Return the addresses of an execution's inputs, results and feature map, by slot.
 
-    None where the result cannot be taken apart, or holds other tensors than the recorded one.
+    None where the result cannot be flattened, or has another number of tensors than recorded.
     """
     program, plan = run.program, run.plan
     copied = {choice.slot for choice in run.copy_choices if choice.is_copied}

@@ -1,4 +1,4 @@
-"""Memories of devices, and the copies between them, on a thread for each direction."""
+"""Memories of devices, and copies between them, with a thread per direction."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from offload.program import Value
 from offload.run.deferred import when_ended
 from offload.run.ticket import Ticket
 
-# Values that cross together lie in one block, each at a multiple of this: what torch's CUDA
-# allocator aligns to (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp).
+# Values that cross together lie in one block, each at a multiple of this: the alignment of torch's
+# CUDA allocator (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp).
 ALIGNMENT_BYTES = 512
 
 
 class Memory:
-    """The memory that the tensors of one or more devices lie in. Compared by identity.
+    """The memory of the tensors of one or more devices. Compared by identity.
 
-    Blocks that cross to another memory and back belong to a stream of its own, on which nothing but
-    transfers is enqueued: torch's allocators give a block out again behind the work of its own
-    stream alone, and who uses one of these has ended when it is dropped.
+    Blocks that cross between memories belong to a separate stream, on which only transfers are
+    enqueued: torch's allocators reuse a block behind the work of its own stream only, and every use
+    of such a block has ended when it is dropped.
 
     Attributes:
         device: torch's, with an index unless it is the CPU.
-        pinned: whether blocks are page-locked: memory of the host beside a device's.
-        failure: what a copy to or from a device has failed with; empty: none has. A device does not
-            work again then, and torch_npu loses what it is given in silence.
+        pinned: whether blocks are page-locked: host memory beside a device's.
+        failure: the error of a failed copy to or from the device; empty without one. Such a device
+            does not recover, and torch_npu silently drops work given to it.
     """
 
     def __init__(self, device: torch.device, *, pinned: bool = False) -> None:
-        """Take nothing yet."""
+        """Begin without allocations."""
         self.device, self.pinned = device, pinned
         self.failure = ""
         self._stream: Any = None
@@ -47,25 +47,25 @@ class Memory:
 
     @property
     def is_host(self) -> bool:
-        """Whether the processor reads it."""
+        """Whether it is the processor's memory."""
         return self.device.type == "cpu"
 
     @property
     def stream(self) -> Any:
-        """Of transfers; None for the host."""
+        """The stream of transfers; None for the host."""
         if self.is_host:
             return None
         with self._lock:
             if self._stream is None:
-                torch.empty(0, device=self.device)  # which starts the device, as a stream does not
+                torch.empty(0, device=self.device)  # starts the device, unlike a stream
                 self._stream = torch.Stream(self.device)
             return self._stream
 
     def empty(self, value: Value) -> torch.Tensor:
-        """Memory for a Value, from torch's current stream: for what the caller gets.
+        """Allocate memory for a Value on torch's current stream: for what the caller receives.
 
         Raises:
-            OutOfMemory: there is none.
+            OutOfMemory: there is no room for it.
         """
         with _out_of_memory(self.device, value.size_bytes):
             return torch.empty_strided(
@@ -73,7 +73,7 @@ class Memory:
             )
 
     def bytes(self, size_bytes: int) -> torch.Tensor:
-        """So many bytes, which belong to the stream of transfers.
+        """Allocate bytes that belong to the stream of transfers.
 
         Raises:
             OutOfMemory: there is no room for them.
@@ -87,7 +87,7 @@ class Memory:
             )
 
     def block(self, values: Sequence[Value]) -> list[torch.Tensor]:
-        """Memory for Values side by side, in order, in one piece of `block_bytes`.
+        """Allocate adjacent memory for Values, in order, in one block of `block_bytes`.
 
         Raises:
             OutOfMemory: there is no room for them.
@@ -102,10 +102,10 @@ class Memory:
         return found
 
     def check(self) -> None:
-        """Refuse a device of which a copy has failed.
+        """Refuse a device whose copy has failed.
 
         Raises:
-            ExecutionError: saying with what.
+            ExecutionError: with the error of that copy.
         """
         if self.failure:
             raise ExecutionError(
@@ -114,14 +114,14 @@ class Memory:
             )
 
     def mark(self) -> Any:
-        """An event behind what this thread has enqueued on the device; None for the host."""
+        """Record an event behind this thread's work on the device; None for the host."""
         return (
             None if self.is_host else torch.accelerator.current_stream(self.device).record_event()
         )
 
 
 def block_bytes(values: Sequence[Value]) -> int:
-    """What Values take side by side."""
+    """Return the size of a block of adjacent Values."""
     return sum(_aligned(one.size_bytes) for one in values)
 
 
@@ -131,7 +131,7 @@ def _aligned(size_bytes: int) -> int:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes that are copied in one go: from the first byte of one tensor to that of another.
+    """One contiguous copy: from the first byte of one tensor to that of another.
 
     Attributes:
         source, copy: where they lie, and where they go.
@@ -145,13 +145,13 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CopySpan:
-    """When a transfer was carried out.
+    """The time span of a transfer.
 
     Attributes:
         number: of the execution, from 1 on.
-        what: was copied, for people.
-        link: from where to where, for people.
-        size_bytes: how much.
+        what: what was copied, for people.
+        link: origin and target, for people.
+        size_bytes: how many bytes.
         begin_ns, end_ns: of the native clock.
     """
 
@@ -164,17 +164,17 @@ class CopySpan:
 
 
 class Links:
-    """The copies from one memory to another: in order on each link, links beside one another.
+    """Copies between memories: in order on each link, links in parallel.
 
-    Owner: one executable. Thread: any. A process that has forked makes no more.
+    Owner: one executable. Thread: any. A forked child makes no copies.
     """
 
     def __init__(self) -> None:
-        """Without threads, which begin with the first copy on a link."""
+        """Begin without threads: the first copy on a link starts its thread."""
         self._threads: dict[tuple[Memory, Memory], ThreadPoolExecutor] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self.n_copies = 0  # that were carried out
+        self.n_copies = 0  # that have ended well
         self._recorded: list[CopySpan] | None = None
 
     def copy(
@@ -194,11 +194,11 @@ class Links:
             origin: the memory of the sources.
             target: the memory of the copies.
             pieces: from one to the other.
-            what: is copied, for people.
+            what: what is copied, for people.
             number: of the execution, for timelines.
-            after: what writes the sources, or reads what lay where the copies go.
-            ready: events of torch's behind work on a device that must have ended; None among
-                them counts for nothing.
+            after: the tickets of writers of the sources, and of readers of the targets' old
+                content.
+            ready: torch's events behind device work that must have ended; None is ignored.
 
         Returns:
             A ticket that is done when the copies are there. It has an ExecutionError where the
@@ -235,10 +235,10 @@ class Links:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[CopySpan]]:
-        """The copies that end inside a with-block, as they do.
+        """Yield a list that receives the copies that end inside a with-block.
 
         Raises:
-            ExecutionError: another one records them.
+            ExecutionError: another recording is active.
         """
         if self._recorded is not None:
             raise ExecutionError("another timeline of this executable is being recorded")
@@ -250,7 +250,7 @@ class Links:
             self._recorded = None
 
     def close(self) -> None:
-        """Wait for the copies that have begun; later ones have an ExecutionError."""
+        """Wait for running copies; later ones have an ExecutionError."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -288,16 +288,15 @@ class Links:
 def copy_pieces(
     origin: Memory, target: Memory, pieces: Sequence[Piece], ready: Sequence[Any] = ()
 ) -> None:
-    """Copy on this thread, and return when the copies are there.
+    """Copy on this thread, and return when the copies have ended.
 
-    On a stream of the thread's own, so that the links of a device do not wait for one another.
+    Uses the thread's own stream, so that the links of a device do not wait for one another.
 
     Args:
         origin: the memory of the sources.
         target: the memory of the copies.
         pieces: from one to the other.
-        ready: events of torch's behind work on a device that the copies wait for; None among them
-            counts for nothing.
+        ready: torch's events behind device work that the copies wait for; None is ignored.
     """
     on = target if origin.is_host else origin
     with torch.no_grad():
@@ -312,8 +311,8 @@ def copy_pieces(
                     stream.wait_event(event)
             for one in pieces:
                 _copy(one)
-        # Of the stream and not of an event: behind a copy that failed torch_npu records none, and a
-        # wait for it does not end.
+        # The stream and not an event: after a failed copy torch_npu records no event, and a wait
+        # for one does not end.
         stream.synchronize()
 
 
@@ -338,7 +337,7 @@ def _copy(one: Piece) -> None:
 
 
 def _bytes(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """So many bytes from the tensor's first element on: also of a tensor made in inference mode."""
+    """View this many bytes from the tensor's first element on, even if made in inference mode."""
     begin = int(tensor.storage_offset()) * tensor.element_size()
     found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return found.set_(tensor.untyped_storage(), begin, (size_bytes,), (1,))

@@ -1,4 +1,4 @@
-"""Copies of a Program's weights in the memories of other devices, made again once these change."""
+"""Copies of a Program's weights in the memories of other devices, renewed after writes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class WeightCopy:
 
     Attributes:
         value: its Value in the whole Program.
-        memory: where it is.
-        holders: tensors on the copy, as those of the model view the weight.
-        block: the copy, whole.
+        memory: the memory of the copy.
+        holders: tensors over the copy, with the views that the model's tensors have of the weight.
+        block: the whole copy.
     """
 
     value: int
@@ -34,36 +34,36 @@ class WeightCopy:
 class WeightCopies:
     """The weights of one Program that segments on other devices read.
 
-    Copied once to each memory. Whether one was written since is told by the counts that torch keeps
-    for autograd, and by steps of optimizers; writes through `param.data`, NumPy or to tensors made
-    in inference mode are not seen.
+    Each is copied once to each memory. Later writes are detected by the counts that torch keeps for
+    autograd, and by steps of optimizers; writes through `param.data`, NumPy or to tensors made in
+    inference mode are not detected.
 
-    Owner: one executable. Thread: one at a time, but for optimizers' steps.
+    Owner: one executable. Thread: one at a time, except for optimizers' steps.
     """
 
     def __init__(self, bound: BoundProgram, home: Memory) -> None:
-        """Nothing is copied yet."""
+        """Begin without copies."""
         self._bound, self._home = bound, home
         self._copies: dict[tuple[int, Memory], WeightCopy] = {}
-        self._counts: dict[int, int] = {}  # by Value the writes that its copies have
+        self._counts: dict[int, int] = {}  # of writes that the copies of a Value contain
         self._stepped: set[int] = set()
         self._lock = threading.Lock()
         self._steps: OptimizerSteps | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is a copy."""
+        """Whether there are copies."""
         return bool(self._copies)
 
     def on(self, memory: Memory, values: Iterable[int]) -> dict[int, tuple[torch.Tensor, ...]]:
-        """The tensors that hold weights in a memory, by Value; copied there where they are not yet.
+        """Return the tensors of weights in a memory, by Value; copies missing weights there.
 
         Raises:
-            OutOfMemory: it has no room for them.
+            OutOfMemory: the memory has no room for them.
         """
         return {value: self._copy(memory, value).holders for value in values}
 
     def part(self, used: Set[tuple[int, Memory]]) -> WeightCopies:
-        """Some of the copies, for an executable whose segments read them: it watches the weights.
+        """Return some of the copies, for an executable whose segments read them, and watch writes.
 
         Args:
             used: the Values, each with the memory of its copy.
@@ -76,15 +76,15 @@ class WeightCopies:
         return found
 
     def size_bytes(self, memory: Memory) -> int:
-        """Of the copies in a memory."""
+        """Return the bytes of the copies in a memory."""
         return sum(one.block.nbytes for one in self._copies.values() if one.memory is memory)
 
     def copy_all_again(self) -> None:
-        """Weights have other storages, or were written unseen: all of them are stale."""
+        """Mark all copies stale, as weights have other storages or unseen writes."""
         self._note_step(list(self._counts))
 
     def stale(self) -> list[WeightCopy]:
-        """The copies of weights that were written since; they count as copied from now on."""
+        """Return the copies of weights written since; they count as copied from now on."""
         with self._lock:
             stepped, self._stepped = self._stepped, set()
         found: set[int] = set()
@@ -96,15 +96,15 @@ class WeightCopies:
         return [one for (value, _), one in self._copies.items() if value in found]
 
     def copied(self, copies: Sequence[WeightCopy], *, is_right: bool) -> None:
-        """These were copied again, or that has failed, so that the next execution does."""
+        """Note that copies were renewed, or that this failed and the next execution must do so."""
         if is_right:
-            for one in copies:  # what is derived from a copy is made again
+            for one in copies:  # values derived from a copy are computed again
                 torch.autograd.graph.increment_version(one.holders)
         else:
             self._note_step([one.value for one in copies])
 
     def pieces(self, copies: Sequence[WeightCopy]) -> list[Piece]:
-        """What is copied for them."""
+        """Return the pieces to copy for them."""
         return [Piece(self._source(one.value), one.block, one.block.nbytes) for one in copies]
 
     def _note_step(self, values: list[int]) -> None:
@@ -134,7 +134,7 @@ class WeightCopies:
         return WeightCopy(value, memory, holders, block)
 
     def _source(self, value: int) -> torch.Tensor:
-        """The weight from its first byte on."""
+        """Return the weight's bytes from the first on."""
         one, view = self._holders(value)[0], self._bound.program.weight_views[value][0]
         begin = int(one.storage_offset()) * one.element_size() - view.offset_bytes
         found = torch.empty(0, dtype=torch.uint8, device=one.device)

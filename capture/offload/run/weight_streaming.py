@@ -1,4 +1,4 @@
-"""The weights of an executable that are streamed: its plan in words, counts, new content."""
+"""The streamed weights of an executable: the plan in words, counts, new content."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_WAITS = 10
 
 
 class WeightStreaming:
-    """The weights of one executable that lie in a memory of their own, and the transfers into it.
+    """The weights of one executable that lie in its own memory, and the transfers into it.
 
     Owner: an Executable. Thread: any.
 
@@ -42,7 +42,7 @@ class WeightStreaming:
         *,
         wait_for_submitted: Callable[[], None],
     ) -> None:
-        """Of what loads; `executions` gives the latest one, and the latest one in a timeline."""
+        """Made at load; `executions` returns the latest execution, and the latest in a timeline."""
         self.plan = plan
         self._wait_for_submitted = wait_for_submitted
         self._executions = executions
@@ -55,79 +55,78 @@ class WeightStreaming:
 
     @property
     def bytes_moved(self) -> int:
-        """By transfers, and as rows, since the executable was loaded."""
+        """Bytes moved by transfers and as gathered rows since the executable was loaded."""
         return self._stream.bytes_moved
 
     @property
     def replaced(self) -> frozenset[str]:
-        """The names of the weights that `replace` gave other content."""
+        """The names of the weights whose content `replace` has changed."""
         return frozenset(self._replaced)
 
     @property
     def wait_ns(self) -> int | None:
-        """For which launches have waited for weights since the executable was loaded.
+        """The time that launches have waited for weights since the executable was loaded.
 
-        None on a device that queues work, where only executions in a timeline are measured.
+        None on a device that queues work, which measures only executions in a timeline.
         """
         return self._stream.wait_ns
 
     @property
     def discarded_bytes(self) -> int:
-        """Of memory that was given back: of weights of which only packed ones are needed."""
+        """Freed bytes of weights of which only packed copies are needed."""
         return self._stream.discarded_bytes
 
     @property
     def store_bytes(self) -> int | None:
-        """Of the host's memory, kept for the device to copy from; None where files are read.
+        """Bytes of host memory that the device copies from; None where files are read.
 
-        What others have of the same files is counted as well: see `shared_store_bytes`. 0 once the
-        executable is closed.
+        Bytes shared with other executables of the same files count as well: see
+        `shared_store_bytes`. 0 once the executable is closed.
         """
         return self._stream.store_bytes
 
     @property
     def shared_store_bytes(self) -> int | None:
-        """Of `store_bytes` what other executables copy from too; None where files are read."""
+        """The part of `store_bytes` shared with other executables; None where files are read."""
         return self._stream.shared_store_bytes
 
     def refresh(self) -> None:
-        """Read all weights again, after they were changed where they are stored.
+        """Read all weights again, after their stored content has changed.
 
-        Executions that were submitted before begin before it, and the next one waits for all that
-        is in flight and sees the new content. Other executables that have the same bytes in the
-        host's memory go on with what they have: this one gets memory of its own where the content
-        is another. On an NPU, where the copies of a model read where they were captured, such an
-        execution is an ExecutionError instead.
+        Executions submitted before begin before it; the next one waits for all in flight and sees
+        the new content. Other executables that share the same bytes in host memory keep them: this
+        one gets separate memory where the content differs. On an NPU, where a model's copies read
+        from their captured addresses, such an execution is an ExecutionError instead.
 
         Raises:
-            FileError: a file is gone, or has its tensors at other places than when the model was
-                captured.
-            ExecutionError: it is closed, or a launch of this executable calls this.
+            FileError: a file is missing, or its tensors lie at other offsets than when the model
+                was captured.
+            ExecutionError: the executable is closed, or one of its launches calls this.
         """
         self._wait_for_submitted()
         self._check_stored()
         self._stream.refresh()
 
     def replace(self, weights: Mapping[str, torch.Tensor | StoredTensor]) -> None:
-        """Give weights other content from the next execution on, without loading again.
+        """Replace the content of weights from the next execution on, without loading again.
 
-        Executions that were submitted before have the old content: this waits until the last of
-        them has begun. Other executables keep what they have: this one gets memory of its own in
-        the host's where they share it.
+        Executions submitted before have the old content: this waits until the last of them has
+        begun. Other executables keep their content: this one gets separate host memory where they
+        share it.
 
         Args:
             weights: by the weight's name, as the program prints it, or as it is stored, a tensor
                 (copied) or its place in a file.
 
         Raises:
-            BindingError: there is no such weight or several, the new content is no plain tensor,
-                has no content (on the meta device), memory that was freed or shrunk, another shape
-                or dtype, or the weight is laid out as no tensor of its shape; none has been
-                replaced.
-            FileError: a file cannot be read; none has been replaced.
+            BindingError: the name matches no weight or several; the new content is not a plain
+                tensor, has no content (on the meta device), freed or shrunk memory, or another
+                shape or dtype; or the weight's layout is not that of a tensor of its shape. No
+                weight was replaced.
+            FileError: a file cannot be read; no weight was replaced.
             ExecutionError: on an NPU, another executable has the bytes of a streamed weight in the
-                same memory (`load(share_store=False)`); it is closed; or a launch of this
-                executable calls this. None has been replaced.
+                same memory (`load(share_store=False)`); the executable is closed; or one of its
+                launches calls this. No weight was replaced.
         """
         if not isinstance(weights, Mapping):
             raise BindingError(
@@ -163,9 +162,9 @@ class WeightStreaming:
         return found.pop()
 
     def explain(self) -> str:
-        """Say what stays, what is streamed, and what a pass takes: predicted, why, and measured."""
+        """Describe what is resident or streamed, and passes: predicted, why, and measured."""
         plan = self.plan
-        if plan.is_resident:  # nothing is brought, so nothing of it is predicted or measured
+        if plan.is_resident:  # without transfers there is nothing to predict or measure
             return (
                 f"weights: {show_bytes(self._weight_bytes)}, all of which stay\n"
                 f"budget {show_bytes(plan.budget_bytes)}: {show_bytes(plan.taken_bytes)} used\n"
@@ -233,9 +232,9 @@ class WeightStreaming:
         return f", {link.row_overhead_ns / 1e3:.1f} us for each row"
 
     def _gathered_lines(self) -> Iterator[str]:
-        """For each table how many of its rows an execution reads, and by which way."""
+        """Yield for each table how many rows an execution reads, and how they are read."""
         modes: list[str] = []
-        with contextlib.suppress(ExecutionError):  # it is closed, and reads nothing any more
+        with contextlib.suppress(ExecutionError):  # closed, and no longer reading
             modes = self._stream.read_modes
         for value, reads in itertools.groupby(self.plan.gathers, lambda one: one.value):
             gathers, table = list(reads), self._program.values[value]
@@ -276,7 +275,7 @@ class WeightStreaming:
         )
 
     def _beyond_launches(self, pass_ns: int) -> str:
-        """What is known of waits where the device tells no more than the time of the whole."""
+        """Describe the waits where the device reports only the duration of the whole pass."""
         why = (
             "which launches wait, and how long copies take, is not measured: events inside of a "
             "captured model tell no times"
@@ -290,7 +289,7 @@ class WeightStreaming:
         )
 
     def _waits_by_launch(self) -> Iterator[str]:
-        """The longest waits of the last execution in a timeline, beside those predicted."""
+        """Yield the longest waits of the last execution in a timeline, beside predicted ones."""
         _, traced = self._executions()
         waits = launch_waits(self._program, self.plan, traced)
         for one in waits[:_SHOWN_WAITS]:
@@ -311,7 +310,7 @@ class WeightStreaming:
 
 
 def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a dense tensor lies in memory as files have it."""
+    """Whether a dense tensor has the memory order of files."""
     used = [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
     return used == sorted(used, reverse=True)
 
@@ -319,11 +318,11 @@ def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
 def _laid_out_like(
     program: Program, value: int, name: str, content: torch.Tensor | StoredTensor
 ) -> torch.Tensor | StoredTensor:
-    """New content of a weight, a tensor's as a copy that lies in memory as the weight does.
+    """Return new content of a weight; a tensor is copied into the weight's layout.
 
     Raises:
-        BindingError: it is no plain tensor with content, its memory was freed or shrunk, it has
-            another shape or dtype, or the weight fills no memory of its own.
+        BindingError: the content is not a plain tensor with content, its memory was freed or
+            shrunk, its shape or dtype differs, or the weight's layout is not dense.
     """
     expected = program.values[value]
     if isinstance(content, StoredTensor):

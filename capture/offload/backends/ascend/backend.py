@@ -1,9 +1,9 @@
 """The Ascend backend: kernels in one model on the device, which read their arguments from a table.
 
-At each execution the table's words are brought up to date, on the stream of the execution: by the
-host, which writes those that changed and copies the range that they span; or by the device, which
-gathers all of them from a table of the slots' addresses, by a kernel of the capturer's or else by
-operators of the operator libraries.
+At each execution the table's words are refreshed on the execution's stream: by the host, which
+writes changed words and copies the range that they span; or by the device, which gathers all words
+from a table of the slots' addresses, by a kernel of the capturer or else by operators of the
+operator libraries.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from offload.plan.topology import CostTable, Machine
 from offload.program import BoundProgram, Program
 
 ALIGNMENT_BYTES = 512
-"""Of every Value in the feature map: what cube and vector units prefer, and torch_npu's unit."""
+"""Of every Value in the feature map: preferred by cube and vector units, and torch_npu's unit."""
 
 TENSOR_ALIGNMENT_BYTES = 32
-"""Of inputs, given outputs and weights: what operators take; what is less aligned is copied."""
+"""Of inputs, given outputs and weights, as operators require; less aligned tensors are copied."""
 
 _COSTS = CostTable(memory_bytes_per_ns=1600.0)
 
 
 class AscendBackend:
-    """One Ascend device, or whatever answers to its runtime's API."""
+    """One Ascend device, or any implementation of its runtime's API."""
 
     name = "npu"
     capabilities = Capabilities(queues_work=True)
@@ -71,7 +71,7 @@ class AscendBackend:
     alignment_bytes = ALIGNMENT_BYTES
     tensor_alignment_bytes = TENSOR_ALIGNMENT_BYTES
     copies_on_device = True
-    """Tensors lie in the device's memory, so that the runtime copies them on their stream."""
+    """Tensors lie in the device's memory, so the runtime copies them on their stream."""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class AscendBackend:
         refresh: Refresh | str = Refresh.HOST,
         form: Literal["build", "capture"] | None = None,
     ) -> None:
-        """A backend that loads what the capturer makes kernels of.
+        """Load Programs whose kernels the capturer makes.
 
         Args:
             capturer: makes kernels of launches.
-            refresh: who writes addresses into the table.
+            refresh: what writes addresses into the table.
             form: how a model is made: by an explicit build or by capturing a stream. None: by a
                 build, where the runtime has it.
         """
@@ -94,13 +94,13 @@ class AscendBackend:
 
     @property
     def dispatch(self) -> Backend | None:
-        """Launches the capturer's kernels one by one, at sizes that vary; None: it cannot."""
+        """Launches the capturer's kernels one by one, at varying sizes; None if it cannot."""
         sized = None if self._capturer is None else self._capturer.sized
         return None if sized is None else ScheduledAscendBackend(self, sized)
 
     @property
     def weights(self) -> WeightStreamer:
-        """Copies them from the host, inside of the model."""
+        """Copies weights from the host, inside the model."""
         return AscendWeights(self.device_of, self.alignment_bytes)
 
     @property
@@ -117,11 +117,11 @@ class AscendBackend:
         return AscendOfflineLoader(self)
 
     def machine(self, index: int | None = None) -> Machine:
-        """A device; by default torch's current one.
+        """Describe a device; by default torch's current one.
 
         Raises:
-            BackendUnavailable: the runtime's library, a function of it, this device, or a
-                capturer is missing; the message names all that is.
+            BackendUnavailable: the runtime's library, a function of it, this device, or a capturer
+                is missing; the message names everything that is missing.
         """
         index = self.current_device() if index is None else index
         missing = self._missing_device(index)
@@ -133,7 +133,7 @@ class AscendBackend:
         return self.device_machine(index)
 
     def device_machine(self, index: int | None) -> Machine:
-        """A device, whatever is to run on it.
+        """Describe a device, whatever will run on it.
 
         Raises:
             BackendUnavailable: the runtime's library or this device is missing.
@@ -178,16 +178,16 @@ class AscendBackend:
         ]
 
     def records(self) -> str:
-        """Programs recorded on NPU tensors."""
+        """Programs are recorded on NPU tensors."""
         return "npu"
 
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """Have kernels made of the Program's launches.
+        """Make kernels of the Program's launches.
 
         Raises:
             BackendUnavailable: as `machine`.
             CaptureError: there is no kernel for a launch, the Program draws random numbers, or
-                holds something in a format of the device's own.
+                holds a Value in a device format.
             ExecutionError: the runtime failed.
         """
         program = bound.program
@@ -198,11 +198,11 @@ class AscendBackend:
         refuse_own_formats(program)
         for overlap in program.overlaps:
             refuse_unaligned(program, overlap, self.tensor_alignment_bytes)
-        assert self._capturer is not None  # machine has seen to it
+        assert self._capturer is not None  # checked by `machine`
         return Prepared(bound, state=self._capturer.capture(program, device))
 
     def refuse_launches(self, program: Program) -> None:
-        """Refuse what no model on the device can do by itself.
+        """Refuse launches that no model on the device can execute by itself.
 
         Raises:
             CaptureError: a launch reads on the host or makes host memory.
@@ -211,16 +211,16 @@ class AscendBackend:
             refuse_launch(launch, program.device)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
-        """Make the model, and lay its kernels' arguments out in one table.
+        """Make the model, and place its kernels' arguments in one table.
 
         Raises:
             PlanError: the Plan does not fit the Program.
-            BindingError: a weight's memory is not aligned, or lies in a format of the device's own.
-            BackendUnavailable: the device is to gather, and there are neither a kernel nor
-                operators for it; or weights are to be streamed that have no store on the host.
+            BindingError: a weight's memory is not aligned, or has a device format.
+            BackendUnavailable: the device must gather, and has neither a kernel nor operators for
+                it; or weights must be streamed that have no store on the host.
             CaptureError: a kernel uses a streamed weight that its launch does not read.
             FileError: a file with weights is shorter than it was, or cannot be read.
-            ExecutionError: the runtime failed; memory and streams that ran out are said.
+            ExecutionError: the runtime failed; the message says whether memory or streams ran out.
         """
         program, captured = prepared.program, prepared.state
         check_plan(program, plan)
@@ -228,7 +228,7 @@ class AscendBackend:
         named = {address.value for one in captured.kernels for address in one.addresses}
         check = functools.partial(check_weights, prepared.bound, named, self.tensor_alignment_bytes)
         check()
-        assert self._capturer is not None  # machine has seen to it
+        assert self._capturer is not None  # checked by `machine`
         gather = choose_gather(self._refresh, self._capturer, device)
         streamed = self._streamed(captured, prepared.bound, plan, device)
         resident = make_resident(
@@ -269,16 +269,16 @@ class AscendBackend:
         )
 
     def weight_memory(self, index: int, size_bytes: int) -> WeightMemory:
-        """Memory of torch's on a device, for weights.
+        """Allocate torch's memory on a device, for weights.
 
         Raises:
             OutOfMemory: the device has no memory.
-            ExecutionError: it has failed.
+            ExecutionError: the device failed.
         """
         npu: Any = getattr(torch, "npu")  # noqa: B009 - torch_npu adds it
         try:
             tensor = torch.empty(size_bytes, dtype=torch.uint8, device=self.tensor_device(index))
-            # Who had the memory before may still use it on that stream, and copies come on another.
+            # The memory's former owner may still use it on that stream, and copies run on another.
             npu.current_stream(index).synchronize()
         except RuntimeError as error:
             raise failure_of_torch(
@@ -287,26 +287,26 @@ class AscendBackend:
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: the capturer knows which words are addresses, none was found by comparing."""
+        """Do nothing: the capturer states which words are addresses."""
 
     def proof_memory(self, index: int) -> ProofMemory:
-        """Memory of torch's for executions that nobody asked for."""
+        """Return torch's memory for executions of proofs."""
         return ProofMemory(index)
 
     def device_of(self, program: Program) -> int:
-        """The device that a Program was recorded on, or to which its file was read."""
+        """Return the device of a Program's recording, or the one to which its file was read."""
         return self.current_device() if program.device_index is None else program.device_index
 
     def current_device(self) -> int:
-        """Torch's current device; the first one where torch knows none."""
+        """Return torch's current device; the first where torch knows none."""
         npu: Any = getattr(torch, "npu", None)
         return int(npu.current_device()) if npu is not None and npu.is_available() else 0
 
     def tensor_device(self, index: int) -> torch.device:
-        """The torch device of the tensors that executions take."""
+        """Return the torch device of the tensors of executions."""
         return torch.device("npu", index)
 
     def current_stream(self, index: int) -> int:
-        """The runtime's handle of the caller's current stream, once torch's queue is empty."""
+        """Return the runtime's handle of the caller's current stream; drains torch's queue."""
         npu: Any = getattr(torch, "npu")  # noqa: B009 - torch_npu adds it
         return int(npu.current_stream(index).npu_stream)

@@ -1,4 +1,4 @@
-"""Kernels of one's own, as a compiler left them: by name, grid and argument layout."""
+"""Custom kernels as compiled: by name, grid and argument layout."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NUMBERS = {"i": 4, "I": 4, "q": 8, "Q": 8, "f": 4, "d": 8}
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Given:
-    """The address of a tensor that the launch is given; eight bytes.
+    """The address of an input tensor of the launch; eight bytes.
 
     Attributes:
-        index: of the launch's tensor arguments, in the order of its schema, lists spread out.
-        dtype: that the kernel takes, as torch names it ("float32").
+        index: of the launch's tensor arguments, in the order of its schema, lists flattened.
+        dtype: that the kernel takes, by torch's name ("float32").
     """
 
     index: int
@@ -37,11 +37,11 @@ class Given:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Made:
-    """The address of a tensor that the launch makes; eight bytes.
+    """The address of a result of the launch; eight bytes.
 
     Attributes:
         index: of the launch's results.
-        dtype: that the kernel writes, as torch names it.
+        dtype: that the kernel writes, by torch's name.
     """
 
     index: int
@@ -50,11 +50,11 @@ class Made:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Number:
-    """A number that stays as it is at the load.
+    """A number that is fixed at load.
 
     Attributes:
-        format: as `struct` has it: "i", "I" (four bytes), "q", "Q" (eight), "f" or "d".
-        value: the number, or what it is for a launch, whose shapes are known.
+        format: of `struct`: "i", "I" (four bytes), "q", "Q" (eight), "f" or "d".
+        value: the number, or a function that returns it for a launch with known shapes.
     """
 
     format: str
@@ -63,10 +63,10 @@ class Number:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Tiling:
-    """The address of the kernel's tiling data, which lie behind its arguments; eight bytes.
+    """The address of the kernel's tiling data, which follow its arguments; eight bytes.
 
     Attributes:
-        most_bytes: the most that `BinaryKernel.tile` gives.
+        most_bytes: the maximum that `BinaryKernel.tile` returns.
     """
 
     most_bytes: int
@@ -76,18 +76,18 @@ class Tiling:
 class BinaryKernel:
     """How a kernel of a binary is launched for an operator.
 
-    Functions are given the launch at the sizes of the execution, also on threads of offload's.
-    They follow from the launch alone: what they give is kept with the sizes.
+    Functions receive the launch at the sizes of the execution, also on threads of offload. They
+    depend only on the launch: their results are kept with the sizes.
 
     Attributes:
         name: of the kernel in the binary.
-        n_blocks: on how many cores' worth of blocks it runs, or on how many for a launch. At sizes
-            that vary 0 where the launch makes no element: then it is not launched.
-        arguments: its argument block, in order, each at a multiple of its own size, as the
-            structure of these in C.
-        takes_strides: tensors may lie in any strides; else only in a row.
-        tile: the tiling data for a launch, as the kernel reads them; where `arguments` has a
-            `Tiling`. They begin at a multiple of 8 bytes of the argument block.
+        n_blocks: the number of blocks, or a function that returns it for a launch. At varying sizes
+            0 where the launch makes no element: then it is not launched.
+        arguments: its argument block, in order, each at a multiple of its own size, as in a C
+            structure.
+        takes_strides: tensors may have any strides; else they must be contiguous.
+        tile: returns the tiling data for a launch, as the kernel reads them; where `arguments` has
+            a `Tiling`. They begin at a multiple of 8 bytes of the argument block.
     """
 
     name: str
@@ -98,7 +98,7 @@ class BinaryKernel:
 
 
 class BinaryCapturer:
-    """Implements the Ascend backend's Capturer by the kernels of one binary.
+    """Implements the Ascend backend's Capturer with the kernels of one binary.
 
     `captured.load(device=AscendBackend(BinaryCapturer(...)))`; see docs/guides/own_kernels.md.
     """
@@ -110,12 +110,12 @@ class BinaryCapturer:
         *,
         gather: tuple[str, int] | None = None,
     ) -> None:
-        """A capturer that reads nothing yet.
+        """Keep the descriptions; reads no file yet.
 
         Args:
-            binary: the file that a compiler of kernels made, or its bytes.
-            kernels: by the name of an operator ("aten::relu") what is launched for it, one after
-                the other.
+            binary: the output file of a kernel compiler, or its bytes.
+            kernels: by the name of an operator ("aten::relu") the kernels that are launched for it,
+                in order.
             gather: name and blocks of a kernel that refreshes argument tables; see `GatherKernel`.
         """
         self._binary = binary
@@ -131,10 +131,10 @@ class BinaryCapturer:
         return self
 
     def at(self, program: Program, launch: Launch) -> tuple[Kernel, ...]:
-        """The kernels of one launch at other sizes; see `SizedKernels`.
+        """Return the kernels of one launch at other sizes; see `SizedKernels`.
 
         Raises:
-            CaptureError: one does not fit the launch at these sizes, as `capture` has it.
+            CaptureError: a kernel does not fit the launch at these sizes, as for `capture`.
         """
         is_empty = all(0 in view.shape for view in launch.made()) and _writes_nothing(launch)
         return tuple(
@@ -143,14 +143,14 @@ class BinaryCapturer:
         )
 
     def capture(self, program: Program, device: int) -> KernelCapture:
-        """Give the kernels of every launch.
+        """Return the kernels of every launch.
 
         Raises:
-            CaptureError: no kernel is named for a launch's operator, or one that is does not fit
-                the launch: a tensor that it has not, of another dtype, in strides that it does not
-                take, or on the host; a number that its format does not hold; no blocks.
+            CaptureError: no kernel is named for a launch's operator, or a kernel does not fit the
+                launch: the tensor does not exist, has another dtype, unsupported strides, or lies
+                on the host; a number exceeds its format; there are no blocks.
             FileError: the binary cannot be read.
-            ExecutionError: the runtime does not load the binary, or finds no kernel of a name.
+            ExecutionError: the runtime does not load the binary, or does not find a named kernel.
         """
         self._require_kernels(program)
         binary = self._load(device)
@@ -162,7 +162,7 @@ class BinaryCapturer:
         return KernelCapture(kernels, keep=binary)
 
     def gather_kernel(self, device: int) -> GatherKernel | None:
-        """The kernel that was named for it.
+        """Return the kernel that was named for it.
 
         Raises:
             FileError, ExecutionError: as `capture`.
@@ -192,7 +192,7 @@ class BinaryCapturer:
 
 
 def _writes_nothing(launch: Launch) -> bool:
-    """Whether a launch writes only what it makes."""
+    """Whether a launch writes only its results."""
     return set(launch.writes) <= {view.value for view in launch.made()}
 
 
@@ -238,7 +238,7 @@ def _kernel(
 def _tiling_data(
     launch: Launch, one: BinaryKernel, tilings: Sequence[Tiling]
 ) -> tuple[bytes] | None:
-    """What `tile` gives; None where the kernel takes no tiling data."""
+    """Return the result of `tile`; None where the kernel takes no tiling data."""
     if one.tile is None and not tilings:
         return None
     if one.tile is None or len(tilings) != 1:
@@ -298,7 +298,7 @@ def _view(
 
 
 def _problem(view: TensorView, one: BinaryKernel, dtype: str, *, on_host: bool) -> str:
-    """Why the kernel does not take the view; empty: it does."""
+    """Return why the kernel does not take the view; empty if it does."""
     if on_host:
         return "is a constant of the host"
     if view.dtype != dtype:

@@ -1,7 +1,7 @@
-"""A model that torch_npu has captured, what of a Program it works on copies of, and its memory.
+"""A model captured by torch_npu, the Values of a Program that it copies, and its memory.
 
-A model keeps the addresses that its kernels were launched with. Inputs and outputs that move are
-therefore copied to and from memory of the capture's (see `_native.AscendMovingCopies`), unless
+A model keeps the addresses with which its kernels were launched. Inputs and outputs that move are
+therefore copied to and from memory of the capture (see `_native.AscendMovingCopies`), unless
 addresses in the kernels' arguments can be found and patched: see `torch_relocation`.
 """
 
@@ -28,10 +28,11 @@ from offload.program import Program, Role
 
 
 def moving_values(program: Program) -> list[CopiedValue]:
-    """The inputs that launches use, and the outputs.
+    """Return the inputs that launches use, and the outputs.
 
     Raises:
-        CaptureError: a copy would not do: inputs that share memory are written, or one with gaps.
+        CaptureError: copies cannot replace them: inputs that share memory are written, or an input
+            with gaps is.
     """
     used = {index for one in program.launches for index in (*one.reads, *one.writes)}
     moving = []
@@ -50,15 +51,15 @@ def moving_values(program: Program) -> list[CopiedValue]:
 
 @dataclasses.dataclass(slots=True)
 class CaptureLog:
-    """What was seen while launches were captured.
+    """The record of a capture of launches.
 
     Attributes:
-        places: by Value the address of each input's memory, and of what launches made.
-        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
-        n_tasks: for each moment, before and after launches, how many tasks the model had on each of
-            its streams.
-        begins: for each of them the launch that begins there; None: none does.
-        why_untold: why the runtime does not tell that; empty where it does.
+        places: by Value the address of each input's memory, and of each result of launches.
+        pool: (address, bytes) of each piece of the pool, in the order of their allocation by torch.
+        n_tasks: for each moment, before and after launches, the number of the model's tasks on each
+            stream.
+        begins: for each moment the launch that begins there; else None.
+        why_untold: why the runtime does not report tasks; else empty.
     """
 
     places: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -69,21 +70,22 @@ class CaptureLog:
 
 
 class CapturedModel:
-    """A captured model, and the memory that its kernels have the addresses of.
+    """A captured model, and the memory that its kernels address.
 
     Owner: one load; closed at the latest when it is dropped. Thread: any, one call at a time.
 
     Attributes:
         handle: the runtime's handle of the model.
         moving: in the order of `copies`.
-        copies: brings them to where the kernels have them, and back; None once closed.
-        pool_bytes: what torch has taken from the device for the capture, memory for inputs
-            included.
-        log: what was seen meanwhile.
-        steps: that tell its streams of copies of weights; None: it has none.
+        copies: copies them to the addresses of the kernels, and back; None once closed.
+        pool_bytes: the bytes that torch has allocated on the device for the capture, memory for
+            inputs included.
+        log: the record of the capture.
+        steps: the steps that copy weights on its streams; None without such copies.
         random_states: the generators that it draws from.
-        random_cells: where its kernels read their seeds and offsets.
-        table: from which kernels read their arguments; None: each from a block of the runtime's.
+        random_cells: where its kernels read seeds and offsets.
+        table: the table from which kernels read their arguments; None: each reads its block of the
+            runtime.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class CapturedModel:
         self._tensors = tensors
 
     def take_cells(self, cells: CellFinder, device: torch.device) -> None:
-        """Take over the memory of seeds and offsets; nothing more is allocated."""
+        """Take over the memory of seeds and offsets; no allocation may follow."""
         self._pools += cells.pools
         segments = [one for pool in self._pools for one in segments_of(pool, device)]
         self.pool_bytes = sum(one["total_size"] for one in segments)
@@ -118,20 +120,20 @@ class CapturedModel:
         self.random_cells = cells.cells()
 
     def end(self) -> None:
-        """Give the model and its streams back; its memory stays, so that nobody gets it."""
+        """Free the model and its streams; keep its memory, so that it is not reused."""
         graph, self._graph = self._graph, None
         if graph is not None:
-            with contextlib.suppress(RuntimeError):  # of a device that has failed
+            with contextlib.suppress(RuntimeError):  # of a failed device
                 graph.reset()
-        del graph  # which holds the states of generators
-        self.steps = None  # its events
+        del graph  # holds the states of generators
+        self.steps = None  # with its events
 
     def close(self) -> None:
-        """Give the model, its memory and its table back; nothing of it may be under way."""
+        """Free the model, its memory and its table; it must have no execution in flight."""
         self.end()
         self.copies = None
-        self.table = None  # once no task reads it
-        self._tensors.clear()  # before the pools, which must be the last users of their memory
+        self.table = None  # no task reads it any more
+        self._tensors.clear()  # before the pools, which must outlive all users of their memory
         self._pools.clear()
 
     def __del__(self) -> None:
@@ -139,7 +141,7 @@ class CapturedModel:
 
 
 Capture = Callable[[Sequence[CopiedValue]], CapturedModel]
-"""Captures a Program once more, and copies just these."""
+"""Captures a Program again, and copies only these Values."""
 
 Improve = Callable[[CapturedModel, Capture], CapturedModel]
-"""Makes another model of a captured one by more captures."""
+"""Makes another model from a captured model by further captures."""

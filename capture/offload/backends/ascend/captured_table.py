@@ -1,8 +1,8 @@
-"""One argument table for the kernels of a captured model: which move into it, and by what.
+"""One argument table for the kernels of a captured model: its blocks and its installation.
 
-The runtime gives each kernel a block of its own. Where it takes another address for a kernel's
-arguments (aclmdlRITaskSetParams, aclmdlRIUpdate: CANN 9.1, software SQ), all blocks with a word
-that is patched are copied into one table of ours, and the kernels are told once, at load.
+The runtime gives each kernel its own block. Where it accepts another address for a kernel's
+arguments (aclmdlRITaskSetParams, aclmdlRIUpdate: CANN 9.1, software SQ), all blocks with a patched
+word are copied into one table of ours, whose addresses the kernels receive once, at load.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class NoTable(Exception):
     """Why kernels keep the runtime's argument blocks.
 
     Attributes:
-        is_spoiled: whether the runtime may have been told of some of the table: the model is of no
-            use any more.
+        is_spoiled: whether the runtime may have installed part of the table: the model is then
+            unusable.
     """
 
     def __init__(self, why: str, *, is_spoiled: bool = False) -> None:
@@ -34,12 +34,12 @@ class NoTable(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableParts:
-    """What a table is made of; blocks are those of the kernels, in their order.
+    """The parts of a table; blocks are those of the kernels, in their order.
 
     Attributes:
         kernels: (number of the task, address of the runtime's block, content).
-        words: (block, offset in bytes, whether it is an input's or output's) of each word that is
-            patched, in the order of the discovery's.
+        words: (block, offset in bytes, whether it is an input's or output's) of each patched word,
+            in the discovery's order.
         own: (block, offset in bytes, byte of the block) of each word that points into its block.
     """
 
@@ -49,23 +49,24 @@ class TableParts:
 
 
 def patched_tasks(words: RelocatedWords) -> list[int]:
-    """The tasks that have a word which is patched, in order: those are the blocks."""
+    """Return the tasks that have a patched word, in order: these are the blocks."""
     return sorted({word.node for word in words.discovery.words})
 
 
 def table_parts(
     program: Program, captures: Sequence[ModelCapture], words: RelocatedWords
 ) -> TableParts:
-    """The table of what is patched.
+    """Return the table of the patched blocks.
 
     Args:
-        program: what was captured.
-        captures: the one whose kernels move, and others, in which blocks lie elsewhere.
-        words: of the first.
+        program: the captured program.
+        captures: the capture whose kernels move, and others, whose blocks lie elsewhere.
+        words: of the first capture.
 
     Raises:
-        NoTable: a block cannot move: it holds a word that nobody explains, or one that is its own
-            address in all captures alike, or another kernel has an address in it.
+        NoTable: a block cannot move: it holds an unexplained word, or a word that may be its own
+            address as it lay at one place in all captures, or another kernel holds an address in
+            it.
     """
     tasks = captures[0].tasks
     moved = patched_tasks(words)
@@ -95,7 +96,7 @@ def _refuse_unexplained(words: RelocatedWords, moved: Sequence[int]) -> None:
 def _refuse_foreign(
     captures: Sequence[ModelCapture], words: RelocatedWords, moved: Sequence[int]
 ) -> None:
-    """Refuse addresses that a kernel has in another one's block; numbers may look like some."""
+    """Refuse addresses of a kernel in another one's block; numbers may look like addresses."""
     owners = {owner_of_arguments(node): node for node in moved}
     for one in words.discovery.constants:
         owner = owners.get(one.owner, one.node)
@@ -112,9 +113,9 @@ def _word(capture: ModelCapture, node: int, offset_bytes: int) -> bytes:
 
 
 def _own_addresses(captures: Sequence[ModelCapture], node: int) -> list[tuple[int, int]]:
-    """(offset, byte of the block that it points to) of words which the runtime has filled in.
+    """Return (offset, byte of the block that it points to) of words that the runtime filled in.
 
-    An address goes with its block from capture to capture; what does not is a number.
+    An address moves with its block from capture to capture; other words are numbers.
     """
     tasks = [capture.tasks[node] for capture in captures]
     found = []
@@ -134,7 +135,7 @@ def _own_addresses(captures: Sequence[ModelCapture], node: int) -> list[tuple[in
 
 
 def install_table(device: int, model: CapturedModel, parts: TableParts) -> None:
-    """Have a captured model's kernels read their arguments from a table, which the model keeps.
+    """Make a captured model's kernels read their arguments from a table, which the model keeps.
 
     Raises:
         NoTable: the runtime cannot, or refuses.
@@ -149,7 +150,7 @@ def install_table(device: int, model: CapturedModel, parts: TableParts) -> None:
         )
     except (BackendUnavailable, ExecutionError) as error:
         raise NoTable(str(error)) from error
-    model.table = table  # before any task reads it
+    model.table = table  # before a task reads it
     try:
         table.install(device)
     except ExecutionError as error:

@@ -1,4 +1,4 @@
-"""A captured model's tasks as data, and as the nodes of a graph that discovery compares."""
+"""A captured model's tasks as data, and as nodes of a graph for discovery."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from offload.program import Program, Role
 
 
 class TaskType(enum.IntEnum):
-    """What a task of a model does: aclmdlRITaskType, in the runtime's numbers."""
+    """The kind of a model's task: aclmdlRITaskType, in the runtime's numbers."""
 
     DEFAULT = 0
     KERNEL = 1
@@ -33,12 +33,12 @@ class Task:
     """One task of a captured model.
 
     Attributes:
-        type: one of TaskType, or another number of the runtime's; only kernels tell more.
-        function, n_blocks: what is launched, on how many blocks of the device.
-        address: where the argument block lies, for as long as the model lives.
-        arguments: what the block holds.
-        launch: of the Program, that made it.
-        number: among all tasks of the model, as the runtime tells them.
+        type: one of TaskType, or another number of the runtime; only kernels have the other fields.
+        function, n_blocks: the kernel, and its number of blocks on the device.
+        address: the address of the argument block, for the model's lifetime.
+        arguments: the content of the block.
+        launch: the launch of the Program that made it.
+        number: its number among all tasks of the model, in the runtime's order.
     """
 
     type: int
@@ -56,9 +56,9 @@ class Task:
 
     @property
     def is_blind(self) -> bool:
-        """Whether it may read and write memory that nobody tells: copies, memsets, AI CPU.
+        """Whether it may access memory that the runtime does not report: copies, memsets, AI CPU.
 
-        Of some the runtime does not even tell that they are there: a launch without tasks is blind.
+        The runtime does not report some tasks at all: a launch without tasks is blind.
         """
         return self.type == TaskType.DEFAULT or self.type > TaskType.EVENT_RESET
 
@@ -68,10 +68,10 @@ class ModelCapture:
     """One capture of a Program's launches by torch, as data.
 
     Attributes:
-        tasks: that launches made, in order.
-        places: by Value the address of each input's memory, and of what each launch made.
-        pool: (address, bytes) of each piece of the pool, in the order in which torch took them.
-        cells: where seed and offset of each generator lie, which stay there.
+        tasks: the launches' tasks, in order.
+        places: by Value the address of each input's memory, and of each launch's results.
+        pool: (address, bytes) of each piece of the pool, in the order of their allocation by torch.
+        cells: the addresses of each generator's seed and offset, which do not move.
     """
 
     tasks: Sequence[Task]
@@ -81,23 +81,23 @@ class ModelCapture:
 
 
 def inputs_of(program: Program, capture: ModelCapture) -> list[int]:
-    """The inputs that have memory in a capture, in the order of their allocations."""
+    """Return the inputs that have memory in a capture, in the order of their allocations."""
     return [value.index for value in program.of_role(Role.INPUT) if value.index in capture.places]
 
 
 def owner_of_arguments(number: int) -> str:
-    """Who keeps the argument block of a task, by its place among those of a capture."""
+    """Name the owner of a task's argument block, by its place among those of a capture."""
     return f"arguments of task {number}"
 
 
 def as_graph(
     program: Program, capture: ModelCapture, weights: Sequence[OwnedRange]
 ) -> GraphCapture:
-    """The tasks as nodes; an allocation's Value is its own number: inputs, then pieces.
+    """Return the tasks as nodes; an allocation's Value is its number: inputs, then pieces.
 
     Words that point into an argument block, written by the runtime, have an owner that the model
-    keeps (class self), and so have those that point to a cell of the capture's own, from which
-    kernels read a seed or an offset: they are told from other addresses, and never patched.
+    keeps (class self), as have words that point to a cell of the capture, from which kernels read a
+    seed or an offset: they are distinguished from other addresses, and never patched.
     """
     ranges = [
         *(

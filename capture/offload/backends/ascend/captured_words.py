@@ -1,9 +1,9 @@
-"""Which words of a captured model's kernels move with which Value, told from several captures.
+"""Which words of a captured model's kernels move with which Value, from several captures.
 
-Pure data. Torch's allocator lays a Program's memory out alike in each pool, so the pool as a whole
-moves with the feature map, piece by piece, as torch has laid it out. Inputs have memory of their
-own. Outputs lie in the pool, in bytes that earlier launches may have used: whose a word is, the
-order of launches tells. What cannot be told is copied, or stays.
+Pure data. Torch's allocator gives a Program's memory the same layout in each pool, so the whole
+pool moves with the feature map, piece by piece, in torch's layout. Inputs have separate memory.
+Outputs lie in the pool, in bytes that earlier launches may have used: the order of launches decides
+which Value a word names. Values that cannot be followed are copied, or stay.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from offload.program import Launch, Program, Role
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RelocatedWords:
-    """What moves in a captured model, and what does not.
+    """The words of a captured model that move, and the Values that do not.
 
     Attributes:
-        discovery: the words that are patched, by task; scratch Values are pieces of the pool.
+        discovery: the patched words, by task; scratch Values are pieces of the pool.
         capture: the tasks as the nodes of a graph.
-        copied: by input and output that cannot be followed why; it is copied.
+        copied: the inputs and outputs that are copied as they cannot be followed, and why.
         why_fixed: why the feature map stays where it was captured; empty if it moves.
     """
 
@@ -58,19 +58,19 @@ def relocated_words(
     weights: Sequence[OwnedRange] = (),
     others: Sequence[tuple[int, int]] = (),
 ) -> RelocatedWords:
-    """Compare captures in other memory, and decide what moves.
+    """Compare captures in different memory, and decide what moves.
 
     Args:
-        program: what was captured.
-        captures: three, the first of which is the one to be patched.
+        program: the captured program.
+        captures: three captures; the first is to be patched.
         weights: where the Program's weights lie.
-        others: (address, bytes) of device memory that may be anybody's. A constant that lies there,
-            and is no number of the tiling data, has no owner.
+        others: (address, bytes) of device memory whose users are unknown. A constant that points
+            there, and is not a number of the tiling data, has no owner.
 
     Raises:
-        CapturesDiffer: they are not of the same kernels, or not laid out alike.
-        CaptureError: a word is the address of memory that nobody is known to keep, or of a
-            generator's cell in this capture alone; the message names kernel, byte and value.
+        CapturesDiffer: their kernels or memory layouts differ.
+        CaptureError: a word is the address of memory without a known owner, or of a generator's
+            cell in this capture only; the message names kernel, byte and value.
     """
     first, second, third = (as_graph(program, one, weights) for one in captures)
     names = launch_names(program)
@@ -88,7 +88,7 @@ def relocated_words(
 
 
 def _refuse_doubtful_cells(capture: ModelCapture, found: Discovery) -> None:
-    """Refuse a word that names a seed or an offset, of which other captures tell otherwise."""
+    """Refuse a word that names a seed or an offset in this capture and not in others."""
     cells = {address for cell in capture.cells for address in cell}
     for one in found.unexplained:
         word = capture.tasks[one.node].arguments[one.offset_bytes :][:WORD_BYTES]
@@ -103,10 +103,10 @@ def _refuse_ownerless(
     names: Sequence[str],
     others: Sequence[tuple[int, int]],
 ) -> None:
-    """Refuse constants that are addresses of memory which something may give back or grow anew.
+    """Refuse constants that are addresses of memory that its user may free or reallocate.
 
-    Only before a block's tiling data, where that is told by a word that points to it: numbers in
-    it may look like any address.
+    Only before a block's tiling data, if a word that points to it shows its place: numbers in it
+    may look like any address.
     """
     order = sorted(others)
     unexplained = {(one.node, one.offset_bytes): one.why for one in found.unexplained}
@@ -133,7 +133,7 @@ def _refuse_ownerless(
 
 
 class _Decision:
-    """Whose each word is, which slots have to be copied, and whether the pool can move."""
+    """Decides which Value a word names, which slots are copied, and whether the pool can move."""
 
     def __init__(
         self,
@@ -154,11 +154,11 @@ class _Decision:
         self._made_by = {
             view.value: launch.index
             for launch in reversed(program.launches)
-            for view in (*launch.views(), *launch.made())  # what is only written has memory before
+            for view in (*launch.views(), *launch.made())  # written-only tensors have memory before
         }
         self._unexplained = self._why_unexplained()
         self._named = self._values_named()
-        self._named_by: dict[int, dict[int, set[int]]] = {}  # by launch and Value: the tasks
+        self._named_by: dict[int, dict[int, set[int]]] = {}  # the tasks, by launch and Value
         for word, value in zip(self._found.words, self._named, strict=True):
             if value is not None:
                 tasks = self._named_by.setdefault(self._tasks[word.node].launch, {})
@@ -183,7 +183,7 @@ class _Decision:
         return RelocatedWords(discovery, self._graph, self.copied, why_fixed)
 
     def _why_unexplained(self) -> dict[int, str]:
-        """By launch the first of its words that nobody can explain, and how many more there are."""
+        """Return by launch its first unexplained word, and the number of others."""
         whys: dict[int, list[str]] = {}
         for one in self._found.unexplained:
             whys.setdefault(self._tasks[one.node].launch, []).append(one.why)
@@ -195,12 +195,12 @@ class _Decision:
     # ---- whose a word is -----------------------------------------------------------------------
 
     def _address(self, word: Word) -> int:
-        """That a word holds in the first capture, of what lies in the pool."""
+        """Return the address that a word in the pool holds in the first capture."""
         piece = self._captures[0].pool[word.value - len(self._inputs)]
         return piece[0] + word.value_offset_bytes
 
     def _values_named(self) -> list[int | None]:
-        """For each word the Value of the Program that it may name, by where that lies."""
+        """Return for each word the Value of the Program that it may name, by its address."""
         values = self._program.values
         order = sorted(
             (address, value)
@@ -219,7 +219,7 @@ class _Decision:
         return [self._value_named(word, around) for word in self._found.words]
 
     def _value_named(self, word: Word, around: Callable[[int], Iterator[int]]) -> int | None:
-        """Of several that lie there one after the other the last that was made by then."""
+        """Of Values that share the address over time, return the last one made by then."""
         if word.value < len(self._inputs):
             return self._inputs[word.value]
         launch = self._tasks[word.node].launch
@@ -227,10 +227,10 @@ class _Decision:
         return max((one for one in made if one[0] <= launch), default=(0, None))[1]
 
     def _place_of(self, index: int, *, moves_pool: bool) -> tuple[int, int] | None:
-        """The Value that a word moves with, and the offset there; None if it stays."""
+        """Return the Value with which a word moves, and its offset there; None if it stays."""
         word, value = self._found.words[index], self._named[index]
         if word.value < len(self._inputs):
-            assert value is not None  # inputs have memory of their own
+            assert value is not None  # inputs have separate memory
             return None if value in self.copied else (value, word.value_offset_bytes)
         if value is not None and self._is_output(value) and value not in self.copied:
             return value, self._address(word) - self._captures[0].places[value]
@@ -245,7 +245,7 @@ class _Decision:
     # ---- what has to be copied -----------------------------------------------------------------
 
     def _look_at(self, launch: Launch) -> None:
-        """Have copied what a launch reads and writes by ways that cannot be followed."""
+        """Copy the operands of a launch whose addresses cannot be traced."""
         why = self._why_unseen(launch)
         for value in {*launch.reads, *launch.writes}:
             role = self._program.values[value].role
@@ -269,7 +269,7 @@ class _Decision:
         return self._unexplained.get(launch.index, "")
 
     def _working(self, launch: Launch) -> list[int]:
-        """Its tasks but for events, which may be told of a launch whose other tasks are not."""
+        """Return its tasks without events, which may be reported where other tasks are not."""
         nodes = self._tasks_of.get(launch.index, ())
         return [node for node in nodes if self._tasks[node].is_kernel or self._tasks[node].is_blind]
 
@@ -278,9 +278,9 @@ class _Decision:
         return any(value.size_bytes and not value.on_host for value in values)
 
     def _why_unnamed(self, launch: Launch, value: int) -> str:
-        """Why a Value that a launch writes cannot be followed: its kernels are given no address.
+        """Say why a Value that a launch writes cannot be followed: its kernels receive no address.
 
-        What a launch reads need not be named: of some tensors it takes the shape alone.
+        Values that a launch reads need not be named: of some tensors it uses only the shape.
         """
         if not self._program.values[value].size_bytes:
             return ""
@@ -289,7 +289,7 @@ class _Decision:
         return f"no argument of {launch.name} at {launch.source} is its address"
 
     def _look_at_output(self, value: int) -> None:
-        """Have an output copied whose memory its own launch may have used before it was made."""
+        """Copy an output whose memory its own launch may have used before it was made."""
         size_bytes = self._program.values[value].size_bytes
         if not size_bytes or value in self.copied:
             return

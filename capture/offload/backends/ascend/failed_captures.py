@@ -1,4 +1,4 @@
-"""What a capture by torch_npu that failed at some call says and leaves, and how it goes."""
+"""Failed captures by torch_npu: their causes, their remains, and their end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from offload.errors import OutOfStreams
 from offload.native import _native
 from offload.program import Launch
 
-# torch_npu raises RuntimeErrors that have the runtime's code in their text alone.
+# torch_npu raises RuntimeErrors that contain the runtime's code only in their text.
 _CODE_OF_TORCH = re.compile(r"error code is (\d+)")
-# ACL's number of a capture whose side streams did not come back to it.
+# ACL's code of a capture whose side streams did not join.
 _UNJOINED = 107025
-# By ACL's numbers: no stream left on the device, no resource of its driver for one.
+# ACL's codes: no stream left on the device, no driver resource for a stream.
 _NO_STREAMS = frozenset({207008, 207005})
 
 
@@ -27,11 +27,11 @@ def _code_of(error: RuntimeError) -> int | None:
 
 
 def check_streams(error: RuntimeError, what: str) -> None:
-    """Nothing, unless streams are what torch_npu lacked.
+    """Raise OutOfStreams if torch_npu failed for lack of streams.
 
     Args:
         error: of torch_npu, while it captured.
-        what: failed, in words.
+        what: what failed, in words.
 
     Raises:
         OutOfStreams: the runtime's code says that the device had no stream left.
@@ -43,12 +43,12 @@ def check_streams(error: RuntimeError, what: str) -> None:
 
 
 def refused_advice(error: RuntimeError) -> str:
-    """What to do where the runtime has no captures; nothing where another call failed.
+    """Return advice where the runtime has no captures; empty where another call failed.
 
-    torch_npu only warns of that refusal (207000), and then finds that nothing is being captured.
+    torch_npu only warns of that refusal (207000), and then finds no running capture.
 
     Args:
-        error: of torch_npu, when the capture was to begin.
+        error: of torch_npu, at the begin of the capture.
     """
     if "CAPTURE_STATUS_ACTIVE" not in str(error):
         return ""
@@ -64,12 +64,12 @@ def unjoined_advice(
     n_tasks: Sequence[Sequence[int]],
     begins: Sequence[int | None],
 ) -> str:
-    """What to do about a side stream that the capture's stream never waited for; else nothing.
+    """Return advice on a side stream that the capture's stream never waited for; else empty.
 
     Args:
-        error: of torch_npu, when the capture ended.
-        launches: those that were captured.
-        n_tasks: as `CaptureLog.n_tasks`; empty where the runtime does not tell.
+        error: of torch_npu, at the end of the capture.
+        launches: the captured launches.
+        n_tasks: as `CaptureLog.n_tasks`; empty where the runtime does not report them.
         begins: as `CaptureLog.begins`.
     """
     if _code_of(error) != _UNJOINED:
@@ -89,22 +89,22 @@ def unjoined_advice(
 def abandon(graph: Any, pool: Any, stream: int, device: int) -> None:
     """End a capture that failed at any call, for torch and for the runtime.
 
-    Torch gives up half-way where the runtime fails: its allocator may still take memory from the
-    pool, and the stream may still be capturing.
+    Torch's own cleanup is incomplete where the runtime fails: its allocator may still use the pool,
+    and the stream may still be capturing.
 
     Args:
         graph: torch_npu's graph.
-        pool: the pool that it captures in.
-        stream: the runtime's handle of the stream that it captures on.
-        device: where.
+        pool: the capture's pool.
+        stream: the runtime's handle of the capture's stream.
+        device: its index.
     """
     torch_npu: Any = importlib.import_module("torch_npu")
     _native.ascend_abandon_capture(stream)
-    with contextlib.suppress(RuntimeError):  # since that has been ended already
+    with contextlib.suppress(RuntimeError):  # already ended
         graph.capture_end()
     with contextlib.suppress(RuntimeError):
         torch_npu._C._npu_endAllocateToPool(device, pool.id)
     with contextlib.suppress(RuntimeError):
         graph.reset()
-    if pool.use_count() > 1:  # a graph that was not captured leaves its use behind
+    if pool.use_count() > 1:  # a graph that was not captured leaves its reference behind
         torch_npu._C._npu_releasePool(device, pool.id)

@@ -1,4 +1,4 @@
-"""The table from which kernels read their arguments: its words, and the model that reads it."""
+"""The table from which kernels read their arguments: its words, and its model."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def make_resident(
     copies_on_device: bool,
     streamed: StreamedWeights,
 ) -> _native.AscendResident:
-    """A model of the kernels, which read their arguments from its table.
+    """Return a model of the kernels, which read their arguments from its table.
 
     Args:
         captured: the kernels of `program`, which `plan` places.
-        program: its launches are counted.
+        program: the program, whose launches are counted.
         plan: where each Value lies.
-        device: where.
-        arena_bytes: of the feature map that it owns; 0 where it is given one.
+        device: its index.
+        arena_bytes: of its own feature map; 0 where executions provide one.
         form: how the model is made: see `AscendBackend`.
-        gather: what gathers the table's words on the device; None: the host writes them.
+        gather: gathers the table's words on the device; None: the host writes them.
         copies_on_device: tensors lie in the device's memory.
-        streamed: weights that it brings.
+        streamed: the weights that it streams.
 
     Raises:
-        CaptureError: a kernel takes the address of a Value that has no place.
+        CaptureError: a kernel takes the address of a Value without a place.
         BackendUnavailable: the runtime cannot make a model in this form.
-        ExecutionError: the runtime failed; memory and streams that ran out are said.
+        ExecutionError: the runtime failed; the message says whether memory or streams ran out.
     """
     words, relocations = table_words(captured, program, plan)
     return _native.AscendResident(
@@ -70,10 +70,10 @@ def make_resident(
 def table_words(
     captured: KernelCapture, program: Program, plan: Plan
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int, int]]]:
-    """(block, offset in bytes) of each word that is an address; its (word, slot, offset).
+    """Return (block, offset in bytes) of each word that is an address; its (word, slot, offset).
 
     Raises:
-        CaptureError: a kernel takes the address of a Value that has no place.
+        CaptureError: a kernel takes the address of a Value without a place.
     """
     words: list[tuple[int, int]] = []
     relocations: list[tuple[int, int, int]] = []

@@ -1,4 +1,4 @@
-"""What a capturer gives: a Program's launches as kernels, and their words that are addresses."""
+"""The result of a capturer: a Program's launches as kernels, and their address words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Address:
     """A word of eight bytes in a kernel's arguments that is the address of a Value.
 
     Attributes:
-        offset_bytes: where in the argument block it lies; a multiple of 8.
+        offset_bytes: its offset in the argument block; a multiple of 8.
         value: the Value of the Program.
-        value_offset_bytes: how far behind the Value's begin it points.
+        value_offset_bytes: the offset in the Value that it points to.
     """
 
     offset_bytes: int
@@ -30,7 +30,7 @@ class OwnAddress:
     """A word of eight bytes in a kernel's arguments that is an address in the same block.
 
     Attributes:
-        offset_bytes: where in the argument block it lies; a multiple of 8.
+        offset_bytes: its offset in the argument block; a multiple of 8.
         target_bytes: the byte of the block that it points to.
     """
 
@@ -40,17 +40,17 @@ class OwnAddress:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel that runs on the device.
+    """One kernel on the device.
 
     Attributes:
         function: the runtime's handle of it.
-        n_blocks: on how many cores' worth of blocks it runs; 0, of `SizedKernels` alone: it is not
-            launched, as there is nothing to compute.
-        arguments: its argument block; what stands where addresses lie does not count.
-        addresses: the words of it that are addresses of Values.
-        launch: the launch of the Program that it belongs to.
-        own_addresses: the words of it that are addresses in the block itself.
-        most_bytes: the most that its argument block has at any sizes; 0: that of these.
+        n_blocks: the number of blocks; 0, only from `SizedKernels`: it is not launched, as there is
+            nothing to compute.
+        arguments: its argument block; the content of address words is ignored.
+        addresses: its words that are addresses of Values.
+        launch: the launch of the Program to which it belongs.
+        own_addresses: its words that are addresses in the block itself.
+        most_bytes: the maximum of its argument block at any sizes; 0: that of these sizes.
     """
 
     function: int
@@ -67,8 +67,8 @@ class KernelCapture:
     """A Program's launches as kernels.
 
     Attributes:
-        kernels: in the order in which they run, one after the other.
-        keep: whatever has to live as long as they may run.
+        kernels: in the order of their sequential execution.
+        keep: objects that must live as long as they may run.
     """
 
     kernels: Sequence[Kernel]
@@ -79,12 +79,12 @@ class KernelCapture:
 class GatherKernel:
     """The kernel that refreshes argument tables: `args[w] = base[index[w]] + offset[w]`.
 
-    What its arguments are says `native/ascend/argument_table.hpp`.
+    `native/ascend/argument_table.hpp` describes its arguments.
 
     Attributes:
         function: the runtime's handle of it.
-        n_blocks: on how many cores' worth of blocks it runs.
-        keep: whatever has to live as long as it may run.
+        n_blocks: the number of blocks.
+        keep: objects that must live as long as it may run.
     """
 
     function: int
@@ -96,15 +96,15 @@ class SizedKernels(Protocol):
     """The role of a capturer whose kernels run at other sizes than the recorded ones."""
 
     def at(self, program: Program, launch: Launch) -> tuple[Kernel, ...]:
-        """The kernels of one launch at other sizes. Called on several threads.
+        """Return the kernels of one launch at other sizes. Called on several threads.
 
         Args:
-            program: that was captured, at the recorded sizes.
+            program: the captured program, at the recorded sizes.
             launch: one of its launches, at other sizes.
 
         Returns:
-            As many kernels as the launch had when it was captured, in the same order. `function`
-            of them is not read.
+            As many kernels as in the capture of the launch, in the same order. Their `function` is
+            not read.
 
         Raises:
             CaptureError: they do not fit the launch at these sizes.
@@ -116,14 +116,14 @@ class Capturer(Protocol):
 
     @property
     def sized(self) -> SizedKernels | None:
-        """None: each choice of sizes is captured by itself."""
+        """None: each choice of sizes is captured separately."""
 
     def capture(self, program: Program, device: int) -> KernelCapture:
-        """Give the kernels of every launch; nothing executes.
+        """Return the kernels of every launch; execute nothing.
 
         Args:
             program: its launches, in order.
-            device: the index of the device that the kernels are loaded on.
+            device: the index of the kernels' device.
 
         Raises:
             CaptureError: there is no kernel for a launch; the message names it.
@@ -131,14 +131,14 @@ class Capturer(Protocol):
         """
 
     def gather_kernel(self, device: int) -> GatherKernel | None:
-        """The kernel that refreshes argument tables; None: operators do it, where there are."""
+        """Return the kernel that refreshes argument tables; None: operators do it, if available."""
 
 
 def refuse_random(program: Program) -> None:
-    """Refuse launches that draw: a capturer does not say where its kernels find their state.
+    """Refuse launches that draw: a capturer does not state where its kernels read their state.
 
     Raises:
-        CaptureError: there is one.
+        CaptureError: there is such a launch.
     """
     for launch in program.launches:
         if launch.random:
@@ -150,10 +150,10 @@ def refuse_random(program: Program) -> None:
 
 
 def refuse_own_formats(program: Program) -> None:
-    """Refuse Values in a format of the device's own: kernels of one's own are given plain memory.
+    """Refuse Values in a device format: custom kernels receive plain memory.
 
     Raises:
-        CaptureError: there is one; the message names it.
+        CaptureError: there is such a Value; the message names it.
     """
     for value in program.values:
         if value.device_format:

@@ -1,9 +1,9 @@
-"""What launches take on an Ascend device: medians of rounds, by an event before and behind each.
+"""Durations of launches on an Ascend device: medians of rounds, by events around each launch.
 
-Nothing is captured meanwhile, as events of a capture tell no times. A launch's time is that of the
-device between two events, their own and that of its delivery to a core included. Copies hold the
-stream back while launches are enqueued, so that it does not wait for the host between them; where
-that did not do, it is said.
+Nothing is captured meanwhile, as events of a capture give no times. A launch's time is the device's
+time between two events, including that of the events and of the delivery to a core. Copies delay
+the stream while launches are enqueued, so that it does not wait for the host between them; where
+this did not suffice, the result says so.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from offload.plan import Plan
 from offload.program import Program
 
 N_ROUNDS = 4
-"""How often launches are timed; the first round, which loads and compiles, does not count."""
+"""The number of rounds; the first, which loads and compiles, does not count."""
 
 
 class TwinTimer:
-    """Times kernels of a twin, launched one by one, outside of its model; see `LaunchTimer`."""
+    """Times kernels of a twin, launched one by one, outside its model; see `LaunchTimer`."""
 
     def __init__(
         self,
@@ -35,22 +35,22 @@ class TwinTimer:
         make_twin: Callable[..., _native.AscendResident],
         proof_memory: Callable[[int], ProofMemory],
     ) -> None:
-        """A timer of one backend.
+        """Time kernels of one backend.
 
         Args:
             device_of: the index of a Program's device.
             make_twin: `kernel_table.make_resident`, as the backend makes residents.
-            proof_memory: memory of the device of an index, for executions that nobody asked for.
+            proof_memory: returns memory of a device, by index, for executions of proofs.
         """
         self._device_of = device_of
         self._make_twin = make_twin
         self._proof_memory = proof_memory
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """Medians of rounds; see `timed_launches`.
+        """Return medians of rounds; see `timed_launches`.
 
         Raises:
-            BackendUnavailable: the runtime makes no events that tell times.
+            BackendUnavailable: the runtime has no timing events.
             OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
         """
@@ -81,10 +81,10 @@ class TwinTimer:
 
 
 def timed_launches(rounds: Sequence[Sequence[_native.AscendLaunchTime]]) -> TimedLaunches:
-    """The median of each launch: of rounds in which the host was ahead, of all where it never was.
+    """Return the median of each launch: of rounds with the host ahead, or of all if it never was.
 
     Args:
-        rounds: by round what each launch took; the first one is left out.
+        rounds: the duration of each launch by round; the first round is ignored.
     """
     times_ns, n_gaps = [], 0
     for launch in zip(*rounds[1:], strict=True):

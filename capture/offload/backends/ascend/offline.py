@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from offload.backends.ascend.backend import AscendBackend
 
 OFFLINE_OPERATOR = "offload::offline_model"
-"""The operator of the only launch of an offline model; torch has none of this name."""
+"""The operator of an offline model's only launch; torch has no operator of this name."""
 
-# aclDataType, of what torch has.
+# aclDataType, for the dtypes that torch has.
 _DTYPES = {
     0: "float32", 1: "float16", 2: "int8", 3: "int32", 4: "uint8", 6: "int16", 7: "uint16",
     8: "uint32", 9: "int64", 10: "uint64", 11: "float64", 12: "bool", 16: "complex64",
     17: "complex128", 27: "bfloat16", 33: "complex32", 35: "float8_e5m2", 36: "float8_e4m3fn",
 }  # fmt: skip
 
-# aclFormat, of what lies in memory as its shape says: NCHW, NHWC, ND, HWCN, NDHWC, NCDHW, NC, NCL.
+# aclFormat of memory in the order of its shape: NCHW, NHWC, ND, HWCN, NDHWC, NCDHW, NC, NCL.
 _PLAIN_FORMATS = {0, 1, 2, 16, 27, 30, 35, 47}
 
 
@@ -55,7 +55,7 @@ class OfflineModelBackend:
         self._model = model
 
     def machine(self, index: int | None = None) -> Machine:
-        """As the backend's that loaded it."""
+        """Return the machine of the backend that loaded it."""
         return self._backend.device_machine(index)
 
     def records(self) -> str:
@@ -63,18 +63,18 @@ class OfflineModelBackend:
         return self._backend.records()
 
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """The Program that `AscendOfflineLoader` made."""
+        """Return the Program that `AscendOfflineLoader` made."""
         return Prepared(bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
-        """What is loaded already; each input's and output's slot is one data buffer.
+        """Return the model already loaded; each input's and output's slot is one data buffer.
 
         Raises:
             PlanError: the Plan does not fit the Program.
         """
         program = prepared.program
         check_plan(program, plan)
-        # The model's words are its slots, in the order in which Plans have them.
+        # The model's words are its slots, in the order of Plans.
         kinds = [slot.kind for slot in plan.slots]
         n_buffers = len(self._model.inputs) + len(self._model.outputs)
         assert all(kind in (SlotKind.INPUT, SlotKind.OUTPUT) for kind in kinds[:n_buffers])
@@ -100,7 +100,7 @@ class OfflineModelBackend:
         )
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: the runtime itself gives a model its addresses."""
+        """Do nothing: the runtime itself sets a model's addresses."""
 
 
 class AscendOfflineLoader:
@@ -110,7 +110,7 @@ class AscendOfflineLoader:
         self._backend = backend
 
     def open(self, path: Path, index: int | None) -> tuple[Prepared, OfflineModelBackend]:
-        """Load an offline model; its one launch is the model's own.
+        """Load an offline model, which is its single launch.
 
         Raises:
             BackendUnavailable, CaptureError, ExecutionError: as `OfflineLoader.open`.

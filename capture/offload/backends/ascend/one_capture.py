@@ -1,4 +1,4 @@
-"""One capture of a Program by torch_npu: a model on memory of pools of its own."""
+"""One capture of a Program by torch_npu: a model on memory of separate pools."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class OneCapture:
     """One capture of a Program on the current stream.
 
     Attributes:
-        log: what is seen meanwhile; nothing of tasks and places once it says why that is untold.
+        log: the record of the capture; without tasks and places once it says why these are not
+            reported.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class OneCapture:
         self.log = self._model.log
 
     def run(self) -> CapturedModel:
-        """Capture; what failed leaves nothing behind."""
+        """Capture; a failure leaves nothing behind."""
         try:
             with region(), collector_off():
                 self._capture()
@@ -114,7 +115,7 @@ class OneCapture:
                     self._launch(run, launch)
                 self._note(run, launch)
                 for value in last_uses.get(launch.index, ()):
-                    run.bases.pop(value, None)  # its memory is for later launches
+                    run.bases.pop(value, None)  # later launches use its memory
             self._set_places(run)
             self._copies.capture_out(self._handle)
             if self._model.steps is not None:
@@ -125,7 +126,7 @@ class OneCapture:
             raise
 
     def _bases(self) -> Bases:
-        """Weights where they are or are brought, host constants, memory of the pool for inputs."""
+        """Return weights in their place, host constants, and memory of the pool for inputs."""
         with self._pool_of_inputs.use():
             return captured_bases(self._bound, self._given)
 
@@ -155,10 +156,10 @@ class OneCapture:
             raise ExecutionError(f"a capture cannot begin: {why}") from error
 
     def _before(self, launch: Launch) -> None:
-        """Tell the streams what comes before a launch; from here on tasks are the launch's."""
+        """Put steps before a launch on the streams; later tasks belong to the launch."""
         if self._model.steps is not None:
             self._model.steps.before(launch.index, self._handle)
-        elif self.log.begins:  # nothing has come since the last moment
+        elif self.log.begins:  # unchanged since the last moment
             self.log.begins[-1] = launch.index
             return
         self._note_tasks(launch.index)
@@ -170,7 +171,7 @@ class OneCapture:
         run.keep(launch, outcome)
 
     def _note(self, run: EagerRun, launch: Launch) -> None:
-        """What a launch has added: tasks, Values, pieces of the pool."""
+        """Note what a launch has added: tasks, Values, pieces of the pool."""
         self._note_tasks(None)
         if self.log.why_untold:
             return
@@ -181,21 +182,21 @@ class OneCapture:
                 self.log.places[value.index] = storage.data_ptr() + begin_bytes
         npu: Any = torch.npu  # type: ignore[attr-defined]
         n_reserved_bytes = npu.memory_reserved(self._device)
-        if n_reserved_bytes != self._n_reserved_bytes:  # asking for the pieces takes longer
+        if n_reserved_bytes != self._n_reserved_bytes:  # enumerating the pieces takes longer
             self._n_reserved_bytes = n_reserved_bytes
             self.log.pool += [one for one in self._pieces() if one not in self.log.pool]
 
     def _pieces(self) -> list[tuple[int, int]]:
-        """(address, bytes) of what launches have taken from the device, cells left out.
+        """Return (address, bytes) of the device memory that launches took, without cells.
 
-        In an order that does not depend on addresses, where one launch takes several at once.
+        The order does not depend on addresses, even where one launch takes several at once.
         """
         segments = [*segments_of(self._pool, self._device), *self._cells.segments_of_launches()]
         segments.sort(key=lambda one: (one["total_size"], one["stream"]))
         return [(one["address"], one["total_size"]) for one in segments]
 
     def _note_tasks(self, begins: int | None) -> None:
-        """A refused question leaves the capture as it is; nothing is asked any more then."""
+        """Note the numbers of tasks; a refusal leaves the capture intact, and ends the queries."""
         if self.log.why_untold:
             return
         try:
@@ -223,7 +224,7 @@ class OneCapture:
 
 
 def _failure(launch: Launch, error: Exception) -> OffloadError:
-    """What a launch raised while it was captured, as an error of offload."""
+    """Convert the exception of a launch under capture to an error of offload."""
     what, why = f"{launch.source}: {launch.name}", first_line(error)
     if isinstance(error, torch.OutOfMemoryError):
         return OutOfMemory(f"{what} found no memory in the capture: {why}")

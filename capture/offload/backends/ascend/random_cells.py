@@ -1,9 +1,9 @@
 """Random numbers in a model of torch_npu: where its kernels read a generator's seed and offset.
 
-Under capture torch_npu makes two numbers of eight bytes for each generator that is drawn from, at
-its first draw, on the device's default stream; random kernels read them each time they run
-(NPUGeneratorState in torch_npu's NPUGeneratorImpl.h). What a replay by torch writes there before
-the model, an execution of offload writes itself.
+Under capture torch_npu allocates two numbers of eight bytes for each generator, at its first draw,
+on the device's default stream; random kernels read them at each run (NPUGeneratorState in
+torch_npu's NPUGeneratorImpl.h). An execution of offload writes them before the model, as a replay
+by torch does.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from offload.native import _native
 from offload.program import Launch
 
 Cell = tuple[int, int]
-"""The addresses of a seed and of an offset."""
+"""The addresses of a seed and an offset."""
 
 _NUMBER_BYTES = 8
-# For the trial capture: states that nobody confuses with another, nor with what memory held.
+# Distinct states for the trial capture, unlikely to equal each other or earlier memory content.
 _TRIAL_SEEDS = (0x5EED_0001, 0x5EED_0002)
 _TRIAL_OFFSETS = (1200, 3600)
 
@@ -38,22 +38,22 @@ _trial = threading.Lock()
 class CellFinder:
     """Finds the memory of seeds and offsets that a capture makes.
 
-    The first launch that draws from a generator takes all its memory from a pool of its own, where
-    what the capture makes beside it can be told by its stream.
+    The first launch that draws from a generator allocates all its memory from a separate pool,
+    where its stream identifies the capture's additional allocations.
 
-    Owner: one capture, on whose thread it is called, from states of generators that no other one
-    has: cells are made at a state's first draw. It keeps the pools, which must outlive the
+    Owner: one capture, on whose thread it is called, with states of generators that no other
+    capture has: cells are made at a state's first draw. It keeps the pools, which must outlive the
     captured graph and the states.
 
     Attributes:
-        pools: that hold cells, and memory of the launches that they were made for.
+        pools: the pools with cells, and with memory of the launches that made them.
     """
 
     def __init__(self, device: torch.device, draws: DrawLog) -> None:
         """Learn, before the capture begins, what it will draw.
 
         Raises:
-            CaptureError: torch_npu keeps seeds and offsets in another way than is known here.
+            CaptureError: torch_npu keeps seeds and offsets in an unknown way.
             ExecutionError: the device failed.
         """
         npu: Any = torch.npu  # type: ignore[attr-defined]
@@ -69,10 +69,10 @@ class CellFinder:
 
     @contextlib.contextmanager
     def launching(self, launch: Launch) -> Iterator[None]:
-        """While a launch is captured.
+        """Find the cells of a launch while it is captured.
 
         Raises:
-            CaptureError: it draws, and makes no cell.
+            CaptureError: it draws, and makes no cells.
         """
         position = self._draws.generator_of.get(launch.index)
         if position is None or position in self._cells:
@@ -93,15 +93,15 @@ class CellFinder:
         self._cells[position] = (first, second) if self._is_seed_first else (second, first)
 
     def check_captured(self, launches: Sequence[Launch]) -> None:
-        """As `DrawLog.check_captured`."""
+        """Check as `DrawLog.check_captured`."""
         self._draws.check_captured(launches)
 
     def states(self) -> tuple[RandomState, ...]:
-        """The generators that are drawn from."""
+        """Return the generators that are drawn from."""
         return tuple(self._draws.states().values())
 
     def segments_of_launches(self) -> list[dict[str, Any]]:
-        """What launches themselves have taken for the pools, as torch's snapshots describe it."""
+        """Return the launches' own allocations in the pools, as described by torch's snapshots."""
         return [
             segment
             for pool in self.pools
@@ -110,12 +110,12 @@ class CellFinder:
         ]
 
     def cells(self) -> list[Cell]:
-        """Of each of these generators."""
+        """Return the cell of each of these generators."""
         return [self._cells[position] for position in sorted(self._cells)]
 
 
 def numbers_in(pool: Any, device: torch.device, stream: int) -> list[int]:
-    """Where a pool has numbers of eight bytes that were made on a stream, by address."""
+    """Return the addresses of eight-byte numbers that a pool has made on a stream, in order."""
     segments = (one for one in segments_of(pool, device) if one["stream"] == stream)
     return sorted(
         block["address"]
@@ -125,14 +125,14 @@ def numbers_in(pool: Any, device: torch.device, stream: int) -> list[int]:
 
 
 def seed_is_first(device: torch.device) -> bool:
-    """Whether torch_npu makes the seed before the offset: tried once in a process and device.
+    """Whether torch_npu makes the seed before the offset: tried once per process and device.
 
-    A draw from a generator of its own is captured on the current stream, which is not the default
-    one, and replayed by torch from another state.
+    A draw from a separate generator is captured on the current stream, which is not the default
+    stream, and replayed by torch from another state.
 
     Raises:
-        CaptureError: the replay draws other numbers than eager does, or leaves something else than
-            seed and offset in the memory that the capture made.
+        CaptureError: the replay draws other numbers than eager, or leaves other values than seed
+            and offset in the memory that the capture made.
         ExecutionError: the device failed.
     """
     with _trial:
@@ -152,7 +152,7 @@ def _number_at(device: int, address: int) -> int:
 
 
 class _Trial:
-    """A captured draw from a generator that nobody else has, on the current stream."""
+    """A captured draw from a separate generator, on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         npu: Any = torch.npu  # type: ignore[attr-defined]
@@ -165,7 +165,7 @@ class _Trial:
         self._stream = npu.current_stream(device)
 
     def seed_is_first(self) -> bool:
-        """Capture from one state, replay from another, and look what lies where."""
+        """Capture from one state, replay from another, and compare the memory."""
         self._set(0)
         self._draw()
         self._set(0)
@@ -191,8 +191,8 @@ class _Trial:
         return held == state
 
     def close(self) -> None:
-        """Give everything back: whoever uses memory of the pools before the pools."""
-        with contextlib.suppress(RuntimeError):  # of a device that has failed
+        """Release everything: users of the pools' memory before the pools."""
+        with contextlib.suppress(RuntimeError):  # of a failed device
             self._graph.reset()
         del self._graph, self._generator, self._drawn
         self._pools.clear()

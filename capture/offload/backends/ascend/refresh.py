@@ -1,4 +1,4 @@
-"""Who writes addresses into the table of kernel arguments, and what is said of it."""
+"""What refreshes the table of kernel arguments, and the notes about it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from offload.native import _native
 
 
 class Refresh(enum.StrEnum):
-    """Who writes the addresses into the table of kernel arguments."""
+    """What writes the addresses into the table of kernel arguments."""
 
     HOST = "host"
     GATHER = "gather"
 
 
 Gather = GatherKernel | Literal["operators"]
-"""What the device gathers addresses with."""
+"""How the device gathers addresses."""
 
 
 def choose_gather(refresh: Refresh, capturer: Capturer, device: int) -> Gather | None:
-    """What gathers addresses: the capturer's kernel, else operators; None: the host writes them.
+    """Choose the gathering: the capturer's kernel, else operators; None: the host writes.
 
     Raises:
-        BackendUnavailable: the device is to gather, and there are neither a kernel nor operators.
+        BackendUnavailable: the device must gather, and has neither a kernel nor operators.
     """
     if refresh is Refresh.HOST:
         return None
@@ -44,11 +44,11 @@ def choose_gather(refresh: Refresh, capturer: Capturer, device: int) -> Gather |
 
 
 def refresh_note(counts: dict[str, int], gather: Gather | None) -> str:
-    """How a table is refreshed, and what that took so far.
+    """Describe how a table is refreshed, and its cost so far.
 
     Args:
         counts: of the resident.
-        gather: None: the host writes what changed.
+        gather: None: the host writes changed words.
     """
     copied = f"{counts['copies']} copies of {counts['bytes_copied']} bytes so far"
     if gather is None:
@@ -66,14 +66,14 @@ def refresh_note(counts: dict[str, int], gather: Gather | None) -> str:
 
 
 def stages_note(*, gathers: bool = False, drains: bool = False, copies_inputs: bool = False) -> str:
-    """Which of m_l_t's stages, and of submit's substages, is which of the graph engine's.
+    """Map m_l_t's stages and submit's substages to those of the graph engine.
 
-    Its names are those of its own log of the header (GE_DAVINCI_MODEL_PROFILING).
+    The engine's names are those of its own log of the header (GE_DAVINCI_MODEL_PROFILING).
 
     Args:
-        gathers: the device refreshes arguments, by what is launched.
-        drains: torch's queue is delivered before.
-        copies_inputs: the host copies inputs to where the model reads them.
+        gathers: a launch on the device refreshes arguments.
+        drains: torch's queue is drained first.
+        copies_inputs: the host copies inputs to the model's addresses.
     """
     refresh = (
         ["base copy = active-membase memcpy", "refresh launch = kernel launch"]
@@ -101,13 +101,13 @@ def notes_of_refresh(
     held: Callable[[], str],
     more: tuple[str, ...],
 ) -> tuple[str, ...]:
-    """How the model was made, and how its arguments are refreshed; what that took so far.
+    """Describe how the model was made, how its arguments are refreshed, and the cost so far.
 
     Args:
-        resident: whose they are.
-        gather: None: the host writes what changed.
-        held: says which streams it holds.
-        more: to be said behind.
+        resident: the model's.
+        gather: None: the host writes changed words.
+        held: describes the streams that it holds.
+        more: further notes.
     """
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[resident.form]
     return (

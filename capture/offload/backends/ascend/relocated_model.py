@@ -1,4 +1,4 @@
-"""A captured model whose kernels' arguments are patched: by which Plan, its proof, its notes."""
+"""A captured model whose kernels' arguments are patched: the words of a Plan, proof, notes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from offload.program import Program, Role
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PatchedArguments:
-    """What a resident patches in the arguments of kernels.
+    """The words that a resident patches in the arguments of kernels.
 
     Attributes:
         blocks: (address, content) of each argument block that holds a word.
         words: (block, offset in bytes) of each word.
-        places: its (slot, offset in bytes).
-        home: stands for the feature map where it was captured; 0 where none moves.
+        places: (slot, offset in bytes) of each word.
+        home: stands for the feature map at its captured address; 0 where it does not move.
     """
 
     blocks: Sequence[tuple[int, bytes]] = ()
@@ -38,7 +38,7 @@ class PatchedArguments:
 
 
 def patched_arguments(bound: BoundModel, plan: Plan) -> PatchedArguments:
-    """The words of a bound model as a Plan places them; none of one that copies all."""
+    """Return the words of a bound model as a Plan places them; empty if it copies everything."""
     if bound.words is None:
         return PatchedArguments()
     discovery = bound.words.discovery
@@ -53,7 +53,7 @@ def patched_arguments(bound: BoundModel, plan: Plan) -> PatchedArguments:
 
 
 def _pieces(bound: BoundModel, plan: Plan) -> list[tuple[int, int, int]]:
-    """(offset in the feature map, bytes, address where captured) of what of the pool moves."""
+    """Return (offset in the feature map, bytes, captured address) of the pool's moving pieces."""
     if bound.words is None:
         return []
     n_pieces = len(bound.words.discovery.scratch_bytes)
@@ -72,9 +72,9 @@ def _pieces(bound: BoundModel, plan: Plan) -> list[tuple[int, int, int]]:
 def prove_relocation(
     prepared: Prepared, plan: Plan, bound: BoundModel, device: int, stream: int
 ) -> None:
-    """Execute the loaded resident itself: where it was captured twice, then with all slots moved.
+    """Execute the loaded resident itself: twice where it was captured, then with all slots moved.
 
-    A twin would patch the same argument blocks. All words are patched anew by the first execution.
+    A twin would patch the same argument blocks. The first execution patches all words again.
 
     Raises:
         CaptureError: results or written state differ, or memory of the capture was written.
@@ -84,7 +84,7 @@ def prove_relocation(
     program = prepared.program
     resident = bound.residents[-1]()
     assert resident is not None  # it is being loaded
-    assert bound.words is not None  # prove has seen to it
+    assert bound.words is not None  # checked by `prove`
     relocations = relocations_of(bound.words.discovery, plan)
     relocations += [
         (len(relocations) + index, plan.slot_of(one.value), 0)
@@ -127,7 +127,7 @@ def prove_relocation(
 
 
 def _states(bound: BoundModel) -> list[list[int]]:
-    """Seeds and offsets of the next execution and of the one after; generators stay as they are.
+    """Return the seeds and offsets of the next two executions; generators do not advance.
 
     Raises:
         ExecutionError: the device failed.
@@ -160,13 +160,13 @@ class _Provable:
         self._resident.finish()
 
     def close(self) -> None:
-        """Whoever loaded it closes it."""
+        """Do nothing: its loader closes it."""
 
 
 class ProofMemory:
-    """Memory of torch's for executions that nobody asked for, as those of the proof.
+    """torch's memory for executions that are not the user's, such as those of the proof.
 
-    The pool of a capture lies in pieces, and is one block all the same.
+    The pool of a capture consists of pieces, and counts as one block.
     """
 
     def __init__(self, device: int, pieces: Sequence[tuple[int, int, int]] = ()) -> None:
@@ -176,10 +176,10 @@ class ProofMemory:
         self._blocks: dict[int, torch.Tensor] = {}
 
     def allocate(self, size_bytes: int) -> int:
-        """Zeros.
+        """Allocate zeros.
 
         Raises:
-            OutOfMemory: there is no memory; the message says how to do without the proof.
+            OutOfMemory: there is no memory; the message says how to load without the proof.
             ExecutionError: the device failed.
         """
         block = self.take(max(size_bytes, 512))
@@ -188,7 +188,7 @@ class ProofMemory:
         return block.data_ptr()
 
     def take(self, size_bytes: int) -> torch.Tensor:
-        """Bytes that nobody uses any more; errors as `allocate`."""
+        """Allocate bytes that earlier users have finished with; errors as `allocate`."""
         on_npu = torch.device("npu", self._device)
         try:
             block = torch.empty(size_bytes, dtype=torch.uint8, device=on_npu)
@@ -198,11 +198,11 @@ class ProofMemory:
                 f"the proof found no other {size_bytes} bytes of device memory "
                 "(load(verify=False) leaves it out)",
             ) from error
-        torch.get_device_module("npu").synchronize(self._device)  # who had it before has ended
+        torch.get_device_module("npu").synchronize(self._device)  # its former users have ended
         return block
 
     def free(self, address: int) -> None:
-        """Give one block back."""
+        """Free one block."""
         del self._blocks[address]
 
     def fill(self, address: int, size_bytes: int) -> None:
@@ -216,7 +216,7 @@ class ProofMemory:
             _native.ascend_write_memory(self._device, at, part)
 
     def chunks(self, address: int, size_bytes: int, chunk_bytes: int) -> Iterator[torch.Tensor]:
-        """Its bytes (uint8) in order, all but the last of so many, copied to the host."""
+        """Yield its bytes (uint8) in order, in chunks of at most `chunk_bytes`, on the host."""
         for begin in range(0, size_bytes, chunk_bytes):
             end = min(begin + chunk_bytes, size_bytes)
             content = b"".join(
@@ -233,7 +233,7 @@ class ProofMemory:
             _native.ascend_copy_memory(self._device, destination + begin, at, part_bytes)
 
     def _ranges(self, address: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
-        """(address, offset, bytes) of what lies at an address: only the pool is in pieces."""
+        """Yield (address, offset, bytes) of the memory at an address: only the pool has pieces."""
         if address != self._home:
             yield address, 0, size_bytes
             return
@@ -248,7 +248,7 @@ class ProofMemory:
 def notes_of(
     bound: BoundModel, program: Program, resident: _native.AscendCapturedResident
 ) -> tuple[str, ...]:
-    """Where the memory lies, what is patched and what is copied and why; what that took so far."""
+    """Describe the memory, what is patched and what is copied, why, and the cost so far."""
     model = bound.model
     if bound.words is None:
         return (

@@ -1,4 +1,4 @@
-"""Kernels of one's own at sizes that vary: the host launches them one by one (host scheduling)."""
+"""Custom kernels at varying sizes: the host launches them one by one (host scheduling)."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from offload.backends.ascend.backend import AscendBackend
 
 _NUMBERS_KEPT = 16
-"""For so many choices of sizes their numbers are kept while launches are tiled."""
+"""The number of choices of sizes whose numbers are kept while launches are tiled."""
 
 
 class ScheduledAscendBackend:
     """An Ascend device whose host launches a capturer's kernels one by one.
 
-    For Programs whose sizes vary: one resident executes all of them. Others it loads as the backend
-    does that it belongs to.
+    For Programs whose sizes vary: one resident executes all sizes. Other Programs are loaded by the
+    underlying backend.
     """
 
     opaque = weights = timing = offline = lanes = None
 
     def __init__(self, whole: AscendBackend, sized: SizedKernels) -> None:
-        """The backend of the same device as `whole`, whose capturer has this role."""
+        """Take the backend `whole` of the same device, whose capturer has the role `sized`."""
         self.name = whole.name
         self.capabilities = Capabilities(queues_work=True)
         self.sizes = ScheduledSizes(whole, sized)
@@ -57,7 +57,7 @@ class ScheduledAscendBackend:
         return self
 
     def machine(self, index: int | None = None) -> Machine:
-        """The device.
+        """Describe the device.
 
         Raises:
             BackendUnavailable: the runtime's library, a function of it or this device is missing.
@@ -72,11 +72,11 @@ class ScheduledAscendBackend:
         return found
 
     def records(self) -> str:
-        """As the backend that it belongs to."""
+        """Records as the underlying backend."""
         return self._whole.records()
 
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """Have kernels made of the Program's launches at the recorded sizes.
+        """Make kernels of the Program's launches at the recorded sizes.
 
         Raises:
             BackendUnavailable: as `machine`.
@@ -87,26 +87,26 @@ class ScheduledAscendBackend:
         return self._whole.prepare(bound)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
-        """Load a Program of one size, as the backend that it belongs to."""
+        """Load a Program of one size, as the underlying backend."""
         return self._whole.instantiate(prepared, plan)
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: the capturer knows which words are addresses."""
+        """Do nothing: the capturer states which words are addresses."""
 
 
 class ScheduledSizes:
     """Loads Programs whose sizes vary; see `SizeChanger`."""
 
-    one_host_core = ""  # tiling is the host's own
+    one_host_core = ""  # tiling runs on the host
 
     def __init__(self, whole: AscendBackend, sized: SizedKernels, n_host_cores: int = 1) -> None:
-        """For kernels of a capturer; `n_host_cores` carry out the stages of a launch."""
+        """Take the kernels of a capturer; `n_host_cores` execute the stages of a launch."""
         self._whole = whole
         self._sized = sized
         self._n_host_cores = n_host_cores
 
     def on_host_cores(self, n_cores: int) -> ScheduledSizes:
-        """The same, whose launches have their stages on so many cores of the host."""
+        """Return the same, with the stages of launches on this many cores of the host."""
         return ScheduledSizes(self._whole, self._sized, n_cores)
 
     def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
@@ -114,8 +114,8 @@ class ScheduledSizes:
 
         Raises:
             PlanError: the Plan does not fit the Program.
-            BindingError: a weight's memory is not aligned, or lies in a format of the device's own.
-            CaptureError: a kernel takes the address of a Value that has no place.
+            BindingError: a weight's memory is not aligned, or has a device format.
+            CaptureError: a kernel takes the address of a Value without a place.
             BackendUnavailable: the runtime takes no kernel arguments from the host.
             ExecutionError: the runtime failed.
         """
@@ -152,7 +152,7 @@ class ScheduledSizes:
         )
 
     def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
-        """What computes the constants of sizes, by torch on the host; None where there are none."""
+        """Make size constants resident, by torch on the host; None without size constants."""
         if settled.constants is None:
             return None
         device = self._whole.tensor_device(self._whole.device_of(settled.program))
@@ -160,9 +160,9 @@ class ScheduledSizes:
 
 
 class _Tiling:
-    """Gives the native side the kernels of launches at sizes that are met.
+    """Gives the native side the kernels of launches at new sizes.
 
-    Thread: any; several launches are tiled at once.
+    Thread: any; several launches are tiled concurrently.
     """
 
     def __init__(self, settled: SettledFamily, sized: SizedKernels) -> None:
@@ -172,11 +172,11 @@ class _Tiling:
         self._numbers = functools.lru_cache(_NUMBERS_KEPT)(settled.family.numbers_at)
 
     def __call__(self, index: int, sizes: Sequence[int]) -> list[_native.SizedKernel]:
-        """The kernels of a launch.
+        """Return the kernels of a launch.
 
         Raises:
-            CaptureError: they do not fit it at these sizes.
-            ExecutionError: a function that gives a grid, a number or tiling data raised something.
+            CaptureError: they do not fit the launch at these sizes.
+            ExecutionError: a function of a grid, a number or tiling data raised an exception.
         """
         numbers = self._numbers(tuple(sizes))
 
@@ -210,7 +210,7 @@ def _native_kernel(kernel: Kernel) -> _native.SizedKernel:
 
 
 def _launches(program: Program, captured: KernelCapture) -> list[tuple[str, list[int], list[int]]]:
-    """For each launch its name, its kernels' functions, and the most that their arguments take."""
+    """Return each launch's name, its kernels' functions, and its maximal argument bytes."""
     found: list[tuple[str, list[int], list[int]]] = [
         (f"{launch.place}: {launch.name}", [], []) for launch in program.launches
     ]
@@ -222,10 +222,10 @@ def _launches(program: Program, captured: KernelCapture) -> list[tuple[str, list
 
 
 def _places(settled: SettledFamily, plan: Plan, named: set[int]) -> list[tuple[str, int, int]]:
-    """Where each Value lies, in the words of the native side.
+    """Return where each Value lies, in the native side's terms.
 
     Raises:
-        CaptureError: a kernel takes the address of one that has no place.
+        CaptureError: a kernel takes the address of a Value without a place.
     """
     constants = {value: number for number, value in enumerate(settled.constant_values)}
     found = []
@@ -247,7 +247,7 @@ def _places(settled: SettledFamily, plan: Plan, named: set[int]) -> list[tuple[s
 
 
 def _views(program: Program, plan: Plan) -> list[tuple[int, int, list[int], list[tuple[int, int]]]]:
-    """Every view that launches are given or make, and which of its numbers vary."""
+    """Return every view that launches take or make, and which of its numbers vary."""
     found = {}
     for view in (view for launch in program.launches for view in _used(launch)):
         if plan.places[view.value] is not None:

@@ -1,4 +1,4 @@
-"""What a loaded program takes of a device's streams, of which it has least."""
+"""A loaded program's use of a device's streams, its scarcest resource."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ def streams_note(
     *,
     streams_weights: bool,
 ) -> Callable[[], str]:
-    """What says how many streams an executable holds, and how many the device has.
+    """Return a function that states how many streams an executable holds and the device has.
 
     Args:
         device: its index.
         resident: its model.
-        streams_weights: whether the model runs on a stream of the executable's own.
+        streams_weights: whether the model runs on the executable's own stream.
 
     Returns:
-        Raises BackendUnavailable or ExecutionError where the device does not say what it is.
+        The function; it raises BackendUnavailable or ExecutionError where the device does not
+        identify itself.
     """
     of_model, is_told = resident.model_streams
     return functools.partial(_says, device, of_model + streams_weights, is_told=is_told)

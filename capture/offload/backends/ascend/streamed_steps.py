@@ -1,6 +1,6 @@
-"""The Steps of a Plan as a model's streams are told them, and the proof.
+"""The Steps of a Plan, lowered to a model's streams, and the proof.
 
-A model's launches stand on one stream, one behind the other, and copies on a second one.
+A model's launches are on one stream, in sequence, and copies on a second stream.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Stream = _native.AscendStepStream
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that a stream of the model is told.
+    """One action on a stream of the model.
 
     Attributes:
         kind: a node is launched, a transfer copied, an event recorded or waited for; or the outputs
             are ready.
-        stream: which.
+        stream: the stream.
         index: of the node, the transfer or the event.
     """
 
@@ -40,12 +40,12 @@ class Step:
 def launch_graph(
     program: Program, touches: Sequence[Sequence[int]], launches: Sequence[int]
 ) -> NodeGraph:
-    """Launches one behind the other, as a graph.
+    """Return launches in sequence, as a graph.
 
     Args:
-        program: has the Values.
+        program: the program of the Values.
         touches: for each node, in order, the Values that it may read or write.
-        launches: for each node the launch that it belongs to.
+        launches: for each node its launch.
     """
     touched_by: list[list[int]] = [[] for _ in program.values]
     for node, values in enumerate(touches):
@@ -63,16 +63,17 @@ def streamed_steps(
     streaming: Streaming,
     streamed: StreamedGraph,
 ) -> tuple[Step, ...]:
-    """The Plan's Steps as the streams of a model are told them, and the proof that it is enough.
+    """Lower the Plan's Steps to the streams of a model, and prove their order sufficient.
 
     Args:
-        program: what the model carries out.
-        graph: as `launch_graph` gives it.
+        program: the program of the model.
+        graph: the result of `launch_graph`.
         streaming: the plan.
         streamed: its copies, for the proof.
 
     Returns:
-        Nodes in order; each transfer once; each event recorded once, and waited for once behind it.
+        Nodes in order; each transfer once; each event recorded once, and waited for once after
+        that.
 
     Raises:
         CaptureError: the order of the steps does not protect a weight.
@@ -83,11 +84,11 @@ def streamed_steps(
 
 
 class _Lowering:
-    """Lanes of a Plan as what a capture of two streams is told, events behind their records.
+    """Lowers the lanes of a Plan to a capture of two streams, with waits after their records.
 
-    Executions follow one another on one stream of the device, so that nothing waits for an event of
-    the one before. A capture asks for more: the second stream begins with a wait for the first one,
-    which waits for it at the end, once the outputs are said to be ready.
+    Executions follow one another on one stream of the device, so no step waits for an event of the
+    previous execution. A capture requires more: the second stream begins with a wait for the first,
+    and the first waits for it at the end, after the outputs are marked as ready.
     """
 
     def __init__(self, launches: Sequence[int], lanes: Sequence[Lane]) -> None:
@@ -96,7 +97,7 @@ class _Lowering:
         self._copies = [one for lane in lanes[1:] for one in lane.steps]
         n_copies = sum(len(lane.copies) for lane in lanes)
         n_ahead = n_copied_ahead(lanes)
-        # Transfers are numbered as they are needed: what is copied ahead comes first.
+        # Transfers are numbered in the order of their use: those copied ahead come first.
         self._transfers = iter([*range(n_ahead, n_copies), *range(n_ahead)])
         self._awaited = {
             one.event
@@ -105,9 +106,9 @@ class _Lowering:
             if isinstance(one, Wait) and not one.age
         }
         self._steps: list[Step] = []
-        self._events: dict[int, int] = {}  # by event of the Plan, that of the model
+        self._events: dict[int, int] = {}  # from an event of the Plan to that of the model
         self._n_events = 0
-        self._n_copied = 0  # of the steps of the second lane
+        self._n_copied = 0  # steps of the second lane
         self._n_nodes = 0
 
     def steps(self) -> tuple[Step, ...]:
@@ -132,13 +133,13 @@ class _Lowering:
         return tuple(self._steps)
 
     def _launch(self, last: float) -> None:
-        """All nodes of launches before `last` that have not been launched."""
+        """Launch all remaining nodes of launches before `last`."""
         while self._n_nodes < len(self._launches) and self._launches[self._n_nodes] < last:
             self._add(Kind.NODE, Stream.LAUNCHES, self._n_nodes)
             self._n_nodes += 1
 
     def _copy(self) -> None:
-        """What the second lane can be told now: up to a wait for what is not recorded yet."""
+        """Lower the second lane up to a wait for an event not yet recorded."""
         while self._n_copied < len(self._copies):
             step = self._copies[self._n_copied]
             match step:
@@ -178,12 +179,12 @@ def check_steps(
     streamed: StreamedGraph,
     steps: Sequence[Step],
 ) -> None:
-    """Prove by streams and events alone that no launch reads, and no copy overwrites, too early.
+    """Prove from streams and events only that no launch reads, and no copy overwrites, too early.
 
     Raises:
         CaptureError: as `streamed_copies.check_order`; or an event is recorded twice or waited for
-            too early, nothing says that the outputs are ready, or a capture of the steps would not
-            be forked or joined.
+            too early, no step marks the outputs as ready, or a capture of the steps would lack its
+            fork or join.
     """
     edges, ready_after = step_order(graph.n_nodes, streamed, steps)
     found = dataclasses.replace(streamed, ready_after=ready_after)
@@ -193,11 +194,11 @@ def check_steps(
 def step_order(
     n_nodes: int, streamed: StreamedGraph, steps: Sequence[Step]
 ) -> tuple[list[tuple[int, int]], tuple[int, ...]]:
-    """The order that streams and events enforce.
+    """Return the order that streams and events enforce.
 
     Returns:
-        As edges of nodes, the copies numbered behind the launches in the order of
-        `streamed.copies`; and after which of them the outputs are ready.
+        The edges between nodes, with copies numbered after the launches in the order of
+        `streamed.copies`; and the nodes after which the outputs are ready.
 
     Raises:
         CaptureError: as `check_steps`.

@@ -28,31 +28,31 @@ link_meter = LinkMeter(_native.ascend_link_samples)
 
 
 class AscendWeights:
-    """Copies weights from the host's memory, inside of the model; see `WeightStreamer`."""
+    """Copies weights from host memory, inside the model; see `WeightStreamer`."""
 
     gathers_rows = False
 
     def __init__(self, device_of: Callable[[Program], int], alignment_bytes: int) -> None:
-        """Of devices on which each weight is aligned so; `device_of` gives a Program's index."""
+        """Take the weights' alignment on devices; `device_of` gives a Program's device index."""
         self._device_of = device_of
         self._alignment_bytes = alignment_bytes
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """What a copy from the host takes, measured once in a process.
+        """Measure copies from the host, once per process.
 
         Raises:
             BackendUnavailable: the program's weights are not in files.
-            ExecutionError: the runtime failed, or has no memory to measure with.
+            ExecutionError: the runtime failed, or has no memory for the measurement.
         """
         refuse_unstored(bound)
         return link_meter.link(self._device_of(bound.program))
 
     def memory_layout(self, program: Program) -> MemoryLayout:
-        """As torch_npu's allocator gives it; a weight is streamed as a whole."""
+        """Return the layout of torch_npu's allocator; a weight is streamed as a whole."""
         return MemoryLayout(self._alignment_bytes, unit=TorchMemoryUnit())
 
     def free_bytes(self, program: Program) -> int:
-        """Of the Program's device, what torch's allocator only keeps for later included."""
+        """Free bytes of the Program's device, including memory cached by torch's allocator."""
         device = self._device_of(program)
         _, _, free_bytes = _native.ascend_device(device)
         npu: Any = getattr(torch, "npu", None)
@@ -61,7 +61,7 @@ class AscendWeights:
         return free_bytes + int(npu.memory_reserved(device)) - int(npu.memory_allocated(device))
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """The same: kernels read the weights' addresses from the table."""
+        """Return the same: kernels read the weights' addresses from the table."""
         return prepared
 
 
@@ -70,8 +70,8 @@ class WeightMemory:
     """Memory of a device for the weights of one executable.
 
     Attributes:
-        tensor: uint8, contiguous; its storage is all of it.
-        release: gives it back, whatever tensors are on it.
+        tensor: uint8, contiguous; its storage is the whole memory.
+        release: frees it, even if tensors still view it.
     """
 
     tensor: torch.Tensor
@@ -80,15 +80,15 @@ class WeightMemory:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StreamedWeights:
-    """Weights in a memory of an executable's own, and the copies in its model; none by default.
+    """Weights in an executable's own memory, and the copies in its model; empty by default.
 
     Attributes:
-        stream: brings them; None: all weights lie where the caller has them.
-        steps: what the streams of a model are told.
-        for_next_pass: the transfers at its end, which the next execution begins with.
-        memory: (address, bytes) of all of them.
-        storages: for each weight that the stream manages its bytes.
-        tensors: for each of them the tensor that was recorded, there.
+        stream: transfers them; None: all weights are used in place.
+        steps: the steps on the streams of a model.
+        for_next_pass: the transfers at its end, which belong to the next execution.
+        memory: (address, bytes) of all weights.
+        storages: the bytes of each weight that the stream manages.
+        tensors: for each of them the recorded tensor, in this memory.
     """
 
     stream: _native.AscendWeightStream | None = None
@@ -99,10 +99,10 @@ class StreamedWeights:
     tensors: Mapping[int, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def steps_of_model(self) -> _native.AscendStreamedSteps | None:
-        """The steps with events of their own, which tell the streams of one model.
+        """Return the steps for the streams of one model, with separate events.
 
         Raises:
-            ExecutionError: there are no events.
+            ExecutionError: events cannot be created.
         """
         if self.stream is None:
             return None
@@ -120,23 +120,23 @@ def stream_weights(
     launches: Sequence[int],
     memory: Callable[[int], WeightMemory],
 ) -> StreamedWeights:
-    """Make the weights' memory and the host store, and order copies and launches; nothing is read.
+    """Make the weights' memory and the host store, and order copies and launches; read nothing.
 
     Args:
         bound: its weights are in files.
         streaming: the plan; None: the weights stay where they are.
         device: its index.
-        touches: for each thing that is launched, in order, the Values that it may read or write.
-        launches: for each of them the launch that it belongs to.
-        memory: makes memory of so many bytes on the device.
+        touches: for each launched node, in order, the Values that it may read or write.
+        launches: for each node its launch.
+        memory: allocates this many bytes on the device.
 
     Raises:
         BackendUnavailable: the weights have no store on the host, or the device is missing.
         PlanError: the host has no room for the store.
-        CaptureError: what is launched uses a streamed weight that its launch does not read.
+        CaptureError: a node uses a streamed weight that its launch does not read.
         OutOfMemory: the device has no room for the weights.
-        ExecutionError: there is no stream, or the store cannot be pinned.
-        FileError: a file is gone, or shorter than it was.
+        ExecutionError: no stream can be created, or the store cannot be pinned.
+        FileError: a file is missing, or shorter than it was.
     """
     program = bound.program
     if streaming is None:
@@ -167,7 +167,7 @@ def stream_weights(
 def _storages(
     bound: BoundProgram, streaming: Streaming, memory: torch.UntypedStorage
 ) -> list[torch.UntypedStorage]:
-    """The bytes of each weight, as storages of their own that keep the memory."""
+    """Return the bytes of each weight, as separate storages that keep the memory."""
     program = bound.program
     begins = {
         piece.value: piece.memory_offset_bytes for piece in streaming.pieces if piece.size_bytes
@@ -182,7 +182,7 @@ def _storages(
 def streaming_notes(
     stream: _native.AscendWeightStream | None, streaming: Streaming | None
 ) -> tuple[str, ...]:
-    """What copies of weights take besides memory, for people."""
+    """Describe the resources of weight copies besides memory, for people."""
     if stream is None or streaming is None or not streaming.transfers:
         return ()
     if stream.outputs_are_early:

@@ -1,4 +1,4 @@
-"""Models of torch_npu on an Ascend device: captured, and relocated or their tensors copied."""
+"""Models of torch_npu on an Ascend device: captured, and relocated or with copied tensors."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ from offload.program import BoundProgram, Launch, Program, Role
 class TorchAscendBackend(AscendBackend):
     """One Ascend device that torch_npu uses.
 
-    A Program's launches are captured through torch_npu into one model. Where the runtime tells what
-    its kernels were given, inputs, outputs and the feature map move by patching those arguments;
+    A Program's launches are captured through torch_npu into one model. Where the runtime reports
+    the kernels' arguments, inputs, outputs and the feature map move by patching these arguments;
     elsewhere the kernels keep the addresses of the capture: the feature map is torch's, and inputs
-    and outputs are copied. Weights stay where they are; with those in files the launches are
-    captured once a streaming plan has placed them.
+    and outputs are copied. Weights stay in place; if they lie in files, the launches are captured
+    once a streaming plan has placed them.
     """
 
     capabilities = Capabilities(
@@ -75,20 +75,20 @@ class TorchAscendBackend(AscendBackend):
         argument_table: bool = True,
         why_no_table: str = "not asked for",
     ) -> None:
-        """A backend that captures with torch_npu.
+        """Capture with torch_npu.
 
         Args:
-            torch_capturer: what captures; None: one for each Program.
-            copies: who copies inputs and outputs: tasks of the model, which read their addresses
-                from a table, or the host around it. None: the first, where the runtime has it.
+            torch_capturer: the capturer; None: one for each Program.
+            copies: what copies inputs and outputs: tasks of the model, which read their addresses
+                from a table, or the host around it. None: tasks, where the runtime supports them.
             relocation: whether addresses in the kernels' own arguments are patched. None: where
-                that is possible and a proof at load shows it; `Executable.explain` says why it is
-                not. True: loading fails where it is not. False: inputs and outputs are copied.
-            why_copied: what is said of relocation=False.
-            argument_table: whether kernels whose arguments are patched get them from one table, by
-                an update of their tasks at load, where the runtime lets them. False: they keep the
-                runtime's blocks, of which each is copied.
-            why_no_table: what is said of argument_table=False.
+                possible and proved at load; `Executable.explain` says why not. True: loading fails
+                where this is impossible. False: inputs and outputs are copied.
+            why_copied: the reason for relocation=False.
+            argument_table: whether kernels with patched arguments read them from one table, by an
+                update of their tasks at load, where the runtime allows it. False: they keep the
+                runtime's blocks, each copied separately.
+            why_no_table: the reason for argument_table=False.
         """
         super().__init__()
         self._why_no_table = "" if argument_table else why_no_table
@@ -99,12 +99,12 @@ class TorchAscendBackend(AscendBackend):
 
     @property
     def weights(self) -> WeightStreamer:
-        """Copies them from the host, inside of the model, captured once they have places."""
+        """Copies weights from the host, inside the model, captured once they have places."""
         return TorchAscendWeights(self)
 
     @property
     def timing(self) -> LaunchTimer:
-        """Times the launches by themselves."""
+        """Times the launches one by one."""
         return WarmUpTimer(self.device_of, self._torch_capturer)
 
     @property
@@ -145,8 +145,8 @@ class TorchAscendBackend(AscendBackend):
             BackendUnavailable: as `machine`.
             BindingError: a weight was cast to another format since it was recorded.
             CaptureError: a launch cannot be captured, or draws random numbers that would be the
-                same at each execution; inputs that are written cannot be copied; or kernels cannot
-                be relocated, and that was required.
+                same at each execution; written inputs cannot be copied; or kernels cannot be
+                relocated although this was required.
             ExecutionError: the runtime failed.
         """
         program = bound.program
@@ -157,18 +157,18 @@ class TorchAscendBackend(AscendBackend):
         own = frozenset(value.index for value in program.of_role(Role.ACTIVATION))
         if not bound.bindings.stored:
             return self.captured(bound, own, NONE_STREAMED)
-        moving_values(program)  # which refuses inputs that cannot be copied
+        moving_values(program)  # refuses inputs that cannot be copied
         return Prepared(bound, own)
 
     def captured(
         self, bound: BoundProgram, own: frozenset[int], streamed: StreamedWeights
     ) -> Prepared:
-        """The launches captured, and relocated where that is asked for and possible.
+        """Capture the launches, and relocate them where requested and possible.
 
         Args:
             bound: the Program.
             own: the Values that operators allocate themselves.
-            streamed: where its streamed weights lie, and what is told of them.
+            streamed: where its streamed weights lie, and their steps.
 
         Raises:
             CaptureError, ExecutionError: as `prepare`.
@@ -189,7 +189,7 @@ class TorchAscendBackend(AscendBackend):
             why_no_table=self._why_no_table,
         )
         self._capture(bound, streamed, relocator.improve)
-        assert relocator.bound is not None  # improve has seen to it
+        assert relocator.bound is not None  # set by `improve`
         words = relocator.bound.words
         if words is None:
             return Prepared(bound, own, state=relocator.bound)
@@ -207,7 +207,7 @@ class TorchAscendBackend(AscendBackend):
         return capturer.capture(bound, device, self._copies, improve=improve, streamed=streamed)
 
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
-        """What was captured, its moving tensors bound to the Plan's slots.
+        """Load the captured model, its moving tensors bound to the Plan's slots.
 
         Raises:
             PlanError: the Plan does not fit the Program.
@@ -247,7 +247,7 @@ class TorchAscendBackend(AscendBackend):
         plan: Plan,
     ) -> _native.AscendCapturedResident:
         model = bound.model
-        assert model.copies is not None  # nobody else closes it
+        assert model.copies is not None  # closed by no other owner
         patched = patched_arguments(bound, plan)
         return _native.AscendCapturedResident(
             device=self.device_of(program),
@@ -268,12 +268,12 @@ class TorchAscendBackend(AscendBackend):
         )
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Execute a relocated model where it was captured, and moved; see `relocation.proof`.
+        """Execute a relocated model in place, and moved; see `relocation.proof`.
 
         Raises:
             Unproved: results or written state differ, or old memory was written; a backend without
-                an argument table may do, and one that relocates nothing would.
-            CaptureError: the same, where relocation is required and there is no such table.
+                an argument table may succeed, and a backend without relocation would.
+            CaptureError: the same, where relocation is required and there is no argument table.
             OutOfMemory: the device has no memory for the proof.
             ExecutionError: the device failed.
         """
@@ -316,15 +316,15 @@ class TorchAscendBackend(AscendBackend):
 
 
 class TorchAscendWeights(AscendWeights):
-    """Captures launches once weights have their places, as kernels keep these."""
+    """Captures launches once weights have their places, as kernels keep their addresses."""
 
     def __init__(self, backend: TorchAscendBackend) -> None:
-        """Of programs that the backend captures."""
+        """Serve programs that the backend captures."""
         super().__init__(backend.device_of, backend.alignment_bytes)
         self._backend = backend
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """Take the weights' memory, and capture the launches with weights where they lie there.
+        """Allocate the weights' memory, and capture the launches with the weights in it.
 
         Raises:
             PlanError: the host has no room for the store.
@@ -334,7 +334,7 @@ class TorchAscendWeights(AscendWeights):
         """
         program = prepared.program
         device = self._backend.device_of(program)
-        give_back_unused()  # torch would cut weights from what it keeps of a larger budget's
+        give_back_unused()  # torch would allocate weights from its cache of a larger budget's
         streamed = stream_weights(
             prepared.bound,
             streaming,
@@ -347,20 +347,20 @@ class TorchAscendWeights(AscendWeights):
 
 
 class WarmUpTimer:
-    """Times launches as the warm-up of a capture makes them; see `LaunchTimer`."""
+    """Times launches as in a capture's warm-up; see `LaunchTimer`."""
 
     def __init__(
         self, device_of: Callable[[Program], int], torch_capturer: TorchCapturer | None
     ) -> None:
-        """Of programs that the capturer captures; None: one is made."""
+        """Time programs that the capturer captures; None: a capturer is made."""
         self._device_of = device_of
         self._torch_capturer = torch_capturer
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """With zeros for the weights in files.
+        """Time the launches, with zeros for weights in files.
 
         Raises:
-            BackendUnavailable: the runtime makes no events that tell times.
+            BackendUnavailable: the runtime has no timing events.
             CaptureError: a launch fails on made-up inputs, or the caller is capturing.
             OutOfMemory: the device has no memory for it.
             ExecutionError: the device failed.
@@ -371,7 +371,7 @@ class WarmUpTimer:
 
 
 def _outside_bytes(program: Program, plan: Plan, launch: Launch) -> int:
-    """What a launch takes of torch's pool, where that is no feature map of the Plan's."""
+    """Return a launch's bytes of torch's pool, where these are not the Plan's feature map."""
     if plan.feature_map_bytes:
         return 0
     made = [program.values[view.value] for view in launch.made()]

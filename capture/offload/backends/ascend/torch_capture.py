@@ -1,4 +1,4 @@
-"""Captures a Program's launches with torch_npu, into a model on memory of pools of its own."""
+"""Captures a Program's launches with torch_npu, into a model on memory of separate pools."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class TorchCapturer:
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor] | None = None) -> None:
-        """Begin with nothing warmed up.
+        """Begin without a warm-up.
 
         Args:
             inputs: a call's tensors in the Program's order, for the warm-up, which reads them;
-                None: what `made_up_inputs` gives.
+                None: the result of `made_up_inputs`.
         """
         self._inputs = inputs
 
@@ -53,22 +53,23 @@ class TorchCapturer:
         improve: Improve | None = None,
         streamed: StreamedWeights = NONE_STREAMED,
     ) -> CapturedModel:
-        """Run every launch twice, to warm up and under capture, where nothing executes.
+        """Run every launch twice: as warm-up, and under capture, where nothing executes.
 
-        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
+        Generators, inputs, weights and torch's settings stay unchanged, even on failure.
 
         Args:
             bound: its launches, in order.
-            device: where.
-            form: who copies what moves, `captured` or `enqueued`; None: what the runtime can.
-            improve: makes a better model of it by more captures, or gives it back.
-            streamed: where weights in files lie, and their copies, which are captured between
+            device: its index.
+            form: what copies moving tensors, `captured` or `enqueued`; None: what the runtime
+                supports.
+            improve: makes a better model by more captures, or returns the given one.
+            streamed: where weights from files lie, and their copies, which are captured between
                 launches; a launch is a node of its steps.
 
         Raises:
             CaptureError: a launch cannot be captured (the message names it), an input cannot be
                 copied, or the caller is capturing; or what `improve` raises.
-            BackendUnavailable: the runtime captures no copies, and they were asked for.
+            BackendUnavailable: the runtime captures no copies, and they were requested.
             OutOfMemory: the device has no memory.
             ExecutionError: the device failed.
         """
@@ -87,15 +88,15 @@ class TorchCapturer:
     def time_launches(
         self, bound: BoundProgram, device: int
     ) -> list[list[_native.AscendLaunchTime]]:
-        """Launch everything as the warm-up does, on made-up inputs, between events of a timer.
+        """Run all launches as in the warm-up, on made-up inputs, between events of a timer.
 
-        Leaves generators, inputs, weights and torch's settings as they were, also when it fails.
+        Generators, inputs, weights and torch's settings stay unchanged, even on failure.
 
         Returns:
-            By round what each launch took.
+            The duration of each launch, by round.
 
         Raises:
-            BackendUnavailable: the runtime makes no events that tell times.
+            BackendUnavailable: the runtime has no timing events.
             CaptureError: a launch fails on such inputs (the message names it), or the caller is
                 capturing.
             OutOfMemory: the device has no memory.
@@ -105,12 +106,12 @@ class TorchCapturer:
         return self._on_thread(device, work, "preparing to time launches failed")
 
     def _on_thread(self, device: int, work: Callable[[Any], T], what: str) -> T:
-        """What `work` gives on the capture thread, on a stream of torch's of its own.
+        """Return the result of `work` on the capture thread, on a separate stream of torch.
 
         Args:
-            device: where.
-            work: is given the stream, which is the current one, behind the caller's.
-            what: failed, in words, where torch_npu's streams, events and pools do.
+            device: its index.
+            work: receives the stream, which is current, behind the caller's stream.
+            what: what failed, in words, where torch_npu's streams, events and pools fail.
         """
         npu: Any = torch.npu  # type: ignore[attr-defined]
 
@@ -139,7 +140,7 @@ class TorchCapturer:
         timer = _native.AscendLaunchTimer(device)
         rounds = []
 
-        # Asking for the stream waits until all that was launched is on it.
+        # Asking for the stream waits until every launch is on it.
         def launching(launch: Launch) -> None:
             timer.before(stream.npu_stream)
 
@@ -173,22 +174,22 @@ class TorchCapturer:
             if improve is None:
                 one.log.why_untold = "nobody compares captures"
             try:
-                with own_random_states(generators, on_npu):  # of this capture alone
+                with own_random_states(generators, on_npu):  # of this capture only
                     return one.run()
             except BaseException:
-                cells.pools.clear()  # once the states of generators there have gone
+                cells.pools.clear()  # after the states of generators there are destroyed
                 raise
 
         with own_random_states(generators, on_npu):
             draws = DrawLog(generators)
             warm_up(bound, on_npu, self._inputs, launched=draws.note)
-            give_back_unused()  # nothing is given back while something is captured
+            give_back_unused()  # nothing is freed during a capture
             model = capture(moving)
             return model if improve is None else improve(model, capture)
 
 
 def give_back_unused() -> None:
-    """Let torch give the device's memory back that it only keeps for later."""
+    """Make torch free its cached device memory."""
     npu: Any = torch.npu  # type: ignore[attr-defined]
-    with contextlib.suppress(RuntimeError):  # while another thread captures
+    with contextlib.suppress(RuntimeError):  # another thread is capturing
         npu.empty_cache()

@@ -1,8 +1,8 @@
-"""Makes the addresses in a captured model's own kernels follow tensors: by captures in other pools.
+"""Relocates the addresses in a captured model's kernels, by captures in other pools.
 
-The first capture copies all that moves, and is what remains where relocation is not possible. A
-second one in other memory tells which words are addresses of what; a third one, which copies only
-what cannot be followed, has to show the same, and is the model that is loaded.
+The first capture copies everything that moves, and remains where relocation is impossible. A second
+capture in other memory shows which words are addresses of what; a third, which copies only what
+cannot be followed, must show the same, and is loaded.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from offload.program import BoundProgram
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BoundModel:
-    """A captured model, and how it follows what moves.
+    """A captured model, and how it follows moving tensors.
 
     Attributes:
         model: as it is loaded.
-        words: what is patched in its kernels; None where all that moves is copied.
-        tasks: whose arguments the words are.
-        arguments: in which blocks those kernels have their arguments, in words for people.
-        why_copied: why all is copied; empty where words are patched.
-        streamed: weights that it copies, whose places its kernels have.
-        residents: the one that was made of it, as long as that lives; it owns the model.
-        proved: what the proof allowed, in sentences for people.
+        words: the patched words of its kernels; None where everything that moves is copied.
+        tasks: the tasks whose arguments contain the words.
+        arguments: where those kernels read their arguments, in words for people.
+        why_copied: why everything is copied; empty where words are patched.
+        streamed: weights that it copies, whose addresses its kernels hold.
+        residents: the resident made of it, while that lives; it owns the model.
+        proved: the result of the proof, in sentences for people.
     """
 
     model: CapturedModel
@@ -65,7 +65,7 @@ class BoundModel:
 
 
 class _NotRelocatable(Exception):
-    """Why a model has to work on copies; the error is for whoever required otherwise."""
+    """Why a model must work on copies; the error is for callers that require relocation."""
 
     def __init__(self, error: OffloadError) -> None:
         super().__init__(str(error))
@@ -75,7 +75,7 @@ class _NotRelocatable(Exception):
 class Relocator:
     """Relocates one Program's model, on the capture's thread.
 
-    Owner: one preparation. The result is in `bound`, as the capture gives only the model.
+    Owner: one preparation. The result is in `bound`, as the capture returns only the model.
     """
 
     def __init__(
@@ -87,15 +87,15 @@ class Relocator:
         is_required: bool,
         why_no_table: str = "",
     ) -> None:
-        """Begin with nothing captured.
+        """Begin without captures.
 
         Args:
-            bound: what is captured.
-            device: where.
-            streamed: weights that are brought.
-            is_required: whether a model that copies all will not do.
-            why_no_table: why kernels keep the runtime's argument blocks; empty: they get a table
-                of ours where the runtime lets them.
+            bound: the captured program.
+            device: its index.
+            streamed: the streamed weights.
+            is_required: whether a model that copies everything is refused.
+            why_no_table: why kernels keep the runtime's argument blocks; empty: they get a table of
+                ours where the runtime allows it.
         """
         program = bound.program
         self._program = program
@@ -105,19 +105,19 @@ class Relocator:
         self._streamed = streamed
         stay = [one for one in device_weights(program) if one.index not in streamed.storages]
         self._weights = ranges_of(bound, stay)
-        if streamed.storages:  # one range: whose a place is changes with what is brought there
+        if streamed.storages:  # one range: transfers change the weight at an address
             self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))
         self.bound: BoundModel | None = None
 
     def improve(self, first: CapturedModel, capture: Capture) -> CapturedModel:
-        """The model that is loaded; the others are closed.
+        """Return the model to load; close the others.
 
         Raises:
-            CaptureError, BackendUnavailable: relocation is required, and this is why it cannot be
-                had.
-            CaptureError, ExecutionError: another capture failed. Only if it was for memory or
-                streams (OutOfMemory, OutOfStreams), and relocation is not required, the first one
-                does.
+            CaptureError, BackendUnavailable: relocation is required and impossible; the error says
+                why.
+            CaptureError, ExecutionError: another capture failed. If memory or streams ran out
+                (OutOfMemory, OutOfStreams) and relocation is not required, the first model is used
+                instead.
         """
         try:
             self.bound = self._relocate(first, capture)
@@ -138,7 +138,7 @@ class Relocator:
         second = _once_more(capture, first.moving)
         try:
             other = self._read(second)
-            second.end()  # its stream is needed, and its memory must not be used again
+            second.end()  # its stream is needed, and its memory must not be reused
             found = self._compare(one, other, other)
             copied = [moving for moving in first.moving if moving.value in found.copied]
             return self._bind(capture, copied, found, [one, other])
@@ -152,7 +152,7 @@ class Relocator:
         found: RelocatedWords,
         others: Sequence[ModelCapture],
     ) -> BoundModel:
-        """The model that is loaded, with an argument table; captured anew if that spoils it."""
+        """Return the model to load, with an argument table; captured again if that spoils it."""
         why = self._why_no_table
         while True:
             model = _once_more(capture, copied)
@@ -195,7 +195,7 @@ class Relocator:
         return found
 
     def _read(self, model: CapturedModel) -> ModelCapture:
-        """What the runtime tells of a captured model."""
+        """Return the runtime's report on a captured model."""
         try:
             if model.log.why_untold:
                 raise BackendUnavailable(model.log.why_untold)
@@ -203,7 +203,7 @@ class Relocator:
         except (BackendUnavailable, ExecutionError) as error:
             raise _NotRelocatable(error) from error
         n_tasks = model.log.n_tasks
-        # None goes, and some may come; without launches no task is one's.
+        # Streams are only added; without launches no task belongs to one.
         n_streams = len(n_tasks[-1]) if n_tasks else 0
         counts = [
             [one[index] if index < len(one) else 0 for one in n_tasks] for index in range(n_streams)
@@ -212,7 +212,7 @@ class Relocator:
         n_seen = [0] * n_streams
         for number, (stream, kind, function, n_blocks, address, arguments) in enumerate(told):
             if stream >= n_streams:
-                continue  # copies behind the last launch that did not fit on the others
+                continue  # copies behind the last launch, on additional streams
             launch = _launch_of(counts[stream], model.log.begins, n_seen[stream])
             n_seen[stream] += 1
             if launch is not None:
@@ -239,13 +239,13 @@ def _described(table: _native.AscendCapturedTable | None, why_none: str) -> str:
 
 
 def _launch_of(counts: Sequence[int], begins: Sequence[int | None], number: int) -> int | None:
-    """The launch that made a stream's task of this number; None: copies around the launches."""
+    """Return the launch that made a stream's task of this number; None: copies around launches."""
     moment = bisect.bisect_right(counts, number) - 1
     return begins[moment] if moment >= 0 else None
 
 
 def _once_more(capture: Capture, copied: Sequence[CopiedValue]) -> CapturedModel:
-    """Another capture, for which there may be no room besides those before."""
+    """Capture again, where memory or streams may not suffice beside the earlier captures."""
     try:
         return capture(copied)
     except (OutOfMemory, OutOfStreams) as error:

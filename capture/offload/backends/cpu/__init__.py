@@ -1,1 +1,1 @@
-"""The CPU: launches of torch's operators and of compiled kernels, one after another."""
+"""The CPU: launches of torch's operators and of compiled kernels, in sequence."""

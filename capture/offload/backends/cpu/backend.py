@@ -21,7 +21,7 @@ from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine
 from offload.program import BoundProgram, Kernel
 
-# torch's CPU allocator aligns to this, and so do vector instructions at their best.
+# The alignment of torch's CPU allocator, and the best for vector instructions.
 ALIGNMENT_BYTES = 64
 
 _SETS_THREADS = _native.sets_operator_threads()
@@ -30,7 +30,7 @@ _MOST_THREADS = 1024
 
 @functools.cache
 def _processor_name() -> str:
-    """As the kernel knows it, or as Python does where it does not say."""
+    """Return the kernel's name of the processor, or Python's where the kernel has none."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -39,28 +39,28 @@ def _processor_name() -> str:
 
 
 class CpuBackend:
-    """The embedded default: every machine that runs torch has it.
+    """The embedded default, available on every machine with torch.
 
     Attributes:
-        threads: how many share the work of a launch; None: as many as torch is set to where an
-            execution is asked for.
-        duty: for what part of its time an execution computes; it rests after each, as a device that
-            is shared or throttled seems to.
+        threads: how many share the work of a launch; None: torch's setting where an execution is
+            requested.
+        duty: the share of time in which executions compute; after each the device rests, as a
+            shared or throttled device would.
     """
 
     name = "cpu"
     capabilities = Capabilities(runs_kernels=True, runs_lanes=_SETS_THREADS, runs_collectives=True)
-    opaque = None  # to run a callable as one launch would be to call it
+    opaque = None  # running a callable as one launch would equal calling it
     timing = dispatch = offline = lanes = None
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
 
     def __init__(self, threads: int | None = None, duty: float = 1.0) -> None:
-        """Take as much of the processor as torch does, or less.
+        """Use as much of the processor as torch does, or less.
 
         Raises:
-            BackendUnavailable: there are no such threads or duty, or this torch has no OpenMP to
-                be told of threads.
+            BackendUnavailable: the number of threads or the duty is invalid, or this torch has no
+                OpenMP to set threads.
         """
         if threads is not None and not (
             isinstance(threads, int) and 1 <= threads <= _MOST_THREADS and _SETS_THREADS
@@ -74,7 +74,7 @@ class CpuBackend:
         self.threads, self.duty = threads, duty
 
     def machine(self, index: int | None = None) -> Machine:
-        """This computer."""
+        """Describe this computer."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         n_threads = torch.get_num_threads() if self.threads is None else self.threads
         settings = f"threads={n_threads}, duty={self.duty}"
@@ -83,15 +83,15 @@ class CpuBackend:
         )
 
     def records(self) -> str:
-        """Programs recorded on the CPU."""
+        """Programs are recorded on the CPU."""
         return "cpu"
 
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """Find the results of launches that have no out-variant of their own.
+        """Find the results of launches without an out-variant.
 
         Raises:
             CaptureError: an operator does not exist in this torch, or the Program has host
-                constants: there is no device besides the host whose launches would hold them.
+                constants, which belong to launches of devices other than the host.
         """
         program = bound.program
         for value in program.values:
@@ -127,7 +127,7 @@ class CpuBackend:
         return loaded
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: out-variants are proved when they are first executed.
+        """Do nothing: out-variants are proved when they are first executed.
 
-        That is on the live inputs, or on made-up ones where a budget was tried out.
+        They are proved on the live inputs, or on made-up ones where a budget was tried.
         """

@@ -1,4 +1,4 @@
-"""Builds the CPU's residents: storages, tensors on them, and launches."""
+"""Build the CPU's residents: storages, tensors on them, and launches."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from offload.program import Argument, BoundProgram, Kernel, Launch, Program, Sym
 
 
 def _derives_from(launch: Launch, value: int) -> bool:
-    """Whether a launch makes something of one weight alone, when that was written."""
+    """Whether a launch derives values from only this weight, after each write to it."""
     return (
         isinstance(launch.callee, Kernel) and launch.callee.derives and set(launch.reads) == {value}
     )
 
 
 def _needs_no(launch: Launch, value: int) -> bool:
-    """Whether a kernel has something else in the place of a weight."""
+    """Whether a kernel uses derived values instead of a weight."""
     views = list(launch.views())
     return isinstance(launch.callee, Kernel) and all(
         at in launch.callee.packed for at, view in enumerate(views) if view.value == value
@@ -38,12 +38,12 @@ def _needs_no(launch: Launch, value: int) -> bool:
 
 
 def plan_apart(program: Program, given: Set[int], kept: Set[int]) -> Plan:
-    """A Plan that gives each Value memory of its own.
+    """Return a Plan that gives each Value separate memory.
 
     Args:
-        program: what is planned.
-        given: the Values that somebody else gives their memory; operators give it to all others.
-        kept: the Values that somebody takes at the end.
+        program: the planned program.
+        given: the Values whose memory the caller provides; operators allocate all others.
+        kept: the Values that are used after the end.
     """
     last = dict.fromkeys(kept, len(program.launches) + 1)
     for one in program.launches:
@@ -72,7 +72,7 @@ def plan_apart(program: Program, given: Set[int], kept: Set[int]) -> Plan:
 
 
 def _replaced(launch: Launch) -> _native.CpuReplaced:
-    """The launches that a kernel stands for, as recorded, each result in memory of its own."""
+    """Return the launches that a kernel replaces, as recorded, each result in separate memory."""
     assert isinstance(launch.callee, Kernel)
     program = launch.callee.replaces
     inputs = [view.value for view in program.inputs]
@@ -86,7 +86,7 @@ def _replaced(launch: Launch) -> _native.CpuReplaced:
 
 
 def add_described(add: Callable[..., None], launch: Launch, description: dict[str, Any]) -> None:
-    """Add a launch to a resident as it is described.
+    """Add a launch to a resident by its description.
 
     Raises:
         CaptureError: the operator does not exist in this torch, or takes other arguments.
@@ -108,12 +108,12 @@ class Builder:
         self._index: dict[Hashable, int] = {}
         self._views: list[TensorView] = []  # of the tensors
         self._tensors: list[_native.CpuTensor] = []
-        self._under_way: dict[int, _native.Collective] = {}  # by the Value that is waited for
+        self._under_way: dict[int, _native.Collective] = {}  # by the Value that is awaited
         self._numbers: Mapping[int, int] = {}  # in the stream, by Value
         self._tables = gathered_tables(bound, plan.streaming) if plan.streaming is not None else {}
 
     def loaded(self) -> Loaded:
-        """The launches on their storages, and what becomes of weights."""
+        """Return the launches on their storages, and the handling of weights."""
         resident, weights, stream = self.resident()
         packed = self._program.packed_weights
         return Loaded(
@@ -132,7 +132,7 @@ class Builder:
     def resident(
         self,
     ) -> tuple[_native.CpuResident, Mapping[int, torch.Tensor], _native.WeightStream | None]:
-        """The launches on their storages; weights that a stream brings, and the stream."""
+        """Return the launches on their storages, the streamed weights, and their stream."""
         launches = [self._described(launch) for launch in self._program.launches]
         slots = self._slots()
         stream: _native.WeightStream | None = None
@@ -179,7 +179,7 @@ class Builder:
         words = []
         for view in (*launch.views(), *launch.made()):
             place = self._plan.places[view.value]
-            assert place is not None  # check_plan has seen to it
+            assert place is not None  # checked by check_plan
             words.append((place.slot, place.offset_bytes))
         resident.add_kernel(
             function=function.address,
@@ -195,7 +195,7 @@ class Builder:
     def _add_collective(
         self, resident: _native.CpuResident, launch: Launch, description: dict[str, Any]
     ) -> None:
-        """Add a launch that starts a collective, or one that waits for one."""
+        """Add a launch that starts a collective, or one that awaits it."""
         if launch.waits:
             (view,) = launch.views()
             _native.add_wait(resident, collective=self._under_way.pop(view.value), **description)
@@ -215,11 +215,10 @@ class Builder:
         ]
 
     def _packed_weights(self) -> list[tuple[int, list[int]]]:
-        """The streamed weights of which kernels have what was derived, and nobody needs more.
+        """Return the streamed weights of which launches need only derived values.
 
         Returns:
-            The weight's number in the stream, and the launches that read it as long as their
-            proofs last.
+            The weight's number in the stream, and the launches that read it until their proofs end.
         """
         program = self._program
         seen = {result.view.value for result in program.results}
@@ -236,7 +235,7 @@ class Builder:
         return packed
 
     def _described(self, launch: Launch) -> dict[str, Any] | None:
-        """What the resident is told of a launch; None of a kernel, which is told otherwise."""
+        """Describe a launch for the resident; None for a kernel, which is described separately."""
         if isinstance(launch.callee, Kernel):
             return None
         if not launch.is_collective:
@@ -279,7 +278,7 @@ class Builder:
         return made
 
     def _releases(self, launch: Launch) -> list[int]:
-        """Slots of operator-allocated activations that no later launch uses."""
+        """Return the slots of operator-allocated activations that no later launch uses."""
         places = [
             self._plan.places[index]
             for index in {*launch.reads, *launch.writes} & self._operator_allocated
@@ -290,7 +289,7 @@ class Builder:
 
     @functools.cached_property
     def _ends(self) -> Sequence[int]:
-        """For each Value how many launches have run, in recorded order, when it is over."""
+        """The end of each Value's live range, as a count of launches in recorded order."""
         if self._plan.launch_lanes is None:
             return [one.last for one in self._plan.lifetimes]
         return [one.last for one in value_lifetimes(self._program)]
@@ -299,7 +298,7 @@ class Builder:
         key = self._key(view)
         if key not in self._index:
             place = self._plan.places[view.value]
-            assert place is not None  # check_plan has seen to it
+            assert place is not None  # checked by check_plan
             offset_bytes = place.offset_bytes + view.offset_bytes
             self._index[key] = len(self._tensors)
             self._tensors.append(_native.CpuTensor(place.slot, offset_bytes, native_layout(view)))
@@ -309,13 +308,13 @@ class Builder:
     def _require_gradients(
         self, resident: _native.CpuResident | _native.DispatchedResident
     ) -> None:
-        """Let tensors require gradients that did where composite operators were given them."""
+        """Let tensors require gradients that required them as arguments of composite operators."""
         tensors = [at for at, view in enumerate(self._views) if view.requires_grad]
         if tensors:
             resident.require_gradients(tensors)
 
     def _key(self, view: TensorView) -> Hashable:
-        """What tells a view from others, which have tensors of their own."""
+        """Return the identity of a view; different keys have separate tensors."""
         return view
 
     def _argument(self, argument: Argument) -> Any:

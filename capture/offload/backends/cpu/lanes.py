@@ -1,4 +1,4 @@
-"""Lanes of launches as the CPU's residents are told them."""
+"""Lanes of launches, lowered for the CPU's residents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NativeStep = tuple[_native.LaneStep, int, int]
 def set_lanes(
     resident: _native.CpuResident, program: Program, plan: Plan, operator_allocated: Set[int]
 ) -> None:
-    """Have executions run on the Plan's lanes of launches; nothing where it has none."""
+    """Make executions run on the Plan's lanes of launches; a no-op without lanes."""
     if plan.launch_lanes is not None:
         endings = [
             (slot, 0, 0, launches)
@@ -27,7 +27,7 @@ def set_lanes(
 
 
 def loaded_lanes(resident: _native.CpuResident, plan: Plan) -> LoadedLanes | None:
-    """What a Loaded says of lanes."""
+    """Describe the lanes for a Loaded."""
     if plan.launch_lanes is None:
         return None
     return LoadedLanes(
@@ -37,10 +37,10 @@ def loaded_lanes(resident: _native.CpuResident, plan: Plan) -> LoadedLanes | Non
 
 
 def native_lanes(lanes: Sequence[Lane]) -> list[list[NativeStep]]:
-    """Steps of lanes, without those of which nobody needs to be told.
+    """Return the steps of lanes, without those implied by the execution itself.
 
-    An execution ends when all lanes have, and the next one begins then: so no lane waits for the
-    execution before, or at its end, nor is an event recorded that such waits alone are for.
+    An execution ends when all lanes have ended, and the next begins then: so waits for the previous
+    execution or at the end are dropped, and so are events that only such waits use.
     """
     kept = [[one for one in lane.steps if not _is_of_before(one)] for lane in lanes]
     for steps in kept:
@@ -68,7 +68,7 @@ def _is_of_before(step: object) -> bool:
 def _operator_slots(
     program: Program, plan: Plan, operator_allocated: Set[int]
 ) -> list[tuple[int, list[int]]]:
-    """The slots whose memory is given back within an execution, and the launches that touch it."""
+    """Return the slots whose memory is freed within an execution, and the launches using them."""
     launches: dict[int, list[int]] = {}
     for launch in program.launches:
         for value in {*launch.reads, *launch.writes} & operator_allocated:

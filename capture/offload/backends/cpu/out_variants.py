@@ -1,4 +1,4 @@
-"""Which launches have a variant of their operator that computes into given tensors."""
+"""Launches whose operator has a variant that computes into given tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from offload.program import Launch
 
 @functools.cache
 def _out_overload(operator: str) -> str | None:
-    """The overload that computes `operator` into given tensors by itself.
+    """Return the overload that itself computes `operator` into given tensors.
 
-    Generated out-variants are none: they call the functional operator and copy.
+    Generated out-variants do not count: they call the functional operator and copy.
     """
     if _native.has_thunk(operator):
         return ""
@@ -43,7 +43,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def out_variant(launch: Launch) -> str | None:
-    """The out overload to prove for a launch (empty: a built-in thunk); None where it has none."""
+    """Return the out overload to prove for a launch (empty: a built-in thunk); else None."""
     made = tuple(launch.made())
     suitable = (
         made

@@ -1,4 +1,4 @@
-"""A Program whose sizes vary on the CPU: one resident, which takes other sizes in place."""
+"""Programs whose sizes vary on the CPU: one resident, resized in place."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class CpuSizes:
     )
 
     def on_host_cores(self, n_cores: int) -> CpuSizes:
-        """Itself, on the calling thread."""
+        """Return itself: sizes change on the calling thread."""
         return self
 
     def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
-        """As `Backend.instantiate`, of what a Family does at the recorded sizes."""
+        """As `Backend.instantiate`, for a Family at the recorded sizes."""
         check_plan(prepared.program, plan)
         builder = SizedBuilder(
             prepared.bound, plan, prepared.operator_allocated, settled.constant_values
@@ -43,14 +43,14 @@ class CpuSizes:
         return builder.loaded()
 
     def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
-        """What computes the constants of sizes; None where there are none."""
+        """Return what computes size constants; None without size constants."""
         if settled.constants is None:
             return None
         return host_constants(settled.constants, settled.bound.bindings)
 
 
 def host_constants(constants: SizeConstants, bindings: Bindings) -> _native.SizeConstants:
-    """Launches on the CPU that make constants of sizes.
+    """Return launches on the CPU that compute size constants.
 
     Raises:
         CaptureError, OutOfMemory: as `Backend.instantiate`.
@@ -69,7 +69,7 @@ def host_constants(constants: SizeConstants, bindings: Bindings) -> _native.Size
 
 
 class SizedBuilder(Builder):
-    """Translates a Program whose numbers vary, and says which of them do."""
+    """Translates a Program with varying numbers, and states which of them vary."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class SizedBuilder(Builder):
         operator_allocated: Set[int],
         constants: Sequence[int],
     ) -> None:
-        """Describe nothing yet; `constants` are the Values that follow from sizes alone."""
+        """Begin without tensors; `constants` are the Values that depend only on sizes."""
         super().__init__(bound, plan, frozenset(operator_allocated))
         self._constants = [(plan.slot_of(value), value) for value in constants]
 
@@ -91,7 +91,7 @@ class SizedBuilder(Builder):
         return resident, weights, stream
 
     def _varying(self) -> dict[str, Any]:
-        """What the native side is told of numbers that vary."""
+        """Return the description of varying numbers for the native side."""
         return {
             "views": self._varying_views(),
             "made": self._varying_results(),
@@ -102,7 +102,7 @@ class SizedBuilder(Builder):
         }
 
     def _key(self, view: TensorView) -> Hashable:
-        """Views that are the same at the recorded sizes may differ at others."""
+        """Separate views that are equal at the recorded sizes: they may differ at other sizes."""
         return view, tuple(varying_of(view))
 
     def _memory(self, slot: Slot, operator_slots: Set[int]) -> _native.CpuMemory:
@@ -115,7 +115,7 @@ class SizedBuilder(Builder):
         return kinds.index(SlotKind.FEATURE_MAP) if SlotKind.FEATURE_MAP in kinds else None
 
     def _varying_views(self) -> list[tuple[int, int, list[int], Varying]]:
-        """What lies in the feature map, whose places depend on sizes, or has numbers that vary."""
+        """Return the views with varying places (in the feature map) or varying numbers."""
         feature_map = self._feature_map()
         return [
             (tensor, view.value, [*view.shape, *view.strides, view.offset_bytes], varying)

@@ -1,4 +1,4 @@
-"""Weights on the CPU that are brought from files, or from the model's tensors, as launches run."""
+"""Weights on the CPU, transferred from files or from the model's tensors while launches run."""
 
 from __future__ import annotations
 
@@ -25,59 +25,60 @@ from offload.plan.streaming import Streaming
 from offload.plan.topology import Link, MemoryLayout
 from offload.program import BoundProgram, Program, StoredTensor, TensorView
 
-# The link is measured on so many bytes of so many of the program's largest weights, each read
-# twice, since the first time memory has to be found for them.
+# The link is measured on this many bytes of each of this many of the program's largest weights,
+# each read twice, as the first read allocates memory.
 _SAMPLE_BYTES = 8 * 2**20
 _SAMPLE_WEIGHTS = 16
 _SMALL_BYTES = 64 * 2**10
-# A smaller sample tells nothing of other programs' weights.
+# A smaller sample says nothing about other programs' weights.
 _LASTING_BYTES = 2**20
 _links: dict[tuple[frozenset[tuple[int, bool] | None], bool], Link] = {}
 
-# What a row takes is measured on so many of so many bytes, all over the largest weight.
+# The overhead of a row is measured on this many rows of this many bytes, spread over the largest
+# weight.
 _N_ROWS = 64
 _ROW_BYTES = 1024
 
 
 class CpuWeights:
-    """Brings weights into memory of this process; see `WeightStreamer`."""
+    """Transfers weights into memory of this process; see `WeightStreamer`."""
 
     gathers_rows = True
 
     def __init__(self, alignment_bytes: int) -> None:
-        """Of a machine on which each weight is aligned so."""
+        """Take the alignment of each weight."""
         self._alignment_bytes = alignment_bytes
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """As `measure_link`; mapped memory is of small pages."""
+        """Measure as `measure_link`; mapped memory has small pages."""
         return measure_link(bound, mapped=mapped)
 
     def memory_layout(self, program: Program) -> MemoryLayout:
-        """Pieces are mapped by pages, unless addresses are scarce, of which they take more."""
+        """Map pieces by pages, unless addresses are limited, as mapping takes more of them."""
         granule_bytes = None if is_address_space_limited() else PAGE_BYTES
         return MemoryLayout(self._alignment_bytes, granule_bytes)
 
     def free_bytes(self, program: Program) -> int:
-        """Memory that this process may still take."""
+        """Return the memory that this process may still allocate."""
         return free_bytes()
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
-        """The same: launches find weights wherever they are."""
+        """Return the same: launches find weights at any address."""
         return prepared
 
 
 def make_stream(
     bound: BoundProgram, streaming: Streaming
 ) -> tuple[_native.WeightStream, Mapping[int, torch.Tensor]]:
-    """The memory of the weights, and what brings them there; nothing is read yet.
+    """Return the weights' memory and the stream that fills it; nothing is read yet.
 
     Returns:
-        The stream, and for each weight that it manages the tensor that was recorded, there; of a
-        weight whose rows are gathered it is at no address, and nobody may touch it.
+        The stream, and the recorded tensor of each managed weight, in this memory; that of a weight
+        with gathered rows has no memory, and must not be accessed.
 
     Raises:
         OutOfMemory: there is not enough memory.
-        FileError: a file is gone, or shorter than it was.
+        FileError: a file is missing, or shorter than it was.
         BindingError: a weight's memory was freed or shrunk.
     """
     program = bound.program
@@ -96,18 +97,18 @@ def make_stream(
 def gathered_tables(
     bound: BoundProgram, streaming: Streaming
 ) -> Mapping[int, tuple[int, int, int, int]]:
-    """By launch that gathers rows, their table.
+    """Return the table of each launch that gathers rows.
 
     Returns:
-        The weight's number in the stream, where in it the table begins in bytes, how many rows it
-        has, and the bytes of each.
+        The weight's number in the stream, the table's offset in it in bytes, its number of rows,
+        and the bytes of a row.
     """
     program = bound.program
     numbers = {value: number for number, value in enumerate(managed_weights(bound))}
     tables = {}
     for one in streaming.gathers:
         view = program.launches[one.launch].arguments[0]
-        assert isinstance(view, TensorView)  # of an embedding, as the planner was told
+        assert isinstance(view, TensorView)  # of an embedding, as stated to the planner
         tables[one.launch] = (
             numbers[one.value],
             view.offset_bytes,
@@ -118,18 +119,18 @@ def gathered_tables(
 
 
 def measure_link(bound: BoundProgram, *, mapped: bool = False) -> Link:
-    """What it takes to read the program's weights, by reading some of them.
+    """Measure reads of the program's weights, on some of them.
 
-    Measured once in a process for each disk, and for the model's own tensors, unless they are
-    small; two threads that ask at once may both measure. No more than 8 MiB are taken for it.
+    Measured once per process for each disk, and for the model's own tensors, unless they are small;
+    two concurrent callers may both measure. It uses at most 8 MiB.
 
     Args:
-        bound: with weights that have a store.
-        mapped: into memory that can be mapped side by side. Its pages are small, which a disk may
-            fill at half the rate.
+        bound: the program, whose weights have a store.
+        mapped: into memory that can be mapped contiguously. Its pages are small, which may halve
+            the rate of a disk.
 
     Raises:
-        FileError: a file is gone, or shorter than it was.
+        FileError: a file is missing, or shorter than it was.
         OutOfMemory: there is no memory for the smallest sample.
     """
     program = bound.program
@@ -137,7 +138,7 @@ def measure_link(bound: BoundProgram, *, mapped: bool = False) -> Link:
     sizes = {value: program.values[value].size_bytes for value in sources}
     largest = sorted((one for one in sizes if sizes[one]), key=lambda one: (-sizes[one], one))
     chosen = largest[:_SAMPLE_WEIGHTS]
-    if not chosen:  # there is nothing to read, and nobody asks what it would take
+    if not chosen:  # there is nothing to read, so the link is not used
         return Link(bytes_per_second=1e9, overhead_ns=0.0)
     kinds = frozenset(_kind_of_store(sources[value]) for value in chosen)
     if (kinds, mapped) in _links:
@@ -149,12 +150,12 @@ def measure_link(bound: BoundProgram, *, mapped: bool = False) -> Link:
 
 
 def _kind_of_store(content: list[torch.Tensor] | StoredTensor) -> tuple[int, bool] | None:
-    """What makes reading take otherwise: the disk, and whether a block begins there.
+    """Return what the rate depends on: the disk, and whether the content begins at a block.
 
-    None: it is in memory.
+    None for content in memory.
 
     Raises:
-        FileError: the file is gone.
+        FileError: the file is missing.
     """
     if not isinstance(content, StoredTensor):
         return None
@@ -167,10 +168,10 @@ def _kind_of_store(content: list[torch.Tensor] | StoredTensor) -> tuple[int, boo
 def _measured_link(
     program: Program, sources: Sources, chosen: list[int], *, mapped: bool
 ) -> tuple[Link, int]:
-    """By the median of the weights' rates, and what a small copy takes beside that.
+    """Return the median of the weights' rates, and the overhead of a small copy.
 
-    Where there is no memory for a sample, by smaller ones. A weight that is hardly larger than the
-    small copy tells no rate.
+    Samples are smaller where memory does not suffice. A weight hardly larger than the small copy
+    gives no rate.
 
     Returns:
         The link, and the bytes of the largest sample.
@@ -192,7 +193,7 @@ def _measured_link(
     sample_bytes = samples[0][0]
     n_small = min(_SMALL_BYTES, sample_bytes // 2)
     small_ns = min(_read_ns(program, sources, first, n_small, mapped=mapped) for _ in range(3))
-    # bytes / bandwidth + overhead of each, and the same for a small copy
+    # the duration is bytes / bandwidth + overhead, for each weight and for a small copy
     ns_per_byte = statistics.median(
         max(1e-6, (total_ns - small_ns) / (n_bytes - n_small))
         for n_bytes, total_ns in samples
@@ -210,10 +211,10 @@ def _measured_link(
 def _row_overhead_ns(
     content: list[torch.Tensor] | StoredTensor, size_bytes: int, ns_per_byte: float
 ) -> float:
-    """What a row takes beyond its bytes, once the page cache has it; nothing in memory.
+    """Return a row's overhead beyond its bytes, from the page cache; 0 in memory.
 
     Raises:
-        FileError: the file is gone, or cannot be read.
+        FileError: the file is missing, or cannot be read.
     """
     if not isinstance(content, StoredTensor):
         return 0.0
@@ -222,7 +223,7 @@ def _row_overhead_ns(
     try:
         with open(content.path, "rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            for _ in range(2):  # the first time they are read from the disk
+            for _ in range(2):  # the first time from the disk
                 begin_ns = time.perf_counter_ns()
                 for offset in offsets:
                     os.pread(file.fileno(), n_bytes, offset)
@@ -240,7 +241,7 @@ def _read_ns(
     *,
     mapped: bool,
 ) -> int:
-    """What it takes to read the first bytes of a weight into memory that is there.
+    """Return the duration of reading a weight's first bytes into existing memory.
 
     Raises:
         BindingError: the weight's memory was freed or shrunk.
@@ -249,7 +250,7 @@ def _read_ns(
     if not isinstance(content, StoredTensor):
         _native.check_memory(program.values[value].name, content[0])
     pieces = [(0, size_bytes, 0, False)]
-    if mapped and size_bytes > PAGE_BYTES:  # memory is only mapped for what is in several pieces
+    if mapped and size_bytes > PAGE_BYTES:  # memory is only mapped for several pieces
         rest_bytes = size_bytes - PAGE_BYTES
         pieces = [(0, PAGE_BYTES, 0, False), (PAGE_BYTES, rest_bytes, PAGE_BYTES, False)]
     source = native_source(content if isinstance(content, StoredTensor) else content[0])

@@ -1,4 +1,4 @@
-"""Torch's operators, launched by the host one by one: on any device that torch has."""
+"""torch's operators, launched one by one by the host, on any device of torch."""
 
 from offload.backends.dispatched.backend import DispatchBackend
 

@@ -1,4 +1,4 @@
-"""The backend of host scheduling: launches as torch's operators, called from C++ one by one."""
+"""The backend of host scheduling: launches of torch's operators, called one by one from C++."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from offload.program import BoundProgram, Kernel, Program, Role
 
 
 class DispatchBackend:
-    """Executes a Program as eager does, from C++: each launch is an operator of torch's.
+    """Executes a Program as eager mode does, from C++: each launch is an operator of torch.
 
-    Operators allocate what they make from torch's allocator; nothing is placed, captured or proved.
-    On a device with streams launches go to the caller's current one. The device's facts are its
-    type and torch's own guards, so that the CPU stands for any.
+    Operators allocate their results from torch's allocator; nothing is placed, captured or proved.
+    On a device with streams launches go to the caller's current stream. Only the device's type and
+    torch's own guards are used, so the CPU can stand for any device.
     """
 
     opaque = weights = timing = offline = lanes = None
@@ -29,12 +29,12 @@ class DispatchBackend:
     def __init__(
         self, name: str, machine: Callable[[int | None], Machine], device_type: str = ""
     ) -> None:
-        """For tensors of a device type.
+        """Serve tensors of a device type.
 
         Args:
             name: of the backend.
             machine: describes a device; None: torch's current one. Raises BackendUnavailable.
-            device_type: torch's; by default the name is.
+            device_type: torch's device type; by default the name.
         """
         self.name = name
         self._type = device_type or name
@@ -44,23 +44,23 @@ class DispatchBackend:
 
     @property
     def dispatch(self) -> Backend:
-        """Itself."""
+        """The backend itself."""
         return self
 
     def machine(self, index: int | None = None) -> Machine:
-        """The device.
+        """Describe the device.
 
         Raises:
-            BackendUnavailable: it, its driver or its torch is missing.
+            BackendUnavailable: the device, its driver or its torch is missing.
         """
         return self._machine(index)
 
     def records(self) -> str:
-        """Programs recorded on this type of device."""
+        """Programs are recorded on this type of device."""
         return self._type
 
     def device_of(self, program: Program) -> torch.device:
-        """The device that a Program was recorded on, or to which its file was read."""
+        """Return the device of a Program's recording, or the one to which its file was read."""
         if self._type == "cpu":
             return torch.device("cpu")
         index = program.device_index
@@ -69,12 +69,12 @@ class DispatchBackend:
         return torch.device(self._type, index)
 
     def prepare(self, bound: BoundProgram) -> Prepared:
-        """Leave all that launches make to their operators.
+        """Let operators allocate the results of all launches.
 
         Raises:
             BackendUnavailable: as `machine`.
             BindingError: a weight was cast to another format since it was recorded.
-            CaptureError: the Program has compiled code in the place of launches.
+            CaptureError: the Program has compiled code in place of launches.
         """
         program = bound.program
         self.machine(program.device_index)
@@ -103,4 +103,4 @@ class DispatchBackend:
         return builder.loaded()
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
-        """Nothing: launches are those that were recorded."""
+        """Do nothing: launches are as recorded."""

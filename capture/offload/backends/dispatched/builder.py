@@ -1,4 +1,4 @@
-"""Builds residents whose launches are dispatched: described as the CPU's, without a place."""
+"""Build residents with dispatched launches: described as the CPU's, without places."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class DispatchedBuilder(SizedBuilder):
         constants: Sequence[int],
         device: torch.device,
     ) -> None:
-        """Describe nothing yet.
+        """Begin without launches.
 
         Args:
             bound: the Program.
-            plan: gives each Value a slot; nothing shares one.
+            plan: gives each Value a separate slot.
             operator_allocated: the Values that launches make, or that begin without content.
-            constants: those that follow from sizes alone.
-            device: where it is executed.
+            constants: the Values that depend only on sizes.
+            device: the executing device.
         """
         super().__init__(bound, plan, operator_allocated, constants)
         self._device = device
@@ -48,7 +48,7 @@ class DispatchedBuilder(SizedBuilder):
         ]
 
     def loaded(self) -> Loaded:
-        """The launches, on torch's current stream of the device."""
+        """Return the launches, on torch's current stream of the device."""
         program = self._program
         reports = tuple(
             LaunchReport("dispatched", _made_bytes(program, launch)) for launch in program.launches
@@ -63,7 +63,7 @@ class DispatchedBuilder(SizedBuilder):
         )
 
     def dispatched(self) -> _native.DispatchedResident:
-        """The launches alone.
+        """Return only the launches.
 
         Raises:
             CaptureError: an operator does not exist in this torch, or takes other arguments.
@@ -101,7 +101,7 @@ class DispatchedBuilder(SizedBuilder):
 
 
 def _host_tensor(content: bytes, view: TensorView) -> torch.Tensor:
-    """A host constant, of which each execution finds the same content."""
+    """Return a host constant, with the same content at each execution."""
     whole = torch.frombuffer(bytearray(content), dtype=torch.uint8).clone()
     tensor = torch.empty(0, dtype=find_dtype(view.dtype))
     offset = view.offset_bytes // tensor.element_size()
@@ -113,11 +113,11 @@ def _made_bytes(program: Program, launch: Launch) -> int:
 
 
 def _check_weights(bound: BoundProgram) -> None:
-    """Refuse weights that cannot be used where they lie now.
+    """Refuse weights that cannot be used in their present memory.
 
     Raises:
-        BindingError: one was cast to another format since it was recorded, or lies in a format of
-            the device's own, and elsewhere.
+        BindingError: a weight was cast to another format since it was recorded, or has a device
+            format and has moved.
     """
     check_formats(bound)
     for index in bound.bindings.weights:

@@ -1,4 +1,4 @@
-"""Constants of sizes in two parts: integers and booleans for the host, the rest for the device."""
+"""Size constants in two parts: integers and booleans on the host, the rest on the device."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from offload.interpreter.settled_family import SizeConstants, part_of
 from offload.program import Launch, Operator, Program, Symbol
 
-# Operators whose results of integers and booleans are the same on every device. Not those that
-# break ties (sort, topk, argmax), nor divisions, of which a divisor of 0 is an error on the host.
+# Operators whose results on integers and booleans are the same on every device. Excluded are those
+# that break ties (sort, topk, argmax), and divisions, where a divisor of 0 is an error on the host.
 _EXACT = frozenset(
     f"aten::{name}"
     for name in (
@@ -37,12 +37,12 @@ _EXACT_DTYPES = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64"))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SplitConstants:
-    """Constants of sizes in two parts.
+    """Size constants in two parts.
 
     Attributes:
-        on_host: what the host makes, as a Program on the CPU.
+        on_host: the host's part, as a Program on the CPU.
         on_device: the rest, and all results.
-        brought: for each result of `on_host` its Value in `on_device`.
+        brought: the Value in `on_device` of each result of `on_host`.
     """
 
     on_host: SizeConstants
@@ -51,7 +51,7 @@ class SplitConstants:
 
 
 def split_constants(constants: SizeConstants) -> SplitConstants | None:
-    """The two parts; None where the host has nothing to make."""
+    """Split size constants; None where the host has no part."""
     program = constants.program
     host = _host_launches(program, constants.weights)
     made = {view.value for launch in host for view in launch.made()}
@@ -86,7 +86,7 @@ def split_constants(constants: SizeConstants) -> SplitConstants | None:
 
 
 def whole_on_host(constants: SizeConstants) -> SplitConstants:
-    """All of it made on the host, for a device that runs no operators of torch."""
+    """Compute everything on the host, for a device that runs no operators of torch."""
     program = constants.program
     launches = [_launch_on_cpu(launch) for launch in program.launches]
     on_host, host_positions = part_of(_on_cpu(program), launches)
@@ -104,7 +104,7 @@ def whole_on_host(constants: SizeConstants) -> SplitConstants:
 
 
 def _host_launches(program: Program, weights: Mapping[int, torch.Tensor]) -> list[Launch]:
-    """Launches of integers and booleans that need nothing that the device makes."""
+    """Return launches on integers and booleans that need no result of the device."""
     known = {index for index in weights if program.values[index].dtype in _EXACT_DTYPES}
     found = []
     for launch in program.launches:

@@ -1,4 +1,4 @@
-"""Programs whose sizes vary, dispatched: one resident, and constants of sizes in two parts."""
+"""Programs whose sizes vary, dispatched: one resident, and size constants in two parts."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class DispatchedSizes:
     )
 
     def on_host_cores(self, n_cores: int) -> DispatchedSizes:
-        """Itself, on the calling thread."""
+        """Return itself: sizes change on the calling thread."""
         return self
 
     def __init__(self, device_of: Callable[[Program], torch.device]) -> None:
-        """For the device that a Program is executed on."""
+        """Take the function that returns a Program's executing device."""
         self._device_of = device_of
 
     def instantiate(self, settled: SettledFamily, prepared: Prepared, plan: Plan) -> Loaded:
-        """As `Backend.instantiate`, of what a Family does."""
+        """As `Backend.instantiate`, for a Family."""
         check_plan(prepared.program, plan)
         builder = DispatchedBuilder(
             prepared.bound,
@@ -48,10 +48,10 @@ class DispatchedSizes:
         return builder.loaded()
 
     def constants(self, settled: SettledFamily) -> _native.SizeConstants | None:
-        """What computes the constants of sizes; None where there are none.
+        """Return what computes size constants; None without size constants.
 
-        On a device the host makes those of integers and booleans, which are the same bits there,
-        and brings them in one copy; operators of the device make the rest of these.
+        For a device the host computes integers and booleans, whose bits are the same there, and
+        transfers them in one copy; operators of the device compute the rest.
         """
         if settled.constants is None:
             return None
@@ -68,7 +68,7 @@ class DispatchedSizes:
 def constants_of_host(
     constants: SizeConstants, bindings: Bindings, device: torch.device
 ) -> _native.SizeConstants:
-    """What computes constants of sizes by torch on the host, and brings them to a device.
+    """Return what computes size constants by torch on the host, and transfers them to a device.
 
     Raises:
         CaptureError, OutOfMemory: as `Backend.instantiate`.
@@ -87,7 +87,7 @@ def _device_constants(
     bindings: Bindings,
     device: torch.device,
 ) -> _native.SizeConstants:
-    """Launches on the device. `brought`: the Values of them that the host has made."""
+    """Return launches on the device. `brought`: their Values that the host has computed."""
     program, given = constants.program, constants.weights.keys()
     plan = plan_apart(program, {*given, *brought}, {*constants.results})
     made = frozenset(range(len(program.values))) - given - {*brought}
