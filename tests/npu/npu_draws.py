@@ -57,7 +57,7 @@ OPERATORS = {
 def draw_from_both(
     x: torch.Tensor, first: torch.Generator, second: torch.Generator
 ) -> torch.Tensor:
-    """From each generator, and from torch's own."""
+    """Draw from each generator, and from torch's own."""
     x = x.clone().uniform_(generator=second) + torch.rand_like(x)
     return x + x.clone().normal_(generator=first) * x.clone().uniform_(generator=second)
 
@@ -65,7 +65,7 @@ def draw_from_both(
 def copies_of(
     simulator: AscendSimulator, run: offload.Executable, *inputs: torch.Tensor
 ) -> list[str]:
-    """The calls of one execution that copy or launch something."""
+    """The calls of an execution that copy or launch."""
     torch.npu.synchronize()
     simulator.start_trace()
     run(*inputs[:-1], out=inputs[-1])
