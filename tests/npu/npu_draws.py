@@ -27,7 +27,7 @@ def check_draws(
     model: Callable[..., torch.Tensor],
     *inputs: torch.Tensor | torch.Generator,
 ) -> torch.Tensor:
-    """That an execution gives what eager gives from the same states, and moves them on alike."""
+    """Check that an execution gives eager's results from the same states, and advances them so."""
     used = [default_generator(), *(one for one in inputs if isinstance(one, torch.Generator))]
     before = [one.get_state() for one in used]
     expected, after = model(*inputs), states(used)

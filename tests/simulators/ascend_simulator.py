@@ -76,7 +76,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         super().__init__(library, _SIGNATURES)
 
     def in_thread(self, function: Callable[[], object], device: int | None = 0) -> object:
-        """What `function` gives on another thread, where the device is set unless it is None."""
+        """The result of `function` on another thread, where the device is set unless it is None."""
         results: list[object] = []
 
         def run() -> None:

@@ -52,7 +52,7 @@ class SimulatedProofMemory(ProofMemory):
 
 
 class SimulatedWeights(MadeUpLink, AscendWeights):
-    """In memory of the simulated device, over a link that is not measured: runs decide alike."""
+    """Weights in simulated device memory, over a link that is not measured: runs decide alike."""
 
     def memory_layout(self, program: Program) -> MemoryLayout:
         """The layout of aclrtMalloc."""

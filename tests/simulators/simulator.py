@@ -124,7 +124,7 @@ class DeviceControls:
         return self.library.sim_calls(function.encode())
 
     def forget_calls(self) -> None:
-        """Count calls from here; planned failures go, a driver's hidden functions, and a trace."""
+        """Count calls from here; clear planned failures, hidden driver functions, and a trace."""
         self.library.sim_forget_calls()
 
     def fault(self) -> None:

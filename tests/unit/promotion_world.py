@@ -109,7 +109,7 @@ class World:
 
     @property
     def best_ns(self):
-        """With hindsight: for each choice of sizes all or none of its calls by one of its own."""
+        """The optimum in hindsight: all or no calls of each choice of sizes by a separate one."""
         return sum(
             min(n * self.costs[size].resident, self._bought_ns(size, n))
             for size, n in self.counts.items()
