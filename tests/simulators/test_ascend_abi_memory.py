@@ -375,7 +375,7 @@ def test_pointers_and_values_that_went_are_a_fault(ascend, npu):
     ascend.call("aclrtFree", waited)
     ascend.call("aclrtFree", pointer)
     timed = ("aclrtSynchronizeStreamWithTimeout", stream, 0)
-    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT  # a past event has no value
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT  # freed memory has no value
     ascend.call("aclrtDestroyStreamForce", stream)
     stream, pointer = npu.stream(), npu.words(source)
     ascend.call(copy[0], pointer, 8, 0, pointer, 8, 0, 6, stream)
