@@ -134,7 +134,7 @@ class BlockByBlock:
             reader.read()
             self._readers.append(reader)
         per_block = sum(map(size_bytes, stored.values())) // len(self._readers)
-        self._n_resident = max(0, budget_bytes // per_block - 1)  # one is the space of the others
+        self._n_resident = max(0, budget_bytes // per_block - 1)  # one leaves space for the others
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Read and run each block."""

@@ -61,7 +61,7 @@ CUresult reserve(CUdeviceptr* address, std::size_t n_bytes) {
   return cuMemAddressReserve(address, n_bytes, kChunkBytes, 0, 0);
 }
 
-// A guarded address over the single shared chunk, at a random distance from the chunk's begin.
+// A guarded address over the single shared chunk, at a random distance from its beginning.
 CUdeviceptr guarded(std::size_t n_bytes, int device) {
   const std::size_t skew = std::size_t{512} * (draw() % (kChunkBytes / 512));
   const std::size_t n_chunks = (skew + n_bytes + kChunkBytes - 1) / kChunkBytes;

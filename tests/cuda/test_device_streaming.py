@@ -63,7 +63,7 @@ def test_replaced_weights_are_used_from_the_next_execution_on(captured):
 
 
 def test_a_tail_lies_in_memory_that_other_weights_use_too(tmp_path):
-    """At the floor, which the head sets: its begin stays, its tail and the layers alternate."""
+    """At the floor, which the head sets: its beginning stays, its tail and the layers alternate."""
 
     def build() -> torch.nn.Module:
         return Headed(WIDTH, 6, 16 * WIDTH)

@@ -312,7 +312,7 @@ def test_submitted_executions_are_told_by_the_wait(
         assert line.startswith("execution 3: m_l_t ")
         for one in tickets:
             one.wait()
-        assert said() == []  # already printed
+        assert said() == []  # already reported
         run(x)
         (line,) = said()
         assert line.startswith("offload: execution 4: ")

@@ -344,7 +344,7 @@ MAPS: dict[str, tuple[Callable[[int], Any], str]] = {
 
 
 def without_memory(tensor: torch.Tensor, n_bytes: int) -> torch.Tensor:
-    """The tensor on a storage of so many bytes; its shape is unchanged."""
+    """The tensor on a storage of this many bytes; its shape is unchanged."""
     tensor.untyped_storage().resize_(n_bytes)
     return tensor
 

@@ -78,7 +78,7 @@ def test_timelines_of_ranks_are_on_one_axis(found):
     assert said[1]["error_ns"] == first["errors"][1]
     events = trace["traceEvents"]
     assert sum(one.get("cat") == "collective" for one in events) == 4
-    exchanges = []  # by rank from the begin of each start to the end of its wait
+    exchanges = []  # by rank from the beginning of each start to the end of its wait
     for rank in (0, 1):
         launches = [one for one in events if one.get("cat") == "kernel" and one["pid"] == rank]
         starts = [one["ts"] for one in launches if one["name"].endswith("all_reduce")]

@@ -89,7 +89,7 @@ class Cuda:
     def copy_rows(
         self, destination: int, source: int, width_bytes: int, n_rows: int, stream: int
     ) -> None:
-        """Copy rows of so many bytes; the stride at the source is twice as large."""
+        """Copy rows of this many bytes; the stride at the source is twice as large."""
         device, nothing = 2, [0] * 4
         params = struct.pack(
             "<4QI4x6Q4QI4x6Q3Q",

@@ -1,4 +1,4 @@
-"""Durations of launches on the simulated Ascend device: events on a stream held back."""
+"""Durations of launches on the simulated Ascend device: events on a blocked stream."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Weights whose head stays on a CUDA device and whose tail is streamed, mapped contiguously.
 
-Memory is mapped by 16 KiB here, unless a test says otherwise: the models' weights are of some 100.
+Memory is mapped by 16 KiB here, unless a test says otherwise: the models' weights have some 100
+each.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def pinned(device, headed):
 
 
 def streamed_ranges(run) -> dict[str, tuple[int, int]]:
-    """For each streamed weight the bytes that its transfer copies, from begin to end."""
+    """For each streamed weight the range of bytes that its transfer copies."""
     pieces = [run.streaming.plan.pieces[one.piece] for one in run.streaming.plan.transfers]
     return {
         run.bound.bindings.stored[one.value].name: (

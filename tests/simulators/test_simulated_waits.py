@@ -63,7 +63,7 @@ def address_of(run: offload.Executable, transfer: int) -> int:
 
 @dataclasses.dataclass
 class Expected:
-    """One pass in ns from its begin, when the last copies of the preceding pass have ended."""
+    """One pass in ns from its beginning, when the preceding pass's last copies have ended."""
 
     waits: dict[int, int]
     transfers: list[tuple[int, int]]
@@ -102,7 +102,7 @@ def by_hand(plan: Streaming, copies_ns: list[int]) -> Expected:
 
 
 def traced(run: offload.Executable, count: int = 1) -> list:
-    """The records of so many executions in one timeline."""
+    """The records of this many executions in one timeline."""
     found = []
     with run.timeline():
         for _ in range(count):

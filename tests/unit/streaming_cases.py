@@ -208,7 +208,7 @@ class Interpreter:
 
 
 def reference_period_ns(launch_ns, transfers, n_passes=40) -> float:
-    """The last period of so many passes; transfers are (ns, first launch, step to wait for)."""
+    """The last of this many periods; transfers are (ns, first launch, step to wait for)."""
     n_launches = len(launch_ns)
     ends: dict[int, float] = {}
     compute = copy = 0.0
@@ -260,7 +260,7 @@ def _orders(weights: list[WeightUse]) -> Iterator[tuple[WeightUse, ...]]:
 
 
 def _best_positions_ns(demand, order, link: Link, room: int, unit: int) -> float:
-    """The best over all positions of these weights in a ring of so many units."""
+    """The best over all positions of these weights in a ring of this many units."""
     n_launches = len(demand.launch_ns)
     sizes = [one.size_bytes // unit for one in order]
     first = torch.tensor([one.launches[0] for one in order], dtype=torch.int16)

@@ -52,7 +52,7 @@ class Trace:
         stream: int = 7,
         category: str = "kernel",
     ) -> None:
-        """A kernel; `launched` is the begin of the host's call for it, which takes 2 us."""
+        """A kernel; `launched` is the beginning of the host's call for it, which takes 2 us."""
         self._correlation += 1
         if launched is not None:
             self.complete(

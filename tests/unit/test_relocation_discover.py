@@ -365,7 +365,7 @@ def test_an_owner_that_moves_between_captures_keeps_its_place():
 
 
 def test_of_owners_side_by_side_the_one_is_meant_that_all_captures_agree_on():
-    """One past the end of the preceding one, or the begin of the following one."""
+    """One past the end of the preceding one, or the beginning of the following one."""
     captures = []
     for one in LAYOUTS:
         first = 0x6000_0000_0000 + one.number * 0x10000

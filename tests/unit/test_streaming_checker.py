@@ -63,7 +63,7 @@ def in_slots(slots, after, size_bytes=8192):
 
 
 def outcomes(demand, plan, n_timings=30):
-    """The outcomes of executions at so many timings."""
+    """The outcomes of executions at this many timings."""
     found = set()
     for seed in range(n_timings):
         try:

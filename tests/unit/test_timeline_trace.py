@@ -140,7 +140,7 @@ def overlapping_calls() -> list[ExecutionTimeline]:
     [
         both_schedulings(150),
         timeline(overlapping_calls()),
-        # Predicted to last beyond the begin of the next execution.
+        # Predicted to last beyond the beginning of the next execution.
         timeline([offloaded(50, number=1), offloaded(50, number=2, begin_ns=52_500)]),
     ],
     ids=["in turns", "overlapping calls", "overlapping predictions"],

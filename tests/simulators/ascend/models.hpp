@@ -108,7 +108,7 @@ struct ConditionState {
   std::weak_ptr<ModelState> model;
   std::shared_ptr<const ArgumentBlock> value;  // of eight bytes
   std::uint32_t default_value = 0;
-  bool assigns_default = false;  // at the begin of an execution
+  bool assigns_default = false;  // when an execution begins
   bool is_used = false;          // by a task
   ModelConditionType type = kConditionIf;
   std::vector<std::shared_ptr<ModelState>> sub_graphs;

@@ -151,7 +151,7 @@ void trace(Runtime& state, const char* format, Arguments... arguments) {
 // Lets a millisecond pass, in which other threads may call.
 void let_time_pass(Runtime& state);
 
-// Repeats `wait` until it does not return kBlocked. Errors: `code` after so many milliseconds;
+// Repeats `wait` until it does not return kBlocked. Errors: `code` after this many milliseconds;
 // below 0: after the set patience.
 template <class Wait>
 void patiently(Runtime& state, int timeout_ms, int code, const Wait& wait) {

@@ -250,7 +250,7 @@ OPERATORS_EXPORT void sim_operators_set_look_alike(std::uint64_t number) { set_l
 OPERATORS_EXPORT void sim_operators_set_padded(std::uint64_t n_operands) { set_padded(n_operands); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_descriptions() { return live_descriptions(); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_executors() { return aclOpExecutor::n_live; }
-// Every first phase from now on requests so many bytes more.
+// Every first phase from now on requests this many more bytes.
 OPERATORS_EXPORT void sim_operators_set_more_workspace(std::uint64_t n_bytes) {
   more_workspace_bytes = n_bytes;
 }

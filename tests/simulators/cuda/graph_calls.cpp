@@ -354,8 +354,8 @@ bool is_device_updatable(const simulator::Node& node) {
                      [](unsigned char one) { return one != 0; });
 }
 
-// What cuGraphInstantiateWithFlags of the driver's manual allows: three flags, of which two exclude
-// one another (to upload is for cuGraphInstantiateWithParams alone).
+// Flags that cuGraphInstantiateWithFlags of the driver's manual allows: three flags, of which two
+// exclude each other (upload is only for cuGraphInstantiateWithParams).
 void require_known(unsigned long long flags) {
   simulator::require((flags & ~(kAutoFree | kDeviceLaunch | kUseNodePriority)) == 0 &&
                          (flags & (kAutoFree | kDeviceLaunch)) != (kAutoFree | kDeviceLaunch),
