@@ -418,7 +418,7 @@ def layouts() -> Any:
 
 @case
 def columns_in_place() -> Any:
-    """Regions next to which gloo itself writes."""
+    """Columns next to which gloo itself writes."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

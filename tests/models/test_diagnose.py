@@ -188,7 +188,7 @@ def test_a_saved_program_with_wrong_inputs(tmp_path: Any) -> None:
         diagnose_saved(captured, (torch.randn(17),), {}, effort=SHORT)
 
 
-# ---- additions by timelines ----------------------------------------------------------------------
+# ---- with timelines ------------------------------------------------------------------------------
 
 
 def test_host_time_is_eager_less_device() -> None:

@@ -45,7 +45,7 @@ def test_every_slot_moves(name: str) -> None:
     captured = offload.capture(model, torch.ones(N).npu())
     state = states([generator])
     with captured.load() as run:
-        assert states([generator]) == state  # the state after the proof
+        assert states([generator]) == state  # although the proof used it
         assert RELOCATED in notes(run)
         assert "is copied" not in notes(run)
         kept = []

@@ -169,7 +169,7 @@ def test_a_failed_load_leaves_nothing(
     captured: offload.Captured,
 ) -> None:
     budget = floor_of(captured)
-    captured.load(weights_budget=budget, verify=False).close()  # its calls are not of the timer
+    captured.load(weights_budget=budget, verify=False).close()  # makes no calls of the timer
     gc.collect()
     torch.npu.synchronize()
     kinds = ("model", "event", "host memory", "capture")

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: its keys, its hits, and the entries it rejects."""
+"""The cache of compiled kernels: its owner, its hits, and the entries it rejects."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_a_pool_that_has_to_stay_keeps_none_of_another_device(allocator):
     assert allocator.ended == [0]
     allocator.capturing = {GPU}
     MemoryPool(GPU).close()
-    with region():  # and in the reverse order in the queue
+    with region():  # and vice versa, in any order of the queue
         assert allocator.ended == [0, 0]
     allocator.capturing.clear()
     with region():

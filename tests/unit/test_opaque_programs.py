@@ -111,7 +111,7 @@ def test_it_is_run_by_calling_the_callable():
     ],
 )
 def test_a_callable_that_returns_otherwise_is_refused(other, says):
-    state = threading.local()  # state that the recorder does not watch
+    state = threading.local()  # state outside the recorder's watch
     state.call = lambda x, w: (x + 1, x)
     held = torch.ones(8)
 
