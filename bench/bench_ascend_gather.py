@@ -1,10 +1,10 @@
 """Claim: a gather's host work grows with the slots that moved, not with the words that hold them.
 
-Every input moves, and is read by so many launches, each with a word for its address. Refreshing by
-the host writes each word; a gather on the device is given the bases alone. Sixteen times the words
-may take it twice as long, since the executions between leave colder caches. Giving what was written
-to the runtime is shown beside it, without a promise: the runtime is a simulated one, whose own work
-grows with the launches that it holds. Checking arguments is not in it.
+Every input moves, and is read by this many launches, each with a word for its address. A refresh by
+the host writes each word; a gather on the device gets only the bases. Sixteen times the words may
+take it twice as long, since the executions between leave colder caches. Passing the written range
+to the runtime is shown as well, without a promise: the runtime is simulated, and its own work grows
+with the launches that it holds. Checking arguments is not included.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from measurements import Case, Curve, figure_of, ratio_of
 SLOTS = (50, 100, 200, 400)
 WORDS = (1, 4, 16)
 N_SLOTS, N_WORDS = 200, 4
-"""Of the curve along the other one."""
+"""Values of the curve along the other axis."""
 
 ROUNDS = 20
 WRITTEN, GIVEN = "decided and written", "given to the runtime"
 Size = tuple[int, int]
 """Inputs, and words that hold the address of each."""
 Times = dict[str, list[int]]
-"""Of each of `WRITTEN` and `GIVEN`, all rounds in nanoseconds."""
+"""All rounds of `WRITTEN` and of `GIVEN`, in nanoseconds."""
 
 AXES: list[tuple[str, str, dict[int, Size]]] = [
     (f"{N_SLOTS} slots, each of so many words", "words", {n: (N_SLOTS, n) for n in WORDS}),
@@ -62,7 +62,7 @@ def header_ns(
     n_slots: int,
     n_written: int,
 ) -> Times:
-    """Executions of which every input moves each time and so many words are written."""
+    """Times of executions in which every input moves and this many words are written."""
     sets = [[torch.ones(4) for _ in range(n_slots)] for _ in range(2)]
     out = [torch.empty(4) for _ in range(n_slots)]
     times: Times = {WRITTEN: [], GIVEN: []}
@@ -85,7 +85,7 @@ def measure(
 ) -> Times:
     inputs = [torch.ones(4) for _ in range(size[0])]
     with executable(ascend, monkeypatch, refresh, read_often(size[1]), inputs) as run:
-        ascend.set_eager(False)  # what is enqueued runs behind the stages
+        ascend.set_eager(False)  # enqueued work runs after the stages
         try:
             n_written = size[0] * size[1] if refresh == "host" else size[0]
             return header_ns(run, ascend, size[0], n_written)
@@ -94,7 +94,7 @@ def measure(
 
 
 def case_of(title: str, x_name: str, found: Mapping[str, Mapping[int, Times]]) -> Case:
-    """Curves of each refresh along `x_name`, and how many times as long the last takes."""
+    """Curves of each refresh along `x_name`, and the ratio of the last point to the first."""
     least, most = (at(next(iter(found.values()))) for at in (min, max))
     return Case(
         title,

@@ -1,14 +1,14 @@
 """Claim: of 6,300 tasks, 10 of 1,600 tensors moved, the header is decided and given in 50 us.
 
-The graph engine of the Ascend software takes about 2 ms for such a model by what is published of it
+By published figures the graph engine of the Ascend software takes about 2 ms for such a model
 (Pangu-71B, incremental inference: 1,600 inputs and outputs, about 6,300 nodes, 10 addresses moved);
-that figure is of another machine, and has more in it. Here only the host's own work is timed:
-deciding what moved, writing the words, and giving the changed range of the table (or, by gather, of
-the base table) to the runtime, a simulated one whose kernels do nothing. Of a gather by operators
-the host's work has their second phases in it, here of simulated ones: it says what our own part
-costs, not what the operator libraries of an NPU do. Enqueuing the execution of the model is left to
-the runtime, here the simulated one, and is shown beside it, as is checking 1,600 arguments
-(convert), which is most of m_l_t; neither has a promise.
+that figure is of another machine, and includes more. Here only the host's own work is timed:
+deciding what moved, writing the words, and passing the changed range of the table (or, by gather,
+of the base table) to the runtime, a simulated one whose kernels are no-ops. For a gather by
+operators the host's work includes their second phases, here simulated: it shows the cost of our own
+part, not of an NPU's operator libraries. Enqueuing the execution of the model is the runtime's
+work, here the simulated one's, and is shown as well, as is checking 1,600 arguments (convert),
+which is most of m_l_t; neither has a promise.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def negate_often(*inputs: torch.Tensor) -> list[torch.Tensor]:
 def header_ns(
     run: offload.Executable, ascend: ascend_simulator.AscendSimulator, refresh: str
 ) -> dict[str, list[int]]:
-    """Stages of executions of which 10 inputs move each time, after counts are checked."""
-    ascend.set_eager(False)  # what is enqueued runs behind the stages
+    """Stages of executions in which 10 inputs move each time, after counts are checked."""
+    ascend.set_eager(False)  # enqueued work runs after the stages
     fixed = [torch.ones(4) for _ in range(N_INPUTS)]
     others = [torch.ones(4) for _ in range(N_MOVED)]
     out = [torch.empty(4) for _ in range(N_INPUTS)]

@@ -1,12 +1,12 @@
 """Claim: where nothing moved, an execution of a CUDA graph costs the host 1.5 us beside its launch.
 
-On the simulated driver, whose kernels do nothing: what is timed is our own work, a call with `out=`
-less a bare cuGraphLaunch of a graph of as many nodes, through NVIDIA's bindings with arguments made
-before. The calls of the driver that we make beside the launch (two that ask for the context, one
-that asks whether the stream is captured) cost here what the simulated ones do, and torch is not
-asked for its stream. `make bench-cuda` measures the whole on a GPU. From Python 3.12 on an object
-is called without a tuple of its arguments; before, it costs more and nothing is promised. That all
-inputs and outputs move is shown without a promise: what re-setting a node costs is the driver's.
+On the simulated driver, whose kernels are no-ops. Timed is our own work: a call with `out=` less a
+bare cuGraphLaunch of a graph of as many nodes, through NVIDIA's bindings with arguments made
+before. Our other driver calls (two that query the context, one that queries whether the stream is
+captured) have the simulated driver's cost here, and torch's stream is not queried. `make
+bench-cuda` measures the whole on a GPU. From Python 3.12 on an object is called without a tuple of
+its arguments; before, it costs more and nothing is promised. The case that all inputs and outputs
+move is shown without a promise: the cost of updating a node is the driver's.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def bare_launch(simulator: simulators.Simulator, n_launches: int) -> Callable[[]
 
 
 def turns(contenders: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """By contender, for each round the ns of one call; the device is idle before a turn."""
+    """For each contender and round, the ns of one call; the device is idle before a turn."""
     from cuda.bindings import driver
 
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -88,7 +88,7 @@ def test_cuda_header(
 ) -> None:
     from simulated_backend import SimulatedBackend, install
 
-    # A built-in function, which gives the default stream of device 0 without a frame.
+    # A built-in function that returns the default stream of device 0 without a frame.
     monkeypatch.setattr(SimulatedBackend, "current_stream", operator.index)
     backend = install(simulator, monkeypatch)
     model, x = sines(n_launches), torch.randn(8)
@@ -107,7 +107,7 @@ def test_cuda_header(
         stay()
         assert run.last_execution.slots_changed == 0
         bare = bare_launch(simulator, n_launches)
-        simulator.set_eager(False)  # what is enqueued runs behind the calls
+        simulator.set_eager(False)  # enqueued work runs after the calls
         times = turns({STAY: stay, MOVE: move, BARE: bare})
         own = {
             name: [one - other for one, other in zip(times[name], times[BARE], strict=True)]

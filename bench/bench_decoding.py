@@ -1,8 +1,8 @@
 """Claim: one capture decodes with a cache that grows, sooner than with one of a fixed length.
 
-512 tokens by a small Llama, a token at each step, from a prompt of 7. Contenders give the same
-tokens. Ours is counted twice: where every length is met for the first time in this executable, and
-where all were met. torch.compile has compiled and warmed up before.
+512 tokens by a small Llama, one per step, from a prompt of 7. Contenders give the same tokens. Ours
+is counted twice: when every length is new to this executable, and when all are known. torch.compile
+has compiled and warmed up before.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Decoding:
         return logits[:, -1:].argmax(-1), *grown
 
     def decode(self, token: torch.Tensor, *past: torch.Tensor) -> tuple[Any, ...]:
-        """A step: what is captured."""
+        """A step: the captured function."""
         return self.forward(token, past)
 
     def captured(self) -> offload.Captured:
@@ -64,7 +64,7 @@ class Decoding:
         return offload.capture(self.decode, token, *past, dynamic_shapes=shapes)
 
     def generate(self, decode: Callable[..., Any]) -> torch.Tensor:
-        """Tokens by steps that give the grown cache."""
+        """Tokens by steps that return the grown cache."""
         token, *past = self.forward(self.prompt, ())
         tokens = [token]
         while len(tokens) < N_TOKENS:

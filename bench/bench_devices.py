@@ -1,7 +1,7 @@
 """Claim: launches on two devices are never slower than on the better one, and stages overlap.
 
 Two devices of one thread each. Programs of independent parts are called one by one, and a chain
-whose stages pass inputs on is given many submissions; beside both the same on one device.
+whose stages pass inputs on gets many submissions; both are compared with one device.
 """
 
 from __future__ import annotations

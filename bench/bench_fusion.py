@@ -1,7 +1,7 @@
 """Claim: a fused replay is quicker than each engine that fuses operators or packs weights.
 
-Calls are made as in `bench_replay`: a fused replay takes its inputs where they are and gives fresh
-results, while ONNX Runtime and OpenVINO keep theirs where they were bound.
+Calls are made as in `bench_replay`: a fused replay takes its inputs in place and gives fresh
+results, while ONNX Runtime and OpenVINO keep theirs at the bound addresses.
 """
 
 from __future__ import annotations

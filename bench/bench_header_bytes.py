@@ -1,6 +1,7 @@
 """Claim: m_l_t does not grow with the tensors' bytes as copies into frozen buffers do.
 
-The copies are what graphs with fixed addresses need: one of the input in, one of the output out.
+The copies are those that graphs with fixed addresses need: one of the input in, one of the output
+out.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Claim: where launches have emptied the processor's caches, a header takes what one operator does.
 
-Each execution reads as many bytes of weights as leave nothing of the header near the processor, so
-that the next header comes from memory: its code, torch's and Python's, and what they look at. The
-peer is the launch of one operator by Python after the same execution, of 64 numbers. The promise is
-nine tenths, for the two are not equally cold. The floor of both is a call of a Python function that
-does nothing, likewise.
+Each execution reads enough bytes of weights to evict the header from the processor's caches, so
+that the next header comes from memory: its code, torch's and Python's, and their data. The peer is
+the launch of one operator by Python after the same execution, on 64 numbers. The promise is nine
+tenths, as the two are not equally cold. The floor of both is an equally cold call of an empty
+Python function.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Products(nn.Module):
 
 
 def call_ns(function: Callable[[], Any]) -> float:
-    """What a call takes."""
+    """Return the duration of a call."""
     begin_ns = time.perf_counter_ns()
     function()
     return time.perf_counter_ns() - begin_ns

@@ -3,7 +3,7 @@
 Patching is one word per slot, however many launches read it. But a long program leaves less of the
 header in the processor's caches, and a cold header is slower. So the peer is the header of a short
 program that is executed after a program of as many launches: as cold, but short. The promise is
-nine tenths, for the two are not equally cold.
+nine tenths, as the two are not equally cold.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def headers_of(n_launches: int) -> dict[str, Header]:
 
 
 def after(header: Header, other: Header) -> Header:
-    """A header whose executions each follow one of another executable."""
+    """A header each of whose executions follows an execution of another executable."""
     return dataclasses.replace(header, before=lambda: other.m_l_t_ns(0))
 
 

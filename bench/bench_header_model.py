@@ -1,7 +1,7 @@
 """Claim: m_l_t of eight in ten unseen programs or more lies in the interval made for nine.
 
-Of ten programs an interval that holds each with 90 % misses two or fewer in 93 % of runs.
-How near the prediction itself comes is reported, without a promise.
+Of ten programs an interval that holds each with 90 % misses two or fewer in 93 % of runs. The error
+of the prediction itself is reported, without a promise.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Claim: a new address costs less than a tenth of an operator that eager launches.
 
-Each tensor, input or output, is a slot of its own, and all move at each execution. What a tensor
-that moves costs more than one that stays is the price of its new address. The checks that every
-tensor has to pass are in both, and are shown without a promise.
+Each tensor, input or output, is a separate slot, and all move at each execution. The price of a new
+address is the cost of a tensor that moves less that of one that stays. The checks of every tensor
+are in both, and are shown without a promise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def headers_of(n_tensors: int) -> dict[str, Header]:
 
 
 def price_ns(times: dict[str, list[float]]) -> list[float]:
-    """For each round, what moving adds to m_l_t per tensor.
+    """Return for each round the addition to m_l_t per moving tensor.
 
     Source: the slope of Theil (1950) and Sen (1968).
     """

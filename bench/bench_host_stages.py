@@ -1,14 +1,13 @@
 """Claim: at new sizes, threads of the host hide launching behind tiling, where cores are free.
 
-Kernels of one's own on the simulated Ascend runtime, whose sizes are new in each execution: for
-each of 40 launches shapes are inferred in Python, a function tiles (it hashes bytes, outside of the
-interpreter's lock), addresses are written, and the runtime is called. A timer stands for the
-device: a kernel begins when its launch was made and the one before has ended, and takes as long as
-one tiling. What an execution takes is from the call to the end of the last kernel by this timer.
-Beside it stands what the model of the stages predicts from what they take on one thread, with
-hand-overs that cost nothing and an interpreter's lock that nobody waits for. Nothing is promised:
-launching takes the simulated runtime a few microseconds, so there is little to hide, and each
-thread needs a core that nobody else uses.
+Own kernels on the simulated Ascend runtime, whose sizes are new in each execution: for each of 40
+launches shapes are inferred in Python, a function tiles (it hashes bytes, outside the interpreter's
+lock), addresses are written, and the runtime is called. A timer replaces the device: a kernel
+begins when its launch was made and the preceding one has ended, and takes as long as one tiling. An
+execution lasts from the call to the end of the last kernel by this timer. The prediction beside it
+is that of the stages' model from their durations on one thread, with free hand-overs and without
+waits for the interpreter's lock. Nothing is promised: a launch takes the simulated runtime a few
+microseconds, so there is little to hide, and each thread needs a core without other load.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
 
 
 def negated(x: torch.Tensor) -> torch.Tensor:
-    """40 launches, each of which reads what the one before made."""
+    """40 launches, each of which reads the result of the preceding one."""
     for _ in range(N_LAUNCHES):
         x = x.neg()
     return x
 
 
 def content_of(tile_ns: float) -> bytes:
-    """Bytes whose hash takes so long."""
+    """Bytes whose hash takes this long."""
     content = bytes(100_000)
     each_ns = min(_hash_ns(content) for _ in range(50))
     return bytes(max(4_096, round(len(content) * tile_ns / each_ns)))
@@ -67,7 +66,7 @@ def _hash_ns(content: bytes) -> int:
 
 
 def kernel_of(content: bytes) -> BinaryKernel:
-    """A kernel that does nothing; its grid takes a hash to compute."""
+    """A no-op kernel whose grid takes a hash to compute."""
 
     def n_blocks(launch: Any) -> int:
         return 1 + hashlib.sha256(content).digest()[0] % 8
@@ -78,7 +77,7 @@ def kernel_of(content: bytes) -> BinaryKernel:
 
 
 def execution_ns(run: SizedExecutable, x: torch.Tensor, kernel_ns: float) -> float:
-    """What an execution at new sizes takes, with a timer in the place of the device."""
+    """The duration of an execution at new sizes, with a timer in place of the device."""
     run.forget_sizes()
     with run.timeline() as timeline:
         run(x)
@@ -92,7 +91,7 @@ def execution_ns(run: SizedExecutable, x: torch.Tensor, kernel_ns: float) -> flo
 
 
 def stage_costs(run: SizedExecutable, x: torch.Tensor) -> LaunchCosts:
-    """What the stages of a launch take on one thread; a kernel takes as long as the tiling."""
+    """Durations of a launch's stages on one thread; a kernel takes as long as the tiling."""
     taken_ns: dict[str, list[int]] = {"tile": [], "memory": [], "launch": []}
     begun_ns = 0
 
@@ -127,7 +126,7 @@ def test_host_stages(
     image = ascend.binary({"nothing": (24, lambda block, n_blocks: None)})
     backend = SimulatedAscendBackend(BinaryCapturer(image, {"aten::neg": kernel}))
     install(ascend, monkeypatch, backend)
-    ascend.set_eager(False)  # what is enqueued runs behind the executions
+    ascend.set_eager(False)  # enqueued work runs after the executions
     captured = offload.capture(
         negated, torch.ones(6), dynamic_shapes=({0: Dim("n", min=2, max=4096)},)
     )

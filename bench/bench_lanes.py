@@ -1,9 +1,8 @@
 """Claim: independent launches on lanes are quicker, and lanes are never chosen where they are not.
 
 Each program on one lane with one thread for a launch, on one lane with two, and as `lanes="auto"`
-has chosen: called again and again for 30 ms at a time, with 10 ms between two calls, and while
-another process takes one processor. Beside them lanes whether or not they were chosen, and what was
-predicted for them.
+has chosen: called repeatedly for 30 ms at a time, with 10 ms between two calls, and while another
+process occupies one processor. Also shown: lanes, chosen or not, and their prediction.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from turns import take_turns
 ONE, TWO = "one lane, one thread", "one lane, two threads"
 AUTO, LANES = "lanes='auto'", "two lanes"
 
-# For longer than torch's threads spin after a launch (libgomp, GOMP_SPINCOUNT): 4 to 7 ms.
+# Longer than torch's threads spin after a launch (libgomp, GOMP_SPINCOUNT): 4 to 7 ms.
 _LEAD_NS = 20_000_000
 
 Calls = dict[str, Callable[[], Any]]
@@ -46,7 +45,7 @@ def threads(n: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy_processor() -> Iterator[None]:
-    """Another process that takes one processor."""
+    """Another process that occupies one processor."""
     other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.2)
@@ -84,7 +83,7 @@ def contenders(name: str) -> tuple[Calls, offload.Executable]:
 
 
 def spaced(calls: Calls, rounds: int) -> dict[str, list[float]]:
-    """What single calls take with 10 ms before each."""
+    """Durations of single calls with 10 ms before each."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     draw = random.Random(0)
     for _ in range(rounds):
@@ -99,7 +98,7 @@ def spaced(calls: Calls, rounds: int) -> dict[str, list[float]]:
 
 def case_of(name: str, what: str, times: dict[str, list[float]], run: offload.Executable) -> Case:
     choice = run.lane_choice
-    assert choice is not None  # as lanes were asked for
+    assert choice is not None  # as lanes were requested
     figures = {one: figure_of([ns / 1e3 for ns in found], "us") for one, found in times.items()}
     figures["launches on two lanes, predicted"] = counted_figure(choice.predicted_ns / 1e3, "us")
     return Case(

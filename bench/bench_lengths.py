@@ -1,14 +1,13 @@
 """Claim: once it is recorded, one capture for all lengths serves many sooner than one for each.
 
-40 requests of 31 lengths to a model of two layers: what they take altogether, from the model until
-the last result. Each contender begins anew in each round; nothing that it has kept is left. What
-the recording itself takes is told beside it: over symbolic sizes it takes many captures' time.
+40 requests of 31 lengths to a model of two layers: their total time, from the model until the last
+result. Each contender begins anew in each round, without caches. The time of the recording itself
+is reported as well: over symbolic sizes it takes many captures' time.
 
-And what one executable of all lengths takes for a length that it has met, again and again or in
-turns with another one, beside an executable of that length alone.
+Also the time of one executable of all lengths for a known length, repeatedly or in turns with
+another length, compared with an executable of that length alone.
 
-And what a length that repeats gains by kernels of its own, and costs the calls beside which they
-are made.
+Also the gain of a repeated length from its own kernels, and the cost to calls while these are made.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ PROMOTED, RESIDENT, OWN = "promoted", "one executable of all lengths", "its kern
 
 
 def until_promoted(run: Any, given: dict[str, torch.Tensor]) -> tuple[list[int], list[int]]:
-    """Call until the length is promoted: what calls took before it was prepared, and meanwhile."""
+    """Call until the length is promoted; return call times before its preparation and during it."""
     before: list[int] = []
     meanwhile: list[int] = []
     while not run.last_execution.was_promoted:
@@ -186,7 +185,7 @@ def test_a_length_that_repeats(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Kernels of its own, made beside calls: what these take before, meanwhile and since."""
+    """Its own kernels, made beside calls: call times before, during and after."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing is known beforehand
     soon = dataclasses.replace(FusedSizes.expected, preparation_ns=10**8)
     monkeypatch.setattr(FusedSizes, "expected", soon)
@@ -234,7 +233,7 @@ CALLED, SUBMITTED = "called one by one", "submitted one behind the other"
 def test_new_lengths_behind_one_another(
     benchmark: Any, record: Callable[[Case], None], name: str
 ) -> None:
-    """What a lane hides: numbers of the next length are computed while it executes this one."""
+    """Work hidden by a lane: numbers of the next length are computed while this one executes."""
     model = model_of(name)
     given = [request(length) for length in range(8, 129)]
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Claim: capturing and loading a model is quicker than any peer's preparation of it.
 
 From the model: until the first call can begin. torch.compile and AOTInductor compile with empty
-caches; everything else has been done once before in the process. From a file: what a process does
+caches; everything else has been done once before in the process. From a file: the work of a process
 that serves a model prepared elsewhere, without the import of the engine.
 """
 

@@ -1,7 +1,7 @@
 """Claim: a replaying process peaks within 5 % of eager's, and the feature map is a third or less.
 
-Processes take turns: one builds the model and calls it, one opens the saved program and replays it.
-The feature map is compared with one in which each value has bytes of its own.
+Processes take turns: one builds the model and calls it, the other opens the saved program and
+replays it. The feature map is compared with one in which each value has separate bytes.
 """
 
 from __future__ import annotations

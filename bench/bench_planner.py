@@ -1,7 +1,7 @@
 """Claim: the planner's arenas are within 2 % of the lower bound.
 
-The lower bound is the most bytes alive at once; no placement has fewer. Beside it stands the
-portfolio of greedy orders without the search. Planning is timed against computing the bound.
+The lower bound is the most bytes alive at once; no placement has fewer. The portfolio of greedy
+orders without the search is also shown. Planning is timed against computing the bound.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def minimalloc(name: str) -> list[Interval]:
 
 
 def unrolled(n: int) -> list[Interval]:
-    """Short lifetimes one after the other, as a long unrolled network has them."""
+    """Short lifetimes in sequence, as in a long unrolled network."""
     draw = random.Random(1)
     return [
         Interval(step, step + 1 + draw.randrange(1, 8), 64 * draw.randrange(1, 200))

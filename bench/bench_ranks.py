@@ -1,8 +1,8 @@
-"""Claim: what lies between collectives costs no Python, so that ranks wait for gloo alone.
+"""Claim: launches between collectives run no Python, so that ranks wait for gloo alone.
 
 Each test starts ranks by `torchrun`, in which calls are timed in turns: all ranks draw the same
-order. What gloo takes by itself (the floor) is the same collectives on the same sizes, by torch's
-own calls with nothing between them.
+order. The floor, gloo alone, is the same collectives on the same sizes, by torch's own calls with
+nothing between them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROUNDS = 60
 Times = dict[str, list[float]]
 
 
-# ---- what a rank does ----------------------------------------------------------------------------
+# ---- the work of a rank --------------------------------------------------------------------------
 
 
 def turns_of_ranks(contenders: dict[str, Callable[[], Any]], n_calls: int) -> Times:
@@ -90,7 +90,7 @@ def of_split_model(n_layers: int, size: int, n_calls: int) -> Times:
         reduced.zero_()
 
     def eager() -> torch.Tensor:
-        """Until the result is there: DTensor gives one that is waited for when it is first used."""
+        """Call until the result is complete: DTensor's is waited for at its first use."""
         result = model(x)
         return result.wait() if isinstance(result, functional.AsyncCollectiveTensor) else result
 
@@ -190,7 +190,7 @@ def overlapped() -> Times:
 
 
 def growth() -> dict[str, float]:
-    """Resident bytes more after 10,000 executions, behind those that fill torch's own records."""
+    """Growth of resident bytes over 10,000 executions, after torch's own records are full."""
     model, x = split(1, 16), torch.randn(4, 16)
     run = offload.capture(model, x).load()
 
@@ -207,7 +207,7 @@ def growth() -> dict[str, float]:
 
 
 def ended() -> dict[str, float]:
-    """How long after rank 1 was killed rank 0 knows."""
+    """Time from the kill of rank 1 until rank 0 knows."""
     run = offload.capture(split(1, 16), torch.randn(4, 16)).load()
     x = torch.randn(4, 16)
     store = dist.distributed_c10d._get_default_store()
@@ -224,7 +224,7 @@ def ended() -> dict[str, float]:
 
 
 def hung() -> dict[str, float]:
-    """How long after its group's timeout rank 0 knows that rank 1 does not come."""
+    """Time from its group's timeout until rank 0 knows that rank 1 does not come."""
     timeout_s = 2.0
     group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s))
     x = torch.randn(4, 16)
@@ -270,7 +270,7 @@ def main(name: str, folder: str) -> None:
 
 
 def ranks(name: str, n_ranks: int) -> list[dict[str, Any]]:
-    """What each rank that lived to tell has found."""
+    """The results of each surviving rank."""
     with tempfile.TemporaryDirectory() as folder:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n_ranks)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -301,7 +301,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks(benchmark: Any, record: Callable[[Case], None], name: str) -> None:
     title, n_ranks, at_least = MODELS[name]
-    times = ranks(name, n_ranks)[-1]  # of a pipeline the last stage has the result
+    times = ranks(name, n_ranks)[-1]  # in a pipeline the last stage has the result
     ratios = {EAGER: ratio_of(times[EAGER], times[OURS], at_least=at_least)}
     figures = {one: figure_of(times[one], "ns") for one in times}
     if FLOOR in times:

@@ -1,7 +1,7 @@
 """Claim: a replay beats eager and the engine that, like it, runs torch's kernels one by one.
 
-The others fuse operators or pack weights, and are measured without a promise. A replay is called
-as a user calls it: inputs may have moved, and each result is a fresh tensor.
+The others fuse operators or pack weights, and are measured without a promise. A replay is called as
+by a user: inputs may have moved, and each result is a fresh tensor.
 """
 
 from __future__ import annotations

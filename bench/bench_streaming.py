@@ -1,10 +1,10 @@
 """Claim: streamed weights come near the roofline at any budget, by simulation.
 
-The roofline is max(compute, (weights - budget) / bandwidth): no plan is quicker. The budget is
-every byte of device memory that weights use, the ring included. Tables of layers are those of
-Llama 3 (`decoders.py`). Beside plans that stream tails stand those of whole weights, and two usual
-policies: LRU by weight with the next weight copied ahead, and leading layers resident with the next
-layer copied ahead. Curves are in percent of the roofline.
+The roofline is max(compute, (weights - budget) / bandwidth): no plan is faster. The budget is every
+byte of device memory that weights use, the ring included. Tables of layers are those of Llama 3
+(`decoders.py`). Plans that stream tails are compared with plans of whole weights, and with two
+usual policies: LRU by weight with the next weight copied ahead, and leading layers resident with
+the next layer copied ahead. Curves are in percent of the roofline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[str, Decoder, int, tuple[float, ...]]] = {
     "8B_prefill": ("8B, 4,096 tokens", LLAMA_8B, 4_096, (0.95, 0.95, 0.92, 0.99, 0.99, 0.99)),
     "8B_decode": ("8B, decoding", LLAMA_8B, 1, (0.95, 0.95, 0.95, 0.95, 0.95, 0.92)),
 }
-"""Title, decoder, tokens in a pass, and the promised part of the roofline by budget.
+"""Title, decoder, tokens per pass, and the promised part of the roofline by budget.
 
 Compute-bound 0.99; else 0.97 of 70B, and 0.95 of 8B but for 0.92 at the ridge, where copies take
 about as long as computing, or a pass has few of them. Of 8B with 4,096 tokens no plan reaches 0.95
@@ -54,7 +54,7 @@ def plan(demand: WeightDemand, budget_bytes: int, *, tails: bool = True) -> Stre
 
 
 def lru_ns(demand: WeightDemand) -> float:
-    """Least recently used: in a cycle that does not fit no weight is there when it is needed."""
+    """Least recently used: in a cycle that does not fit, no weight is resident when needed."""
     n_launches = len(demand.launch_ns)
     steps = [one.launches[0] for one in demand.weights]
     transfers = [
@@ -66,7 +66,7 @@ def lru_ns(demand: WeightDemand) -> float:
 
 
 def leading_layers_ns(decoder: Decoder, demand: WeightDemand, budget_bytes: int) -> float:
-    """As many leading layers resident as two layers of room allow; each other layer is one copy."""
+    """As many leading layers resident as fit beside two layers; each other layer is one copy."""
     n_launches = len(demand.launch_ns)
     per_layer = n_launches // decoder.n_layers
     layer_bytes = [

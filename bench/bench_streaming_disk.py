@@ -1,14 +1,13 @@
 """Claim: weights streamed from a disk keep a pass within 90 % of the roofline, measured.
 
 The roofline of a round is max(compute, copy). Compute is the replay with all weights resident; copy
-is reading, through the same reader into memory that is there, as many bytes as weights exceed the
-budget: the first of those that a pass streams, which are more, by the ring. Of two models with as
-many weights one is bound by computing, the other one, of few tokens, by the disk.
-Contenders take turns; a turn is one pass that is not timed and then some in a row, so that a
-streamed pass begins as the one before has left the ring. Beside them: compute and copy at once,
-with nothing that orders them, which is the least that any streaming takes where they get into each
-other's way; and blocks read just before they run, nothing ahead, as many leading ones resident as
-the budget has room for. Files are as safetensors writes them, and aligned.
+is reading, through the same reader into existing memory, as many bytes as weights exceed the
+budget: the first of the streamed bytes of a pass, which are more, by the ring. Of two models with
+as many weights one is compute-bound, the other, of few tokens, disk-bound. Contenders take turns; a
+turn is one untimed pass and then several in sequence, so that a streamed pass begins with the ring
+of the preceding one. Also shown: compute and copy at once, unordered, a lower bound of any
+streaming where they contend; and blocks read just before they run, nothing ahead, with as many
+leading blocks resident as fit the budget. Files are as safetensors writes them, and aligned.
 
 Memory is the peak of processes that take turns, by proportional set size. From the least budget to
 half of the weights it may grow by 1.01 times the growth of the budget; and beyond the imports it is
@@ -52,14 +51,14 @@ CASES = [
 ROUNDS, ROUND_NS = 16, 300_000_000
 MEMORY_ROUNDS = 9
 MIB = 2**20
-BLOCK_BYTES = 4096  # at multiples of which a disk is read without a buffer
+BLOCK_BYTES = 4096  # alignment of unbuffered reads from a disk
 
 Range = tuple[StoredTensor, int, int]
-"""Bytes of a stored tensor: it, their offset in it, how many they are."""
+"""Bytes of a stored tensor: the tensor, their offset in it, their number."""
 
 
 class Reader:
-    """Memory of its own for ranges of files, read into it again and again, each time all."""
+    """Separate memory for ranges of files, into which all are read repeatedly."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         places, at = [], 0
@@ -97,7 +96,7 @@ class Reader:
 
 
 def streamed_ranges(run: Executable) -> list[Range]:
-    """What a pass streams, in the order of its transfers."""
+    """The ranges that a pass streams, in the order of its transfers."""
     assert run.streaming is not None
     plan = run.streaming.plan
     pieces = [plan.pieces[one.piece] for one in plan.transfers]
@@ -107,7 +106,7 @@ def streamed_ranges(run: Executable) -> list[Range]:
 
 
 def first_of(ranges: Iterable[Range], n_bytes: int) -> list[Range]:
-    """The first bytes of ranges, so many together."""
+    """The first bytes of ranges, this many together."""
     found: list[Range] = []
     for stored, offset_bytes, size_bytes in ranges:
         if taken := min(size_bytes, n_bytes):
@@ -118,7 +117,7 @@ def first_of(ranges: Iterable[Range], n_bytes: int) -> list[Range]:
 
 
 class BlockByBlock:
-    """Reads the weights of each block just before it runs, but for those of the leading ones."""
+    """Reads the weights of each block just before it runs, except those of the leading blocks."""
 
     def __init__(self, stack: Stack, folder: Path, budget_bytes: int) -> None:
         stored = find_stored_tensors(folder)
@@ -135,7 +134,7 @@ class BlockByBlock:
             reader.read()
             self._readers.append(reader)
         per_block = sum(map(size_bytes, stored.values())) // len(self._readers)
-        self._n_resident = max(0, budget_bytes // per_block - 1)  # one is the room for the others
+        self._n_resident = max(0, budget_bytes // per_block - 1)  # one leaves space for the others
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Read and run each block."""
@@ -151,7 +150,7 @@ def size_bytes(stored: StoredTensor) -> int:
 
 
 def save(stack: Stack, path: Path, *, aligned: bool) -> None:
-    """Write the stack's weights, `aligned`: its content begins at a multiple of a disk's block.
+    """Write the stack's weights; if `aligned`, the content begins at a multiple of a disk block.
 
     A header may end in spaces (safetensors, format).
     """

@@ -1,8 +1,8 @@
 """Claim: tasks are placed and launches put on lanes in 10 ms.
 
-500 tasks on 4 processors with 1,000 evaluations; with all that the search affords, 150 ms. 1,000
-launches on 4 lanes. Beside the times stands how much later than by the best heuristic tasks would
-end, and how far the lower bound is.
+500 tasks on 4 processors with 1,000 evaluations; at the limit of the search, 150 ms. 1,000 launches
+on 4 lanes. Also shown: the ratio of the best heuristic's makespan, and the distance to the lower
+bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS = 15
 
 
 def tasks_in_a_band(n_tasks: int, n_processors: int) -> TaskGraph:
-    """Each task reads of one to four of the last hundred or so; transfers take as long as tasks."""
+    """Each task reads one to four of the last hundred or so; transfers take as long as tasks."""
     draw = random.Random(5)
     pairs = {
         (max(0, task - 1 - int(draw.expovariate(1 / 20))), task)

@@ -1,11 +1,11 @@
 """Claim: tickets, pipelines and map keep two cores busy, at a few microseconds for each submission.
 
-What is promised: an await at most 1.5 times `submit().result()`; a submission that is given a
-ticket at most 3 us more than one that is given a tensor; two stages of 200 us at least 1.7 times
-as fast as one after the other; two replicas 1.8 times as fast as one from 130 us on; and map 90 %
-of what the longer of preparation and execution allows, from memory and from a file. Each needs two
-cores that nobody else uses. Two threads that call an executable each, without tickets, bound what
-this machine can gain at all: they share caches and memory bandwidth as pipelined executions do.
+Promised: an await at most 1.5 times `submit().result()`; a submission with a ticket as argument at
+most 3 us more than one with a tensor; two stages of 200 us at least 1.7 times as fast as in
+sequence; two replicas 1.8 times as fast as one from 130 us on; and map 90 % of the bound by the
+longer of preparation and execution, from memory and from a file. Each needs two cores without other
+load. Two threads that call an executable each, without tickets, bound this machine's possible gain:
+they share caches and memory bandwidth as pipelined executions do.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MOST_CHAINED_NS = 3_000.0
 
 
 def model_of(time_ns: float) -> tuple[offload.Captured, torch.Tensor]:
-    """A program that takes about so long on one core, and its input."""
+    """A program that takes about this long on one core, and its input."""
     width = 256
     x = torch.randn(4, width)
     layer_ns = _time_of(nn.Sequential(*(nn.Linear(width, width) for _ in range(8))), x) / 8
@@ -74,12 +74,12 @@ def in_flight(submissions: Iterator[offload.Ticket]) -> None:
 
 
 def each(times: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Of turns of N_CALLS the times of one."""
+    """For turns of N_CALLS, the times of one call."""
     return {name: [one / N_CALLS for one in values] for name, values in times.items()}
 
 
 def calling_beside(runs: list[offload.Executable], x: torch.Tensor, n_calls: int) -> None:
-    """Call two executables so often each, on two threads at once."""
+    """Call two executables this often each, on two threads at once."""
 
     def calls(run: offload.Executable) -> None:
         with torch.no_grad():
@@ -133,7 +133,7 @@ def test_await(benchmark: Any, record: Callable[[Case], None]) -> None:
 
 
 def test_chained_submission(benchmark: Any, record: Callable[[Case], None]) -> None:
-    """What the thread that submits takes, while nothing is in the executables' way."""
+    """The submitting thread's time, while the executables are idle."""
     captured, x = model_of(5_000)
     first, second = loaded(captured, x), loaded(captured, x)
     y = first(x)
@@ -283,7 +283,7 @@ def test_map(benchmark: Any, record: Callable[[Case], None], tmp_path: Path, sou
 
 
 def prepared(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Batches that a core works on for about a millisecond each."""
+    """Batches that take a core about a millisecond each."""
     raw = torch.randn(40_000)
     while True:
         yield raw.sort().values[: x.numel()].view_as(x).clone()

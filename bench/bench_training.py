@@ -1,8 +1,8 @@
 """Claim: a captured step of training is quicker than eager, and than torch.compile's.
 
-Forward, loss, backward, the optimizer's step; each contender trains a model of its own, which is
-the same at the beginning, on batches that are other ones each time. torch.compile is given the
-model, and the optimizer's step beside it.
+Forward, loss, backward, the optimizer's step; each contender trains its own model, equal at the
+beginning, on different batches each time. torch.compile gets the model, and separately the
+optimizer's step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "AdamW": lambda given: torch.optim.AdamW(given, lr=1e-5),
     "AdamW, fused": lambda given: torch.optim.AdamW(given, lr=1e-5, fused=True),
 }
-# Of eager, what each is to be quicker than.
+# The promised speed-up of each over eager.
 GAINS = {
     ("mlp16", "SGD"): 5.0,
     ("mlp16", "AdamW"): 3.8,

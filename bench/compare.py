@@ -2,26 +2,26 @@
 
 Usage: python bench/compare.py OLD NEW, each a file or a folder of them.
 
-Ratios are compared, never times: a ratio was measured against something in the same run, so that
-another machine or a busier one does not look like a change. Each ratio has a 99 % interval, from
-the rounds of its own run. The rule:
+Ratios are compared, never times: a ratio was measured within one run, so that another machine or a
+busier one does not appear as a change. Each ratio has a 99 % interval, from the rounds of its own
+run. The rule:
 
 * A timed ratio has changed if the two intervals have no value in common **and** the medians differ
-  by more than the tolerance, in either direction. The intervals know the noise within a run. The
-  tolerance, 30 % unless given, stands for what differs between runs and is the same for all rounds
-  of one: where memory and code came to lie, and what else the machine did. Two runs of one version,
+  by more than the tolerance, in either direction. The intervals cover the noise within a run. The
+  tolerance, 30 % by default, covers what differs between runs and is the same for all rounds
+  of one: addresses of memory and code, and other load of the machine. Two runs of one version,
   one of them on a machine with more work than processors, were seen to differ by 28 %.
 * A counted ratio, whose interval has no width in either report, has changed if it differs at all.
-* Otherwise it is within noise: nothing is said of changes smaller than the tolerance.
+* Otherwise it is within noise: changes below the tolerance are not reported.
 
 A folder may hold several runs. A ratio that was measured in more than one counts with the median of
 its medians, and with the interval from the lowest to the highest bound. Between single runs of one
-version, on a machine whose other work came and went, up to 2 of 81 ratios were told as slower
-(files that are loaded, copies of many MiB): take two runs or more of each side, in turns, before
-you believe one.
+version, on a machine with varying other load, up to 2 of 81 ratios were reported as slower (files
+that are loaded, copies of many MiB): take two runs or more of each side, in turns, before trusting
+a result.
 
-A ratio is how many times as fast, or as small, we are, so that less is worse. Ratios that only one
-report has are listed, with the reason if a peer was absent, and decide nothing.
+A ratio is how many times as fast, or as small, we are, so that less is worse. Ratios in only one
+report are listed, with the reason if a peer was absent, and do not affect the outcome.
 
 Exit status: 0 if nothing got slower or larger, 1 if something did, 2 if the reports cannot be read
 or have no ratio in common.
@@ -48,7 +48,7 @@ _WORSE = {"time": "slower", "bytes": "larger"}
 _STYLES = {"faster": "green", "smaller": "green", "slower": "red", "larger": "red"}
 
 Key = tuple[str, str, str]
-"""Claim, case, and what we are compared with."""
+"""Claim, case, and contender."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether we got slower or larger."""
+        """Return whether we got slower or larger."""
         return self.verdict in _WORSE.values()
 
 
@@ -106,7 +106,7 @@ def _ratios(report: Report) -> dict[Key, Ratio]:
 
 
 def _of_runs(ratios: list[Ratio]) -> Ratio:
-    """One ratio from those of several runs."""
+    """Combine one ratio from several runs."""
     return dataclasses.replace(
         ratios[0],
         value=statistics.median(one.value for one in ratios),
@@ -150,7 +150,7 @@ def _text(ratio: Ratio | None) -> str:
     return "" if ratio is None else f"{ratio.value:.3g} ({ratio.low:.3g} to {ratio.high:.3g})"
 
 
-_HELP = (__doc__ or "").replace("\n\n*", "\n\n\b\n*")  # \b: click leaves the list as it is
+_HELP = (__doc__ or "").replace("\n\n*", "\n\n\b\n*")  # \b: click leaves the list unchanged
 
 
 @click.command(help=_HELP)

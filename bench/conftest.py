@@ -1,4 +1,4 @@
-"""One thread, and one way to record what was measured."""
+"""One thread, and one way to record measurements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_benchmark_update_machine_info(config: Any, machine_info: dict[str, Any]) -> None:
-    """Say what the times depend on, and nothing that tells whose machine it is."""
+    """Record what the times depend on, and nothing that identifies the machine's owner."""
     cpu = machine_info.get("cpu", {})
     facts = {name: cpu[name] for name in _CPU_FACTS if name in cpu}
     facts["features"] = [name for name in _CPU_FEATURES if name in cpu.get("flags", ())]
@@ -73,14 +73,14 @@ def _version(package: str) -> str | None:
 
 
 def pytest_benchmark_update_json(config: Any, benchmarks: Any, output_json: Any) -> None:
-    """Leave single times out of reports, and where they were taken but for the machine's kind."""
+    """Leave single times out of reports, and their machine except for its kind."""
     output_json.pop("commit_info", None)
     for one in output_json["benchmarks"]:
         one["stats"].pop("data", None)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
-    """Show the ratios, and which peers are absent and why."""
+    """Show the ratios, and the absent peers with reasons."""
     session = getattr(config, "_benchmarksession", None)
     for one in getattr(session, "benchmarks", []):
         case = one.extra_info.get("measurements", {}).get("case", {})

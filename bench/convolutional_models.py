@@ -24,7 +24,7 @@ def normed(width: int) -> nn.BatchNorm2d:
 
 
 class Residual(nn.Module):
-    """Two convolutions around which their input goes.
+    """Two convolutions with a residual connection.
 
     K. He and others, "Deep residual learning for image recognition", 2016, figure 2.
     """
@@ -137,4 +137,4 @@ CONVOLUTIONAL_MODELS: Mapping[str, tuple[str, Callable[[], tuple[nn.Module, Tens
     "mobilenet": ("MobileNetV2, 64 x 64", mobilenet),
     "small_convolutional": ("3 convolutions, 32 x 32", small),
 }
-"""By name: the title in tables, and what makes it."""
+"""By name: the title in tables, and the function that makes it."""

@@ -1,6 +1,6 @@
-"""Decoders of public shapes as tables of layers, and their times by a simple model of a device.
+"""Decoders of public shapes as tables of layers, with times by a simple model of a device.
 
-A launch takes the longer of its arithmetic and its memory traffic, and the gap before it. Weights
+A launch takes the longer of its arithmetic and its memory traffic, plus the gap before it. Weights
 are bf16. The embedding is left out: it is gathered by row and never streamed whole.
 """
 
@@ -15,7 +15,7 @@ FLOPS = 600e12
 MEMORY_BYTES_PER_SECOND = 4e12
 GAP_NS = 3_000.0
 LINK = Link(bytes_per_second=55e9, overhead_ns=8_000.0)
-"""PCIe 5 x16 as a copy engine reaches it, and what one copy of a graph takes besides."""
+"""PCIe 5 x16 as a copy engine reaches it, and the overhead of one copy of a graph."""
 
 GRANULE_BYTES = 2 << 20
 ALIGNMENT_BYTES = 512
@@ -63,7 +63,7 @@ class _Table:
 
 
 def demand_of(decoder: Decoder, n_tokens: int) -> WeightDemand:
-    """What a pass over so many tokens at once needs of weights; 1: a step of decoding."""
+    """The demand for weights of a pass over this many tokens at once; 1: a decoding step."""
     table = _Table(n_tokens)
     hidden, inner = decoder.hidden, decoder.intermediate
     for layer in range(decoder.n_layers):

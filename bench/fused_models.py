@@ -183,4 +183,4 @@ FUSED_MODELS: Mapping[str, tuple[str, Callable[[], tuple[nn.Module, Tensors]]]] 
     "recommender": ("a recommender's head, batch 5", recommender),
     "bert_bf16": ("MiniLM in bfloat16, 32 tokens", bert_bf16),
 }
-"""By name: the title in tables, and what makes it."""
+"""By name: the title in tables, and the function that makes it."""

@@ -13,7 +13,7 @@ import torch
 import offload
 
 EXECUTIONS = 40
-"""In a turn; half of them at each of two sets of addresses, if tensors move."""
+"""Executions per turn; half of them at each of two sets of addresses, if tensors move."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Addresses:
 class Header:
     """An executable, and the sets of tensors that its executions take in turns.
 
-    `before` runs before each execution: it decides what the processor's caches hold.
+    `before` runs before each execution: it determines the content of the processor's caches.
     """
 
     run: offload.Executable
@@ -37,14 +37,14 @@ class Header:
     before: Callable[[], Any] | None = None
 
     def execute(self, index: int) -> Any:
-        """Execute with the set whose turn it is, and return the result."""
+        """Execute with the current set, and return the result."""
         if self.before is not None:
             self.before()
         given = self.sets[index % len(self.sets)]
         return self.run(*given.inputs, out=given.out, feature_map=given.feature_map)
 
     def m_l_t_ns(self, index: int) -> int:
-        """m_l_t of the execution whose turn it is."""
+        """Return m_l_t of an execution with the current set."""
         self.execute(index)
         return self.run.last_execution.m_l_t_ns
 
@@ -57,7 +57,7 @@ def executable(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> 
 
 
 def check(header: Header, expected: Any, slots_changed: int | None = None) -> None:
-    """Before anything is timed: results are right, and exactly so many slots move each time."""
+    """Before timing, check that results are right and exactly this many slots move each time."""
     for index in range(2 * len(header.sets) + 1):
         torch.testing.assert_close(header.execute(index), expected)
         found = header.run.last_execution.slots_changed
@@ -66,7 +66,7 @@ def check(header: Header, expected: Any, slots_changed: int | None = None) -> No
 
 
 def m_l_t_in_turns(headers: Mapping[str, Header], rounds: int = 40) -> dict[str, list[float]]:
-    """By header, for each round the median m_l_t of a turn's executions, in ns."""
+    """Return for each header and round the median m_l_t of a turn's executions, in ns."""
     times: dict[str, list[float]] = {name: [] for name in headers}
     draw = random.Random(0)
     for _ in range(rounds):

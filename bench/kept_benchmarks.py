@@ -1,6 +1,6 @@
-"""A plugin of pytest: the report of benchmarks is written after each, not at the end alone.
+"""A pytest plugin that writes the report of benchmarks after each, not only at the end.
 
-A device that hangs takes its process with it, and what that had measured.
+A device that hangs would take its process with it, and the process's measurements.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """Write what there is when a test has ended."""
+    """Write the results so far when a test has ended."""
     yield
     session = item.config._benchmarksession
     if not session.benchmarks:
         return
     if not isinstance(session.get_machine_info, functools.partial):
-        # Asked once: it takes a second.
+        # Queried once: it takes a second.
         session.get_machine_info = functools.partial(dict, session.get_machine_info())
     session.handle_saving()

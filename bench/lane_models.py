@@ -1,4 +1,4 @@
-"""Programs whose launches are independent in part: what lanes are for."""
+"""Programs with partly independent launches: the use case of lanes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """All layers, each with what goes around it."""
+        """All layers, each with its residual connection."""
         for gate, experts in zip(self.gates, self.layers, strict=True):
             share = gate(x).softmax(-1)
             parts = [expert(x) * share[:, i : i + 1] for i, expert in enumerate(experts)]
@@ -53,7 +53,7 @@ class Experts(nn.Module):
 
 
 class Heads(nn.Module):
-    """Eight heads of attention, each by itself."""
+    """Eight separate heads of attention."""
 
     def __init__(self, width: int = 256, n_heads: int = 8) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Heads(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Heads side by side, then the layer behind them."""
+        """Heads side by side, then the layer after them."""
         found = []
         for head in self.heads:
             q, k, v = head(x).chunk(3, -1)
@@ -72,7 +72,7 @@ class Heads(nn.Module):
 
 
 class Recommending(nn.Module):
-    """Rows of 26 tables, their products with one another, layers above and below.
+    """Rows of 26 tables, their pairwise products, layers above and below.
 
     M. Naumov and others, "Deep Learning Recommendation Model", 2019.
     """
@@ -99,7 +99,7 @@ class Recommending(nn.Module):
 
 
 class Inception(nn.Module):
-    """Four ways through convolutions, side by side."""
+    """Four paths through convolutions, side by side."""
 
     def __init__(self, given: int, ways: tuple[int, int, int, int, int, int]) -> None:
         super().__init__()
@@ -115,12 +115,12 @@ class Inception(nn.Module):
 
 
 def convolution(given: int, made: int, size: int, stride: int = 1) -> nn.Sequential:
-    """A convolution that keeps borders, and a ReLU."""
+    """A convolution that preserves height and width, and a ReLU."""
     return nn.Sequential(nn.Conv2d(given, made, size, stride, size // 2), nn.ReLU())
 
 
 def googlenet() -> nn.Sequential:
-    """GoogLeNet without what trains it. C. Szegedy and others, 2014, table 1."""
+    """GoogLeNet without its training heads. C. Szegedy and others, 2014, table 1."""
     return nn.Sequential(
         convolution(3, 64, 7, 2),
         nn.MaxPool2d(3, 2, 1),

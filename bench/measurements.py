@@ -1,4 +1,4 @@
-"""Measurements: what a benchmark records, and reports of them as they are stored.
+"""Measurements: the records of a benchmark, and their stored reports.
 
 A benchmark gives a `Case` to the `record` fixture, which stores it in pytest-benchmark's report;
 `read_report` reads it back. A file of benchmarks is one claim, and a test in it one case.
@@ -18,7 +18,7 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.99
-"""Of every interval. Reports hold some fifty ratios: at 0.95 some would differ by chance."""
+"""Confidence of each interval. Reports hold some fifty ratios: at 0.95 some differ by chance."""
 
 _RESAMPLES = 2_000
 _BOOTSTRAP_VALUES = 8
@@ -30,13 +30,13 @@ class ReportError(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times as fast, or as small, we are as something measured in the same run.
+    """How many times as fast, or as small, we are as a contender of the same run.
 
     Attributes:
         value: the median of the rounds' ratios; more is better.
-        low, high: its interval. Both are `value` where it is counted, not timed.
+        low, high: its interval. Both are `value` if it is counted, not timed.
         of: `time` or `bytes`.
-        at_least: what the claim promises; None where it promises nothing.
+        at_least: the claim's promise; None without a promise.
     """
 
     value: float
@@ -57,7 +57,7 @@ class Ratio:
 class Figure:
     """A measured quantity in its unit: the median, its interval, and the quartiles of the rounds.
 
-    `low` and `high` tell how well the median is known; `q1` and `q3` how far the rounds spread.
+    `low` and `high` state the uncertainty of the median, `q1` and `q3` the spread of the rounds.
     """
 
     value: float
@@ -80,13 +80,13 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Case:
-    """What one benchmark found.
+    """The result of one benchmark.
 
     Attributes:
         title: the model or instance, for tables and plots.
-        ratios: by what we are compared with.
+        ratios: by contender.
         figures: by name; the absolute quantities behind the ratios.
-        curves: by series; of one benchmark all have one x axis and unit.
+        curves: by series; all of one benchmark have one x axis and unit.
         absent: peers that could not take part, with the reason.
     """
 
@@ -107,7 +107,7 @@ class Claim:
 
     @property
     def met(self) -> bool | None:
-        """Whether all promises are kept; None if there are none, or some are not decided."""
+        """Whether all promises are kept; None without promises, or if some are not decided."""
         verdicts = {
             ratio.met
             for case in self.cases
@@ -131,11 +131,11 @@ class Report:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The interval of the median; the same values give the same.
+    """The interval of the median; the same values give the same interval.
 
-    By the percentile bootstrap. Fewer than eight values cannot give it at this confidence: all of
-    three lie on one side of the median once in four times. They are taken as log-normal instead,
-    for which Student's t gives an interval that is as wide as so few deserve.
+    By the percentile bootstrap. Fewer than eight values are too few at this confidence: all of
+    three lie on one side of the median once in four times. They are assumed log-normal instead, for
+    which Student's t gives a suitably wide interval.
 
     Raises:
         ValueError: fewer than three values, or fewer than eight of which one is not positive.
@@ -177,7 +177,7 @@ def figure_of(values: Sequence[float], unit: str) -> Figure:
 
 
 def counted_figure(value: float, unit: str) -> Figure:
-    """A quantity that is counted or predicted: an interval without width."""
+    """A counted or predicted quantity: an interval without width."""
     return Figure(value, value, value, value, value, 1, unit)
 
 
@@ -188,10 +188,10 @@ def ratio_of(
     of: str = "time",
     at_least: float | None = None,
 ) -> Ratio:
-    """How many times as fast or small ours is, from values of the same rounds.
+    """Return how many times as fast or small ours is, from values of the same rounds.
 
-    Each round gives one ratio, so that what slows a whole round cancels. They may take part in the
-    first rounds alone.
+    Each round gives one ratio, so that disturbances of a whole round cancel. They may take part in
+    only the first rounds.
 
     Raises:
         ValueError: fewer than three rounds, or more of theirs than of ours.
@@ -204,7 +204,7 @@ def ratio_of(
 def counted_ratio(
     theirs: float, ours: float, *, of: str = "bytes", at_least: float | None = None
 ) -> Ratio:
-    """The ratio of two numbers that are counted: an interval without width."""
+    """The ratio of two counted numbers: an interval without width."""
     return Ratio(theirs / ours, theirs / ours, theirs / ours, of, at_least)
 
 
@@ -226,7 +226,7 @@ def read_report(path: Path) -> Report:
     Benchmarks that recorded no case are left out.
 
     Raises:
-        ReportError: a file is no report, or there is no claim in any.
+        ReportError: a file is no report, or no file has a claim.
     """
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     machine: dict[str, Any] = {}

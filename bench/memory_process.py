@@ -1,7 +1,7 @@
-"""One process that calls a model, and prints the most memory that it had: see bench_memory.py.
+"""A process that calls a model, and prints its peak memory: see bench_memory.py.
 
 Usage: memory_process.py (eager | offload) MODEL.offload. Prints JSON: `imported_bytes` resident
-when everything is imported, `peak_bytes` the most ever resident, `checksum` of the result.
+after all imports, `peak_bytes` the peak resident size, `checksum` of the result.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import models
 
 
 def status_bytes(field: str) -> int:
-    """A field of /proc/self/status: VmRSS is resident now, VmHWM the most that ever was.
+    """A field of /proc/self/status: VmRSS is the current resident size, VmHWM its peak.
 
-    The peak that getrusage tells is no substitute: a process starts with that of the one that
-    started it.
+    The peak from getrusage is no substitute: a process starts with its parent's.
     """
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")

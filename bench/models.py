@@ -61,7 +61,7 @@ def gpt_stack(width: int = 64, tokens: int = 16) -> tuple[nn.Module, Tensors]:
 
 
 def sines(n_launches: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A chain of so many launches, each of which reads what the one before it made."""
+    """A chain of this many launches, each of which reads the result of the preceding one."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
         for _ in range(n_launches):
@@ -114,4 +114,4 @@ MODELS: Mapping[str, tuple[str, Callable[[], tuple[nn.Module, Tensors]]]] = {
     "gpt_stack": ("6 GPT blocks, width 64, 16 tokens", gpt_stack),
     "minilm": ("MiniLM, 9 tokens", minilm),
 }
-"""By name: the title in tables, and what makes it."""
+"""By name: the title in tables, and the function that makes it."""

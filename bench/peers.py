@@ -1,8 +1,8 @@
-"""The engines that we are measured against, each as a function of no arguments.
+"""The engines that we are compared with, each as a function without arguments.
 
-All run on as many threads as torch has when they are made. What an engine needs before a call is
-done outside of it: ONNX Runtime and OpenVINO keep their inputs and outputs at the addresses that
-were bound once, which spares them what a replay at new addresses does at each execution.
+All run on as many threads as torch has when they are made. An engine's preparation of a call is
+outside it: ONNX Runtime and OpenVINO keep their inputs and outputs at addresses bound once, which
+spares them the work of a replay at new addresses.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def open_aot_inductor(path: Path, inputs: Tensors) -> Callable[[], Any]:
 def static_module(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[[], Any]:
     """Torch's StaticModule, over a frozen trace."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # TorchScript is deprecated, and says so at each step
+        warnings.simplefilter("ignore")  # TorchScript is deprecated, and warns at each step
         traced = torch.jit.freeze(torch.jit.trace(model, inputs))
         static = torch._C._jit_to_static_module(traced._c)
     return lambda: static(*inputs)
@@ -95,7 +95,7 @@ def static_module(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Call
 
 @contextmanager
 def _quiet_exporter() -> Iterator[None]:
-    """Without its remarks on torchvision, which no model here uses."""
+    """Suppress remarks on torchvision, which no model here uses."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -121,7 +121,7 @@ def onnx_runtime(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Calla
 
 
 def open_onnx_runtime(path: Path, inputs: Tensors) -> Callable[[], Any]:
-    """ONNX Runtime with io-binding, from a file: inputs are bound where they lie, once."""
+    """ONNX Runtime with io-binding, from a file: inputs are bound in place, once."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -146,7 +146,7 @@ def openvino(model: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[
 
 
 def open_openvino(path: Path, inputs: Tensors) -> Callable[[], Any]:
-    """OpenVINO from an ONNX file, in float32: inputs are bound where they lie, once."""
+    """OpenVINO from an ONNX file, in float32: inputs are bound in place, once."""
     import openvino as ov
 
     core = ov.Core()
@@ -186,7 +186,7 @@ PEERS: Mapping[str, Peer] = {
 
 
 def result_of(call: Callable[[], Any]) -> torch.Tensor:
-    """The first result of a call, as a tensor."""
+    """Return the first result of a call, as a tensor."""
     result = call()
     if isinstance(result, torch.Tensor):
         return result
@@ -204,10 +204,10 @@ def prepare(
     expected: torch.Tensor,
     folder: Path,
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """Prepare peers, each in a folder of its own, and check what they return.
+    """Prepare peers, each in a separate folder, and check their results.
 
     Returns:
-        The peers that return what is expected; and the others, with the reason.
+        The peers with the expected result; and the others, with the reason.
     """
     present, absent = {}, {}
     for name, peer in peers.items():
@@ -218,7 +218,7 @@ def prepare(
             tolerance = 1e-4 if expected.dtype == torch.float32 else 3e-2
             found = result_of(call).to(expected.dtype)
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-        except Exception as error:  # whatever a peer raises, it cannot run this model: that is told
+        except Exception as error:  # any error of a peer is reported as its absence
             absent[name] = reason(error)
         else:
             present[name] = call

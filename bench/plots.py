@@ -1,4 +1,4 @@
-"""Plots of a report's claims: curves where they were measured along an axis, else ratios."""
+"""Plots of a report's claims: curves if they were measured along an axis, else ratios."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ROW_INCHES, _HEAD_INCHES = 0.25, 0.45
 
 
 def plot_claim(claim: Claim, path: Path) -> None:
-    """Draw a claim as SVG: its curves if it has any, else its ratios of what it promises about.
+    """Draw a claim as SVG: its curves if it has any, else the ratios of its promised quantity.
 
     Raises:
         ValueError: its cases have neither ratios nor curves.
@@ -43,7 +43,7 @@ def plot_claim(claim: Claim, path: Path) -> None:
 
 
 def _promised_about(claim: Claim) -> list[Case]:
-    """The cases, with ratios of time or bytes alone if the claim promises something of it."""
+    """The cases, with ratios of time or bytes alone if the claim promises something about it."""
     ratios = [ratio for case in claim.cases for ratio in case.ratios.values()]
     kinds = {one.of for one in ratios if one.at_least is not None} or {one.of for one in ratios}
     cases = [
@@ -58,7 +58,7 @@ def _plain(number: float, _position: int = 0) -> str:
 
 
 def _log_axis(axis: mpl.axis.Axis, low: float, high: float, ticks: Sequence[float] = ()) -> None:
-    """A logarithmic axis: ticks as given, else at the decades, and between if these are few."""
+    """A logarithmic axis: given ticks, else the decades, and ticks between if these are few."""
     subs: Sequence[float] = (1, 2, 5)
     if high / low > 300:
         subs = (1,)
@@ -84,7 +84,7 @@ def _ratios(cases: Sequence[Case]) -> Picture:
     low = min(ratio.low for case in cases for ratio in case.ratios.values())
     high = max(ratio.high for case in cases for ratio in case.ratios.values())
     panels[0].set_xscale("log")
-    panels[0].set_xlim(min(low, 1) / 1.25, max(high, 1) * 1.9)  # room for the figures beside
+    panels[0].set_xlim(min(low, 1) / 1.25, max(high, 1) * 1.9)  # space for the figures beside
     _log_axis(panels[-1].xaxis, min(low, 1), max(high, 1))
     of = {ratio.of for case in cases for ratio in case.ratios.values()}
     word = {"time": "fast", "bytes": "small"}

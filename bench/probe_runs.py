@@ -1,4 +1,4 @@
-"""Runs probes of a device, each part in a process of its own, and writes what they told."""
+"""Runs probes of a device, each part in a separate process, and writes their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PART_SECONDS = 75
 
 
 def run_part(script: Path, probe: Probe, part: str, limit_s: float) -> dict[str, Any]:
-    """Run one part by `SCRIPT --part NAME PART`; what it told, and its outcome."""
+    """Run one part by `SCRIPT --part NAME PART`; return what it reported, and its outcome."""
     begin = time.monotonic()
     command = [sys.executable, str(script), "--part", probe.name, part]
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as said:
@@ -75,9 +75,9 @@ def run_probe(script: Path, probe: Probe, deadline: float) -> dict[str, Any]:
 
 
 def outcome_of(outcomes: list[str]) -> str:
-    """The outcome of a probe from those of its parts, the first of these that occurs.
+    """The outcome of a probe from those of its parts: the first of these that occurs.
 
-    A failure, a surprise, a question that could not be asked, what was expected.
+    A failure, a surprise, an unanswerable question, the expected answer.
     """
     failed = [one for one in outcomes if one.startswith("failed")]
     if failed:
@@ -89,7 +89,7 @@ def chosen(probes: Sequence[Probe], only: str | None) -> tuple[Probe, ...]:
     """The probes that `--only` names, in order.
 
     Raises:
-        click.BadParameter: there is none of such a name.
+        click.BadParameter: no probe has such a name.
     """
     if only is None:
         return tuple(probes)
@@ -112,10 +112,10 @@ def answer_here(probes: Sequence[Probe], name: str, part: str) -> None:
 
 
 def new_report(what: str, machine_facts: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """A report without probes so far.
+    """Return a report without probes.
 
     Raises:
-        click.ClickException: the machine has no device to ask; the message says what is missing.
+        click.ClickException: the machine has no device; the message says what is missing.
     """
     try:
         machine = machine_facts()
@@ -132,12 +132,12 @@ def new_report(what: str, machine_facts: Callable[[], Mapping[str, Any]]) -> dic
 def run_all(
     script: Path, probes: Sequence[Probe], report: dict[str, Any], report_file: Path, begin: float
 ) -> None:
-    """Run the probes one by one; after each the file holds what there is so far.
+    """Run the probes one by one; after each the file holds the results so far.
 
     Args:
-        script: what runs a part.
-        probes: which.
-        report: what is filled in.
+        script: the script that runs a part.
+        probes: the probes to run.
+        report: filled in.
         report_file: where it is written; its folder is made.
         begin: when the run began, by time.monotonic, in seconds.
     """
@@ -153,7 +153,7 @@ def run_all(
 
 
 def print_report(console: Console, report: Mapping[str, Any]) -> None:
-    """What came of each probe."""
+    """Print the outcome of each probe."""
     table = Table(title=f"{report['machine']['device']}, driver {report['machine']['driver']}")
     for heading in ("probe", "part", "outcome", "because", "s"):
         table.add_column(heading, overflow="fold")

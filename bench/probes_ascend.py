@@ -1,8 +1,8 @@
-"""Asks an Ascend device what its backend counts on: probes A0 to A12.
+"""Asks an Ascend device what its backend relies on: probes A0 to A12.
 
-Each probe runs in a process of its own, and all are told in one JSON file: question, expected
+Each probe runs in a separate process, and all are reported in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `not answered`, `failed: ...`). Needs torch
-and torch_npu with CANN 8.1 or later; no network. What newer software is needed for is left
+and torch_npu with CANN 8.1 or later; no network. Questions that need newer software are left
 unanswered on older. A7 needs an offline model: by --offline-model, or made by CANN's compiler atc
 where that is on the PATH. Takes less than eight minutes.
 """
@@ -159,7 +159,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def package_version(runtime: ctypes.CDLL, package: int) -> str:
-    """The version of a package of CANN's by its number; empty where the runtime does not tell."""
+    """The version of a CANN package by its number; empty where the runtime does not report it."""
     if not hasattr(runtime, "aclsysGetCANNVersion"):
         return ""
     content = ctypes.create_string_buffer(_WHOLE_BYTES)
@@ -169,7 +169,7 @@ def package_version(runtime: ctypes.CDLL, package: int) -> str:
 
 
 def driver_release(path: Path) -> str:
-    """The driver's release by the file that it installs; empty where there is none."""
+    """The driver's release from the file that it installs; empty where there is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:

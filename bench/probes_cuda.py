@@ -1,6 +1,6 @@
-"""Asks a CUDA device what the design of relocation counts on: probes P0 to P14.
+"""Asks a CUDA device what the design of relocation relies on: probes P0 to P14.
 
-Each probe runs in a process of its own, and all are told in one JSON file: question, expected
+Each probe runs in a separate process, and all are reported in one JSON file: question, expected
 answer, figures and outcome (`as expected`, `otherwise`, `failed: ...`). Needs a CUDA build of torch
 2.11 or later, cuda-bindings, and nvcc; no network. Takes less than eight minutes.
 """
@@ -187,7 +187,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _driver_release() -> str:
-    """The driver's release as its kernel module tells it; empty where it does not."""
+    """The driver's release as its kernel module reports it; empty where it does not."""
     path = Path("/proc/driver/nvidia/version")
     try:
         first = path.read_text(encoding="utf-8").splitlines()[0]

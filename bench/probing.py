@@ -1,7 +1,7 @@
-"""What all probes share: a probe's description, and how one tells what it finds.
+"""Common parts of all probes: a probe's description, and the report of its findings.
 
-A probe runs in a process of its own, since a device fault lasts as long as its process. It tells
-each figure at once, so that what was found before a fault is kept.
+A probe runs in a separate process, since a device fault lasts as long as its process. It reports
+each figure at once, so that findings before a fault are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ProbeFailed(RuntimeError):
 
 
 class NotAnswered(ProbeFailed):
-    """The device's software lacks what the question is about."""
+    """The device's software lacks the subject of the question."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Probe:
 
     Attributes:
         name: a letter and a number.
-        question: what is asked.
-        expected: the answer that the design counts on.
-        otherwise: what is done if the answer is another one.
+        question: the question.
+        expected: the answer that the design relies on.
+        otherwise: the consequence of another answer.
         function: `module:function` that answers it.
-        parts: what the function is called with, each in a process of its own.
+        parts: arguments of the function, each in a separate process.
     """
 
     name: str
@@ -43,23 +43,23 @@ class Probe:
 
 
 def tell(name: str, value: Any) -> None:
-    """Tell a figure: anything that JSON holds."""
+    """Report a figure: any value that JSON holds."""
     print(PREFIX + json.dumps({"figure": name, "value": value}), flush=True)
 
 
 def conclude(as_expected: bool, because: str = "") -> None:
-    """Tell the outcome of the probe, or of this part of it."""
+    """Report the outcome of the probe, or of this part of it."""
     outcome = "as expected" if as_expected else "otherwise"
     print(PREFIX + json.dumps({"outcome": outcome, "because": because}), flush=True)
 
 
 def leave_unanswered(because: str) -> None:
-    """Tell that the question cannot be asked here."""
+    """Report that the question cannot be asked here."""
     print(PREFIX + json.dumps({"outcome": "not answered", "because": because}), flush=True)
 
 
 def read_told(output: str) -> tuple[dict[str, Any], str | None, str]:
-    """The figures, the outcome (None if there is none) and its reason, from what was printed."""
+    """Return the figures, the outcome (None if missing) and its reason, from the printed text."""
     figures: dict[str, Any] = {}
     outcome, because = None, ""
     for line in output.splitlines():

@@ -1,4 +1,4 @@
-"""Processes that end with all that they have started: a device may hold on to any of them."""
+"""Processes that end with all their descendants: a device may hold on to any of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 
 def begin(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """Start a process as the first of a group of its own; `options` are Popen's."""
+    """Start a process as the first of a new group; `options` are Popen's."""
     return subprocess.Popen(command, start_new_session=True, **options)
 
 
 def end(process: subprocess.Popen[Any], asked_s: float = 0.0) -> int:
-    """End what `begin` has started, with its group; the exit status.
+    """End a process started by `begin`, with its group; return the exit status.
 
     Args:
-        process: is interrupted first, as by a terminal, if it is given time.
-        asked_s: to end by itself, in seconds; then it is killed.
+        process: interrupted first, as by a terminal, if it is given time.
+        asked_s: time to end by itself, in seconds; then it is killed.
     """
     if asked_s > 0:
         _signal(process, signal.SIGINT)

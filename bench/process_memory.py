@@ -1,4 +1,4 @@
-"""The memory of processes that stream weights, as streaming_process.py and its like print it."""
+"""The memory of processes that stream weights, as printed by streaming_process.py and its like."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from measurements import Ratio, ratio_of
 
 
 def measure(script: Path, folder: Path, budget_bytes: int) -> dict[str, float]:
-    """What such a script prints as a process of its own.
+    """Return the output of such a script run as a separate process.
 
     Raises:
         RuntimeError: it failed; the message ends with the last line that it wrote.
@@ -32,7 +32,7 @@ def measure(script: Path, folder: Path, budget_bytes: int) -> dict[str, float]:
 
 
 def against_streamed(found: Sequence[dict[str, float]], budget_bytes: int) -> Ratio:
-    """1.01 times the budget and what is streamed, beside the peaks beyond the imports."""
+    """1.01 times the budget and the streamed bytes, compared with the peaks beyond the imports."""
     return ratio_of(
         [1.01 * (one["streamed_bytes"] + budget_bytes) for one in found],
         beyond_imports(found),
@@ -42,5 +42,5 @@ def against_streamed(found: Sequence[dict[str, float]], budget_bytes: int) -> Ra
 
 
 def beyond_imports(found: Sequence[dict[str, float]]) -> list[float]:
-    """The peaks, less what was imported."""
+    """The peaks less the imported bytes."""
     return [one["peak_bytes"] - one["imported_bytes"] for one in found]

@@ -38,7 +38,7 @@ def insert(page: str, text: str) -> str:
     """The page with `text` between its markers.
 
     Raises:
-        MarkersMissing: the markers are not there, or not once each in order.
+        MarkersMissing: the markers are missing, or not once each in order.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -48,7 +48,7 @@ def insert(page: str, text: str) -> str:
 
 
 def machine_line(machine: dict[str, Any]) -> str:
-    """The machine and what ran, in a sentence."""
+    """The machine and the software, in a sentence."""
     cpu = machine.get("cpu", {}).get("brand_raw", "an unnamed processor")
     packages = machine.get("packages", {})
     named = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
@@ -87,7 +87,7 @@ def _common_peers(claim: Claim) -> list[str]:
 
 
 def _microseconds(figure: Figure | None) -> str:
-    """Three digits of a time; a dash where nothing was measured."""
+    """Three digits of a time; a dash if nothing was measured."""
     if figure is None:
         return "–"
     in_microseconds = figure.value * _MICROSECONDS[figure.unit]
@@ -110,7 +110,7 @@ def peers_table(claim: Claim) -> str:
 
 
 def fused_table(claim: Claim) -> str:
-    """Models by how long a fused call takes, and how many times as fast as others that is."""
+    """Models by the time of a fused call, and its speed-up over others."""
     lines = ["| model | fused, us | unfused | the quickest peer | |", "|---|---:|---:|---:|---|"]
     for case in claim.cases:
         quickest = next((name for name in case.ratios if name.startswith(QUICKEST)), "")
@@ -145,7 +145,7 @@ def _absences(claim: Claim) -> Iterator[str]:
 
 
 def claims_table(report: Report, folder: str, stem: str) -> str:
-    """Claims: the ratio that came out worst, and whether all promises are kept."""
+    """Claims: the worst ratio, and whether all promises are kept."""
     lines = ["| claim | worst ratio | met |", "|---|---|---|"]
     for claim in report.claims:
         worst = worst_ratio(claim)
@@ -192,9 +192,9 @@ def page_text(report: Report, folder: str, stem: str) -> str:
     """The measurements page's text between the markers: claims, fused calls, peers.
 
     Args:
-        report: what was measured.
-        folder: the report's, as seen from the page.
-        stem: of the report's file and of its plots.
+        report: the measurements.
+        folder: the report's folder, as seen from the page.
+        stem: the stem of the report's file and of its plots.
     """
     parts = [
         f"{machine_line(dict(report.machine))} [All figures]({folder}/{stem}.json).",

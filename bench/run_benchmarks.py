@@ -1,10 +1,10 @@
-"""Runs benchmarks file by file within a time, and writes one report of pytest-benchmark.
+"""Runs benchmarks file by file within a time limit, and writes one report of pytest-benchmark.
 
     python bench/run_benchmarks.py REPORT SECONDS FILE...
 
-Each file has a process of its own: a fault of a device lasts as long as its process. The report
-holds what was measured until then after each file, and of every file that is not whole the reason.
-What a file had measured before its process was ended, by whatever, is in it (`kept_benchmarks`).
+Each file has a separate process: a device fault lasts as long as its process. After each file the
+report holds all measurements so far, and the reason for every incomplete file. It includes a file's
+measurements before its process ended for any reason (`kept_benchmarks`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 import process_groups
 
 LEAST_SECONDS = 40.0
-"""That a file leaves to each of those after it."""
+"""Time that a file leaves to each of those after it."""
 
 _ENDING_SECONDS = 15.0
 _FAILURES = {1: "some benchmark failed", 5: "no benchmark was collected"}
 
 
 def run_file(file: str, part: Path, limit_s: float) -> str:
-    """Measure one file into a report of its own; why it is not whole (empty: it is)."""
+    """Measure one file into a separate report; return why it is incomplete (empty: it is whole)."""
     command = [sys.executable, "-m", "pytest", file, "-q", "-W", "default"]
     command += ["--benchmark-enable", "--benchmark-only", f"--benchmark-json={part}"]
     command += ["-p", "kept_benchmarks"]
@@ -47,7 +47,7 @@ def run_file(file: str, part: Path, limit_s: float) -> str:
 
 
 def merge(report: dict[str, Any], part: Path) -> None:
-    """Add what one file measured; a report that was cut off, or was not written, has nothing."""
+    """Add the measurements of one file; a report that was cut off or not written has none."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(part.read_text(encoding="utf-8"))
         benchmarks = [*report.get("benchmarks", ()), *found["benchmarks"]]
@@ -55,7 +55,7 @@ def merge(report: dict[str, Any], part: Path) -> None:
 
 
 def run(report_file: Path, seconds: float, files: Sequence[str]) -> dict[str, Any]:
-    """Measure all files; the report, which is written after each."""
+    """Measure all files; return the report, which is written after each."""
     deadline = time.monotonic() + seconds
     report: dict[str, Any] = {"machine_info": {}, "benchmarks": [], "not_whole": {}}
     report_file.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def run(report_file: Path, seconds: float, files: Sequence[str]) -> dict[str, An
 
 
 def main() -> int:
-    """Run as the arguments say; 0 if every file is whole."""
+    """Run as the arguments say; return 0 if every file is whole."""
     report_file, seconds, *files = sys.argv[1:]
     return 1 if run(Path(report_file), float(seconds), files)["not_whole"] else 0
 

@@ -1,8 +1,8 @@
-"""A stack of blocks with weights on a disk, and as a process its peak: see bench_streaming_disk.
+"""A stack of blocks with weights on a disk; as a process, its peak: see bench_streaming_disk.
 
-Usage: streaming_process.py FOLDER BUDGET_BYTES. Prints JSON: `imported_bytes` of memory when all is
-imported, `peak_bytes` the most that was found every 20 ms, `streamed_bytes` of a pass, `checksum`
-of the result. Memory is the proportional set size without files, such as libraries that other
+Usage: streaming_process.py FOLDER BUDGET_BYTES. Prints JSON: `imported_bytes` of memory after all
+imports, `peak_bytes` the maximum, sampled every 20 ms, `streamed_bytes` of a pass, `checksum` of
+the result. Memory is the proportional set size without files, such as libraries that other
 processes share: the resident set counts a page of the ring once for each weight that is mapped
 there.
 """
@@ -25,7 +25,7 @@ from models import Block
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Blocks one after the other, and what they are given."""
+    """Blocks in sequence, and their inputs."""
 
     n_blocks: int
     width: int
@@ -34,7 +34,7 @@ class Stack:
 
     @property
     def title(self) -> str:
-        """For tables and plots."""
+        """The title in tables and plots."""
         return f"{self.n_blocks} GPT blocks, width {self.width}, {self.tokens} tokens"
 
     def model(self) -> nn.Sequential:
@@ -48,7 +48,7 @@ class Stack:
             return self._build()
 
     def inputs(self) -> torch.Tensor:
-        """What the stack takes, the same each time."""
+        """The stack's inputs, the same each time."""
         generator = torch.Generator().manual_seed(1)
         return torch.randn(1, self.tokens, self.width, generator=generator)
 
@@ -60,14 +60,14 @@ STACK = Stack(n_blocks=8, width=1_024, heads=16, tokens=64)
 
 
 def memory_bytes() -> int:
-    """The process's share of what is mapped, of no file."""
+    """The process's proportional share of mappings that are not of files."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     kinds = ("Pss_Anon:", "Pss_Shmem:")
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(kinds))
 
 
 class Peak:
-    """Looks at the memory, on a thread of its own, until it is asked."""
+    """Samples the memory on a separate thread until it is stopped."""
 
     def __init__(self) -> None:
         self._most_bytes = 0
@@ -80,7 +80,7 @@ class Peak:
             self._most_bytes = max(self._most_bytes, memory_bytes())
 
     def end(self) -> int:
-        """The most bytes that were found."""
+        """Stop; return the most bytes found."""
         self._over.set()
         self._thread.join()
         return max(self._most_bytes, memory_bytes())
@@ -92,7 +92,7 @@ def execute(
     folder: str,
     budget_bytes: int,
 ) -> dict[str, float]:
-    """Capture the model and execute it five times; what is printed but `imported_bytes`."""
+    """Capture the model and execute it five times; return the output without `imported_bytes`."""
     peak = Peak()
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Times contenders in turns, so that what disturbs the machine meets all of them alike."""
+"""Times contenders in turns, so that disturbances of the machine affect all of them equally."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ def take_turns(
 ) -> dict[str, list[float]]:
     """Time calls of each contender.
 
-    In each round all contenders have their turn, in an order that is drawn anew. A turn is one call
-    that is not timed, which finds the caches as the others left them, or as many as take `lead_ns`,
-    where threads of the contender before may still look for work; and then as many calls as take
-    about `round_ns`.
+    In each round all contenders have their turn, in a random order. A turn is one untimed call,
+    which finds the caches as the others left them, or as many as take `lead_ns`, where threads of
+    the preceding contender may still spin; and then as many calls as take about `round_ns`.
 
     Returns:
         By contender, for each round the time of one call in ns.
@@ -49,9 +48,9 @@ def take_single_turns(
     rounds: int,
     few_rounds: Mapping[str, int] | None = None,
 ) -> dict[str, list[float]]:
-    """As `take_turns`, for what takes long: a turn is one call, and the caller has called each.
+    """As `take_turns`, for long calls: a turn is one call, and the caller has called each before.
 
-    Those in `few_rounds` take part in so many rounds only, the first.
+    Those in `few_rounds` take part only in this many first rounds.
     """
     few_rounds = few_rounds or {}
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -68,9 +67,9 @@ def take_single_turns(
 def user_calls(
     call: Callable[..., Any], inputs: Sequence[Any], buffers: Sequence[Any]
 ) -> Callable[[], Any]:
-    """Calls as a user's loop makes them, with the next input and buffer each time.
+    """Calls as in a user's loop, with the next input and buffer each time.
 
-    What is added to a call is what Python needs to call a function without arguments.
+    The overhead of a call is Python's cost of calling a function without arguments.
     """
     if len(inputs) == 1:
         [x], [y] = inputs, buffers
@@ -85,7 +84,7 @@ def user_calls(
 
 
 def _calls_for(function: Callable[[], Any], round_ns: int) -> int:
-    """How many calls take about `round_ns`, from the quickest of five."""
+    """The number of calls that take about `round_ns`, from the fastest of five."""
     quickest = round_ns
     for _ in range(5):
         begin = time.perf_counter_ns()

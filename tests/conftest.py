@@ -1,4 +1,4 @@
-"""Fixtures for every test: one thread, and global state as it was."""
+"""Fixtures for every test: one thread, and global state restored."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from offload.compile import crossover
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`make test-cuda` and `make test-npu` keep what was found."""
+    """Options of `make test-cuda` and `make test-npu` that keep results."""
     parser.addoption("--device-report", type=Path, help="Write counts and reasons as JSON here.")
     parser.addoption("--device-report-goes-on", action="store_true", help="Run what it lacks.")
     parser.addoption("--device-part", default="0/1", help="As 2/8: each eighth test, the third on.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Begin with the device, where tests are asked to run on one."""
+    """Start the device report where tests are asked to run on a device."""
     if npu_device.uses_installed() and (missing := npu_device.missing_device()):
         raise pytest.UsageError(missing)
     if path := config.getoption("--device-report"):
@@ -38,9 +38,9 @@ _N_FROZEN_MODULES = pytest.StashKey[int]()
 
 
 def _freeze_imports(config: pytest.Config) -> None:
-    """Let collections skip what was imported: most of what there is, and no garbage.
+    """Exclude imported objects from garbage collection: most objects, and no garbage.
 
-    A collection of everything takes a tenth of a second, and each test on a simulator makes one.
+    A full collection takes a tenth of a second, and each test on a simulator runs one.
     """
     if config.stash.get(_N_FROZEN_MODULES, 0) == len(sys.modules):
         return
@@ -50,13 +50,13 @@ def _freeze_imports(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Before the first test, and again after each that imports something."""
+    """Freeze before the first test, and again after each test that imports something."""
     _freeze_imports(session.config)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """When the test's own things are gone."""
+    """Freeze after the test's own objects are gone."""
     yield
     _freeze_imports(item.config)
 
@@ -71,7 +71,7 @@ def no_tiles() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels and costs that tests keep are kept for this session alone."""
+    """Keep kernels and costs that tests store for this session only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         yield
@@ -79,7 +79,7 @@ def own_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def global_state() -> Iterator[None]:
-    """Seed before each test; restore threads, generator, grad mode and default dtype after."""
+    """Seed before each test; restore threads, generator, grad mode and default dtype after it."""
     threads = torch.get_num_threads()
     grad, dtype = torch.is_grad_enabled(), torch.get_default_dtype()
     torch.set_num_threads(1)
@@ -92,7 +92,7 @@ def global_state() -> Iterator[None]:
 
 @pytest.fixture
 def simulator() -> Iterator[simulators.Simulator]:
-    """The simulated CUDA driver, as at its beginning before and after the test."""
+    """The simulated CUDA driver, in its initial state before and after the test."""
     yield from simulators.for_a_test()
 
 

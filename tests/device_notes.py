@@ -1,4 +1,4 @@
-"""Notes of tests on a device as they begin and end, and the report that is written from them."""
+"""Notes of tests on a device as they begin and end, and the report written from them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DEVICE_FAILED = 70
 
 @dataclasses.dataclass
 class Notes:
-    """What the notes beside a report hold.
+    """The content of the notes beside a report.
 
     Attributes:
-        n_collected: tests, of which some may not have been run; 0: none were collected.
-        outcomes: by test `passed`, `failed` or `skipped`.
+        n_collected: tests, some possibly not run; 0 if no test was collected.
+        outcomes: per test, `passed`, `failed` or `skipped`.
         reasons: of tests that were skipped, or that ended their process.
         running: the test that has begun and not ended.
     """
@@ -32,7 +32,7 @@ class Notes:
 
 
 def notes_path(report: Path) -> Path:
-    """Where the notes of a report are."""
+    """The path of a report's notes."""
     return report.with_suffix(".notes")
 
 
@@ -45,7 +45,7 @@ def note(report: Path, **told: Any) -> None:
 
 
 def read_notes(report: Path) -> Notes:
-    """All that was noted; a line that was cut off by the end of a process is left out."""
+    """Return all notes; a line cut off by the end of a process is left out."""
     notes, path = Notes(), notes_path(report)
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -66,7 +66,7 @@ def read_notes(report: Path) -> Notes:
 
 
 def write_report(report: Path, what: str, machine: Mapping[str, Any], *, interrupted: bool) -> None:
-    """Write the report from what is noted."""
+    """Write the report from the notes."""
     notes = read_notes(report)
     failed = [test for test, outcome in notes.outcomes.items() if outcome == "failed"]
     found = {

@@ -1,7 +1,7 @@
-"""What came of each test on a device, with the device and the versions, as one JSON file.
+"""Results of all tests on a device, with the device and the versions, as one JSON file.
 
-Each test is noted as it begins and ends, beside the report, so that nothing that was found is lost
-when a test ends its process, and another process can go on after it (`run_on_device`).
+Each test is noted as it begins and ends, beside the report, so that no result is lost when a test
+ends its process, and another process can continue after it (`run_on_device`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from probing import ProbeFailed
 
 
 class DeviceReport:
-    """Notes what comes of tests, and writes the report when they end, interrupted or not."""
+    """Note results of tests, and write the report when they end, interrupted or not."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class DeviceReport:
         goes_on: bool = False,
         part: str = "0/1",
     ) -> None:
-        """Begin anew, or go on after what is noted already, with so large a part of the tests."""
+        """Begin anew, or continue after the existing notes, with this part of the tests."""
         self._number, self._n_parts = map(int, part.split("/"))
         self._path, self._what, self._machine = path, what, machine
         self._goes_on = goes_on
@@ -44,7 +44,7 @@ class DeviceReport:
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]
     ) -> None:
-        """Leave out what another process runs, and what has been run."""
+        """Leave out tests that another process runs, and tests that have run."""
         own = items[self._number :: self._n_parts]
         note(self._path, collected=len(own))
         left = [one for one in own if one.nodeid not in self._done]
@@ -54,7 +54,7 @@ class DeviceReport:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A device that has failed in a test does nothing for those after it in this process."""
+        """Exit once the device has failed: it can run no later test in this process."""
         if why := failure_of_device():
             pytest.exit(f"the device has failed before {item.nodeid}: {why}", DEVICE_FAILED)
 
@@ -72,7 +72,7 @@ class DeviceReport:
         note(self._path, test=report.nodeid, outcome=report.outcome, reason=reason)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """All tests have ended, or somebody ended them."""
+        """All tests have ended, or the run was interrupted."""
         interrupted = exitstatus in (pytest.ExitCode.INTERRUPTED, DEVICE_FAILED)
         write_report(self._path, self._what, self._machine, interrupted=interrupted)
         if not self._goes_on:
@@ -80,9 +80,9 @@ class DeviceReport:
 
 
 def failure_of_device() -> str:
-    """Why the GPU or NPU that this process uses works no more; empty if it works, or none is used.
+    """Return why the GPU or NPU of this process no longer works; empty if it works or none is used.
 
-    The thread by which torch_npu launches ends in silence, so an NPU has to compute.
+    The thread by which torch_npu launches ends silently, so on an NPU something is computed.
     """
     npu = getattr(torch, "npu", None)
     try:
@@ -98,12 +98,12 @@ def failure_of_device() -> str:
 
 
 def make(path: Path, *, goes_on: bool = False, part: str = "0/1") -> DeviceReport:
-    """A report on the device that the tests run on, or a part of them: see DeviceReport."""
+    """Return a report on the device on which the tests, or a part of them, run: a DeviceReport."""
     return DeviceReport(path, *described(), goes_on=goes_on, part=part)
 
 
 def described() -> tuple[str, Mapping[str, Any]]:
-    """What the report is of, and the machine with its device."""
+    """Return what the report covers, and the machine with its device."""
     if npu_device.uses_installed():
         from probes_ascend import machine_facts
 

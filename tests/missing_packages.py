@@ -1,9 +1,9 @@
-"""What a Python lacks to build offload and run its tests, before anything is built.
+"""Packages missing to build offload and run its tests, found before anything is built.
 
     python tests/missing_packages.py REQUIREMENT...
 
-Asked for are offload's own dependencies, its build tools and the requirements that are given.
-Prints what is missing or too old, a line each, and exits with 1 if anything is.
+Checks offload's dependencies, its build tools and the given requirements. Prints each missing or
+outdated package on a line, and exits with 1 if there is any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(>=(?P<least>[\d.]+))?$")
 
 
 def missing(requirements: Sequence[str]) -> list[str]:
-    """Those of `NAME` and `NAME>=VERSION` that are not installed, or older, with what is there.
+    """Return the unmet of the requirements `NAME` and `NAME>=VERSION`, with installed versions.
 
     `packaging` would compare versions, but may itself be missing.
 
@@ -48,7 +48,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def main() -> int:
-    """Check what pyproject.toml and the arguments ask for."""
+    """Check the requirements of pyproject.toml and of the arguments."""
     settings = tomllib.loads(PROJECT.read_text(encoding="utf-8"))
     needed = settings["tool"]["scikit-build"]["metadata"]["dependencies"]["always"]
     build = settings["project"]["optional-dependencies"]["build"]

@@ -1,10 +1,10 @@
-"""Runs tests on a device within a time, whatever one of them does to its process.
+"""Runs tests on a device within a time limit, whatever a test does to its process.
 
     python tests/run_on_device.py REPORT SECONDS [--processes=N] [arguments of pytest]
 
-With N, so many processes run at a time, each its part of the tests. A fault of a GPU lasts as long
-as its process, and a test may end that or never come back. What such a test leaves undone is run by
-another process, without it; REPORT has all of them.
+With N, that many processes run at a time, each a part of the tests. A GPU fault lasts as long as
+its process, and a test may end the process or hang. Another process runs the remaining tests
+without that test; REPORT has all of them.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ import process_groups
 from device_notes import DEVICE_FAILED, note, notes_path, read_notes, write_report
 
 STUCK_SECONDS = 150.0
-"""Without a test that begins or ends; scripts that tests run may take 120 s."""
+"""Longest time without a test that begins or ends; scripts that tests run may take 120 s."""
 
 _ENDING_SECONDS = 15.0
 _POLL_SECONDS = 0.2
 _ENDED = (0, 1, 5)  # pytest: all passed, some failed, none were collected
-_REFUSED = (2, 3, 4)  # pytest: interrupted, an error of its own, of its arguments
+_REFUSED = (2, 3, 4)  # pytest: interrupted, an internal error, an error of its arguments
 
 
 def run_once(
     arguments: Sequence[str], report: Path, deadline: float, stuck_s: float
 ) -> tuple[int, str]:
-    """Run the tests that have not been run; the exit status, and why it was ended (empty: not)."""
+    """Run the tests not yet run; return exit status and why the process was ended ("" if not)."""
     options = [f"--device-report={report}", "--device-report-goes-on"]
     command = [sys.executable, "-m", "pytest", *arguments, *options]
     process = process_groups.begin(command)
@@ -60,7 +60,7 @@ def run_once(
 def run(
     arguments: Sequence[str], report: Path, seconds: float, stuck_s: float = STUCK_SECONDS
 ) -> bool:
-    """Run all tests, in as many processes as it takes; whether all were run."""
+    """Run all tests, in as many processes as needed; return whether all were run."""
     deadline = time.monotonic() + seconds
     notes_path(report).unlink(missing_ok=True)
     n_before = -1
@@ -74,7 +74,7 @@ def run(
         is_new_failure = status != DEVICE_FAILED or len(notes.outcomes) == n_before
         n_before = len(notes.outcomes)
         if notes.running is None:
-            if is_new_failure:  # before any test, or after the last: nobody to go on without
+            if is_new_failure:  # before any test, or after the last: no test to exclude
                 return False
         elif is_new_failure:
             reason = why or f"exit status {status}"
@@ -83,9 +83,9 @@ def run(
 
 
 def run_in_parts(arguments: Sequence[str], report: Path, seconds: float, n_parts: int) -> bool:
-    """Run all tests in so many processes at a time, each as `run`; whether all were run.
+    """Run all tests in this many processes at a time, each as `run`; return whether all were run.
 
-    What each has noted stands in the notes of the report then.
+    The notes of the report then hold those of all parts.
     """
     parts = [report.with_name(f"{report.stem}_{part}.json") for part in range(n_parts)]
 
@@ -101,7 +101,7 @@ def run_in_parts(arguments: Sequence[str], report: Path, seconds: float, n_parts
 
 
 def _gather(report: Path, parts: Sequence[Path]) -> None:
-    """Note all that the parts have noted; their reports go, the last one's becomes the report."""
+    """Merge the notes of all parts; their reports are deleted, the last one becomes the report."""
     note(report, collected=sum(read_notes(part).n_collected for part in parts))
     for part in parts:
         notes = read_notes(part)
@@ -116,7 +116,7 @@ _PROCESSES = "--processes="
 
 
 def main() -> int:
-    """Run as the arguments say; 0 if all tests were run and passed."""
+    """Run as the arguments say; return 0 if all tests were run and passed."""
     report, seconds, *arguments = sys.argv[1:]
     path, is_whole, n_parts = Path(report), False, 1
     if arguments and arguments[0].startswith(_PROCESSES):
@@ -136,7 +136,7 @@ def main() -> int:
 
 
 def _machine(path: Path) -> tuple[str, dict[str, object]]:
-    """As the processes have said it; this one does not use the device."""
+    """The machine as the processes reported it; this process does not use the device."""
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         return written["what"], written["machine"]

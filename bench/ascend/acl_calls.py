@@ -20,11 +20,11 @@ class AclCalls:
         self.library = library
 
     def has(self, function: str) -> bool:
-        """Whether the library has such a function."""
+        """Return whether the library has such a function."""
         return hasattr(self.library, function)
 
     def code(self, function: str, *arguments: object) -> int:
-        """Call a function of the ABI for its error code; integers are passed in 64 bits."""
+        """Call a function of the ABI and return its error code; integers are passed in 64 bits."""
         called = getattr(self.library, function)
         return called(*(_argument(argument) for argument in arguments))
 
@@ -35,13 +35,13 @@ class AclCalls:
             raise AclError(function, code, self.recent_text())
 
     def make(self, function: str, *arguments: object) -> int:
-        """What a function puts into its first argument, a pointer to eight bytes."""
+        """Return the value that a function puts into its first argument, a pointer to 8 bytes."""
         result = ctypes.c_uint64()
         self.call(function, ctypes.byref(result), *arguments)
         return result.value
 
     def recent_text(self) -> str:
-        """What aclGetRecentErrMsg says, and forgets."""
+        """Return the text of aclGetRecentErrMsg, which clears it."""
         ask = self.library.aclGetRecentErrMsg
         ask.restype = ctypes.c_char_p
         return (ask() or b"").decode(errors="replace")

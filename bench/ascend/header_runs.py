@@ -1,4 +1,4 @@
-"""Executables on the simulated runtime whose header is timed: their kernels do nothing."""
+"""Executables on the simulated runtime whose header is timed: their kernels are no-ops."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def executable(
     function: Callable[..., Any],
     inputs: Sequence[torch.Tensor],
 ) -> offload.Executable:
-    """The function, loaded with one of `REFRESHES`, so that an execution takes little."""
+    """The function, loaded with one of `REFRESHES`, so that an execution is short."""
     monkeypatch.setattr(AtenKernel, "execute", lambda self, block: None)
     if refresh == "gather by operators":
         npu_device.operators().sim_operators_reset()

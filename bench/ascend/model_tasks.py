@@ -35,7 +35,7 @@ class ValueParameters(ctypes.Structure):
 
 
 class Content(ctypes.Union):
-    """What depends on the type of the task."""
+    """The part that depends on the type of the task."""
 
     _fields_ = (
         ("reserved", ctypes.c_uint8 * 128),
@@ -62,7 +62,7 @@ assert ctypes.sizeof(Parameters) == 200
 
 
 def handles(runtime: AclCalls, function: str, owner: int) -> list[int]:
-    """What a function lists of its owner: asked for the number first."""
+    """Return what a function lists of its owner, after querying the number."""
     count = ctypes.c_uint32()
     runtime.call(function, owner, 0, ctypes.byref(count))
     result = (ctypes.c_uint64 * count.value)()
@@ -71,20 +71,20 @@ def handles(runtime: AclCalls, function: str, owner: int) -> list[int]:
 
 
 def tasks_of(runtime: AclCalls, model: int) -> list[list[int]]:
-    """The tasks of a model, for each of its streams."""
+    """Return the tasks of a model, for each of its streams."""
     streams = handles(runtime, "aclmdlRIGetStreams", model)
     return [handles(runtime, "aclmdlRIGetTasksByStream", stream) for stream in streams]
 
 
 def type_of(runtime: AclCalls, task: int) -> int:
-    """The type of a task."""
+    """Return the type of a task."""
     result = ctypes.c_int(-1)
     runtime.call("aclmdlRITaskGetType", task, ctypes.byref(result))
     return result.value
 
 
 def parameters_of(runtime: AclCalls, task: int) -> Parameters:
-    """The parameters of a task. AclError 207000 where the firmware has no software SQ."""
+    """Return the parameters of a task. AclError 207000 where the firmware has no software SQ."""
     result = Parameters()
     runtime.call("aclmdlRITaskGetParams", task, ctypes.byref(result))
     return result

@@ -32,7 +32,7 @@ def _tensor(name: str, count: int) -> bytes:
 
 
 def relu_model(count: int) -> bytes:
-    """Y = relu(x) for so many floats."""
+    """Return a model y = relu(x) for this many floats."""
     node = _field(1, "x") + _field(2, "y") + _field(3, "relu") + _field(4, "Relu")
     graph = _field(1, node) + _field(2, "graph")
     graph += _field(11, _tensor("x", count)) + _field(12, _tensor("y", count))

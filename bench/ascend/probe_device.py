@@ -1,4 +1,4 @@
-"""What probes of an Ascend device share: runtime, memory, models, a stream that is held back."""
+"""Common parts of the Ascend probes: runtime, memory, models, a blocked stream."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ HOST_TO_BUFFER_TO_DEVICE, INNER_DEVICE_TO_DEVICE = 5, 6
 PERSISTENT = 0x4
 GLOBAL, THREAD_LOCAL, RELAXED = 0, 1, 2
 HEAD = 0
-AT_LEAST = 0  # how aclrtValueWait compares
+AT_LEAST = 0  # comparison mode of aclrtValueWait
 
 COUNT = 64
-"""Numbers of a probe's tensor."""
+"""Count of numbers in a probe's tensor."""
 TENSOR_BYTES = 4 * COUNT
 
-# What holds a stream back where no task waits for a value: about 20 ms of copies.
+# Blocks a stream where no task waits for a value: about 20 ms of copies.
 _BUSY_COPIES, _BUSY_BYTES = 200, 64 << 20
 
 
 class _Libraries:
-    """Functions of several libraries, each in the first that has it."""
+    """Functions of several libraries, each taken from the first that has it."""
 
     def __init__(self, handles: Sequence[ctypes.CDLL]) -> None:
         self._handles = handles
@@ -69,13 +69,13 @@ class Device(AclCalls):
         super().__init__(_Libraries(handles))
 
     def code(self, function: str, *arguments: object) -> int:
-        """As AclCalls.code. NotAnswered where the runtime has no such function."""
+        """As AclCalls.code. NotAnswered where the runtime lacks the function."""
         if not self.has(function):
             raise NotAnswered(f"this runtime has no {function}")
         return super().code(function, *arguments)
 
     def malloc(self, n_bytes: int) -> int:
-        """Device memory, for the process's life."""
+        """Allocate device memory, for the process's life."""
         return self.make("aclrtMalloc", n_bytes, 0)
 
     def upload(self, address: int, content: bytes) -> None:
@@ -83,13 +83,13 @@ class Device(AclCalls):
         self.call("aclrtMemcpy", address, len(content), content, len(content), HOST_TO_DEVICE)
 
     def download(self, address: int, n_bytes: int) -> bytes:
-        """Read what is there now; nothing is waited for."""
+        """Read the current content, without waiting."""
         content = ctypes.create_string_buffer(n_bytes)
         self.call("aclrtMemcpy", content, n_bytes, address, n_bytes, DEVICE_TO_HOST)
         return content.raw
 
     def memory(self, content: bytes) -> int:
-        """Device memory that holds this."""
+        """Allocate device memory that holds this."""
         address = self.malloc(len(content))
         self.upload(address, content)
         return address
@@ -100,7 +100,7 @@ class Device(AclCalls):
         self.call("aclrtMemcpyAsync", address, n_bytes, content, n_bytes, kind, stream)
 
     def stream(self, flags: int = 0) -> int:
-        """A stream of the probe's."""
+        """Make a stream of the probe."""
         return self.make("aclrtCreateStreamWithConfig", 0, flags)
 
     def synchronize(self, stream: int) -> None:
@@ -113,7 +113,7 @@ class Device(AclCalls):
 
     @contextlib.contextmanager
     def capture(self, stream: int) -> Iterator[list[int]]:
-        """Captures the stream; afterwards the list holds the model."""
+        """Capture the stream; afterwards the list holds the model."""
         models: list[int] = []
         model = ctypes.c_uint64()
         self.call("aclmdlRICaptureBegin", stream, THREAD_LOCAL)
@@ -128,7 +128,7 @@ class Device(AclCalls):
 
     @contextlib.contextmanager
     def build(self) -> Iterator[tuple[int, list[int]]]:
-        """A stream whose tasks become a model: its only one, bound as its head."""
+        """A stream whose tasks become a model: its only stream, bound as its head."""
         models: list[int] = []
         model, stream = self.make("aclmdlRIBuildBegin", 0), self.stream(PERSISTENT)
         self.call("aclmdlRIBindStream", model, stream, HEAD)
@@ -158,21 +158,21 @@ class Device(AclCalls):
 
 @functools.cache
 def device() -> Device:
-    """The device of this process."""
+    """Return the device of this process."""
     return Device()
 
 
 def words(*values: int) -> bytes:
-    """Words of eight bytes."""
+    """Return words of eight bytes."""
     return struct.pack(f"<{len(values)}Q", *values)
 
 
 def floats(first: float) -> bytes:
-    """A tensor's bytes: first, first + 1, and so on."""
+    """Return a tensor's bytes: first, first + 1, and so on."""
     return array.array("f", (first + index for index in range(COUNT))).tobytes()
 
 
 def require_equal(found: bytes, expected: bytes, what: str) -> None:
-    """ProbeFailed unless they are equal: what has to hold before the question can be asked."""
+    """Raise ProbeFailed unless they are equal: a precondition of the question."""
     if found != expected:
         raise ProbeFailed(f"{what}: the result is wrong")

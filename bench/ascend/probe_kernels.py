@@ -1,4 +1,4 @@
-"""A kernel of torch_npu's for the probes: a product, taken out of a captured model."""
+"""A torch_npu kernel for the probes: a product, taken from a captured model."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class _Captured:
 
 @dataclass(frozen=True)
 class Product:
-    """A captured model of one kernel, result = left * right, and what its arguments mean.
+    """A captured model of one kernel, result = left * right, and the meaning of its arguments.
 
     Attributes:
-        captured: the model, its kernel, and where the device reads the arguments.
+        captured: the model, its kernel, and the address at which the device reads the arguments.
         places: by left, right and result, the word of the arguments that holds the address.
         own_words: words that point into the block itself.
     """
@@ -57,7 +57,7 @@ class Product:
         return self.captured.tensors[2]
 
     def arguments_at(self, address: int, left: Any = None, result: Any = None) -> bytes:
-        """The arguments for a block at another address, with other tensors where given."""
+        """Return the arguments for a block at another address, with other tensors where given."""
         content = list(self.captured.words())
         for place, tensor in ((self.places[0], left), (self.places[2], result)):
             if tensor is not None:
@@ -71,7 +71,7 @@ class Product:
 def captured_product(device: Device) -> Product:
     """Capture a product with torch_npu and read its task.
 
-    It is captured twice with other tensors: arguments also hold integers that look like addresses.
+    It is captured twice with other tensors: arguments also hold integers that resemble addresses.
 
     Raises:
         NotAnswered: tasks cannot be read here.

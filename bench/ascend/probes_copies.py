@@ -1,4 +1,4 @@
-"""Probes of copies: staged ones, and such as read their addresses from memory."""
+"""Probes of copies: staged ones, and those that read their addresses from memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIZES_BYTES = (64, 4096, 1 << 20)
 
 
 def staged_copies(memory: str) -> None:
-    """A4: what kind 5 is given may change as soon as the call has returned."""
+    """A4: the source of kind 5 may change as soon as the call has returned."""
     acl = device()
     stream, works = acl.stream(), {}
     for n_bytes in _SIZES_BYTES:

@@ -16,12 +16,12 @@ from probe_device import COUNT, Device, device
 from probing import NotAnswered, ProbeFailed, conclude, tell
 
 MODEL_VARIABLE = "OFFLINE_MODEL"
-"""The file of a model with one input and one output of floats; without it atc makes one."""
+"""The file of a model with one input and one output of floats; by default atc makes one."""
 
 
 @dataclass
 class _Model:
-    """An offline model, and a dataset for each of its sides with one buffer."""
+    """An offline model, and a dataset with one buffer for each of its sides."""
 
     number: int
     sizes_bytes: tuple[int, int]

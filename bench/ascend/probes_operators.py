@@ -20,7 +20,7 @@ _N_WORDS, _N_BASES = 64, 4
 
 @dataclass(frozen=True)
 class _Operator:
-    """An operator that is planned, and the workspace that it wants."""
+    """A planned operator, and the workspace that it needs."""
 
     name: str
     executor: int
@@ -32,7 +32,7 @@ class _Operator:
 
 
 def _pointer(acl: Device, function: str, *arguments: object) -> int:
-    """What a function of the operator libraries makes."""
+    """Return the result of a function of the operator libraries."""
     if acl.has(function):
         getattr(acl.library, function).restype = ctypes.c_void_p
     return acl.code(function, *arguments)
@@ -65,7 +65,7 @@ def operators_write_the_table() -> None:
     kernel, n_bytes = product.captured, len(product.captured.block)
     count = n_bytes // 8
     table, stream = acl.malloc(n_bytes), acl.stream()
-    acl.upload(table, product.arguments_at(table))  # so that a kernel that reads this is no fault
+    acl.upload(table, product.arguments_at(table))  # so that reading it is no fault
     offsets = tuple(3 * place for place in range(count))
     selected, offset = acl.malloc(8 * count), acl.memory(words(*offsets))
     launch = ("aclrtLaunchKernel", kernel.function, kernel.n_blocks, table, n_bytes)

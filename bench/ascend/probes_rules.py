@@ -1,4 +1,4 @@
-"""Probes of what the runtime has, what it refuses, and what calls cost the host."""
+"""Probes of the runtime's functions, refusals, and host costs of calls."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _N_TIMED = 200
 
 
 def what_is_there() -> None:
-    """A0: which functions there are, and whether tasks can be read."""
+    """A0: the available functions, and whether tasks can be read."""
     acl = device()
     missing = []
     for name, functions in CAPABILITIES.items():
@@ -43,7 +43,7 @@ def what_is_there() -> None:
 
 
 def refusals() -> None:
-    """A8: the codes of calls that a capture forbids, after each of which it goes on."""
+    """A8: the codes of calls that a capture forbids, after each of which it continues."""
     acl = device()
     stream, other, model = acl.stream(), acl.stream(), ctypes.c_uint64()
     source, target = ctypes.create_string_buffer(64), acl.malloc(64)

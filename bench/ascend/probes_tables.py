@@ -101,7 +101,7 @@ def only_stream_as_head() -> None:
 
 
 def blocks_of_the_runtime() -> None:
-    """A6: copies may write the block that a captured task reads, and no update is needed."""
+    """A6: copies may write the block that a captured task reads, without an update."""
     acl = device()
     product = captured_product(acl)
     kernel, stream, right = product.captured, acl.stream(), []
@@ -119,7 +119,7 @@ def blocks_of_the_runtime() -> None:
 
 
 def blocks_of_ours() -> None:
-    """A12: a captured kernel is given a block of ours once, and reads it at each execution."""
+    """A12: a captured kernel gets our block once, and reads it at each execution."""
     acl = device()
     product = captured_product(acl)
     kernel, n_bytes, stream = product.captured, len(product.captured.block), acl.stream()

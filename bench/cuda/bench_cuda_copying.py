@@ -1,8 +1,8 @@
 """Claim: a replay at new addresses is never slower than copying inputs into static buffers.
 
-Inputs of 1 KB to 256 MB, at other addresses at each call, until the device is done; and the time
-that is saved grows with the bytes. What fuses operators as well is shown without a promise, at the
-least and the most bytes.
+Inputs of 1 KB to 256 MB, at other addresses at each call, until the device is done; and the saved
+time grows with the bytes. Peers that also fuse operators are shown without a promise, at the least
+and the most bytes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from measurements import Case, figure_of, ratio_of
 KILOBYTES = (1, 64, 1_000, 16_000, 256_000)
 OURS = "offload"
 PROMISED = ("CUDAGraph with copies", "make_graphed_callables")
-ALL_PEERS = KILOBYTES[0], KILOBYTES[-1]  # at these sizes: what compiles takes seconds for each
+ALL_PEERS = KILOBYTES[0], KILOBYTES[-1]  # at these sizes: compiling takes seconds for each
 
 
 def halves(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Reads all of its inputs, and returns little, so that they are what is copied."""
+    """Reads all of its inputs, and returns little, so that mainly the inputs are copied."""
     return (x.mean() + y.mean()).expand(8) * 0.5
 
 
@@ -33,7 +33,7 @@ Contenders = dict[str, Callable[[], Any]]
 
 
 def contenders_of(kilobytes: int, names: tuple[str, ...]) -> tuple[Contenders, dict[str, str]]:
-    """Ours and the peers, at other addresses at each call; and the peers that are absent, why."""
+    """Ours and the peers, at other addresses at each call; and the absent peers, with reasons."""
     x, y = torch.randn(2, kilobytes * 250, device="cuda")
     with offload.capture(halves) as captured:
         expected = captured(x, y)

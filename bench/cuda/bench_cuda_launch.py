@@ -1,10 +1,10 @@
 """Claim: where nothing moved, a replay costs the host a bare graph launch and at most 1.5 us.
 
 The graph is the same: captured by torch, launched through NVIDIA's bindings, and instantiated both
-without flags, which the promise is held against, and with those of a replay. Where an input that
-many kernels read and the output move at each execution, that and the measured cost of re-setting
-each node that holds them; or of a copy, where so many nodes hold the input that this is cheaper
-(K nodes by what was measured at load, which the figures state).
+without flags, the baseline of the promise, and with those of a replay. Where an input that many
+kernels read and the output move at each execution: that, plus the measured cost of updating each
+node that holds them; or of a copy, where so many nodes hold the input that this is cheaper (K nodes
+by the measurement at load, which the figures state).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _USE_NODE_PRIORITY = 8  # CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, as nati
 
 
 def sums(n_readers: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """As many kernels, each of which reads the input: its first 1,024 numbers.
+    """This many kernels, each of which reads the input: its first 1,024 numbers.
 
-    So the host's work for them is what takes time on a device as well, and their results take no
-    memory that counts, which the proof would need for all of them side by side.
+    So the host's work for them dominates on a device as well, and their results need little memory,
+    although the proof needs it for all of them at once.
     """
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -61,7 +61,7 @@ def bare_launches(
     bare = {}
     for name, flags in ((BARE, 0), (BARE_AS_OURS, _USE_NODE_PRIORITY)):
         execution = Execution(graph.raw_cuda_graph(), flags)
-        execution.launch(stream)  # raises where the driver refuses, as the bare one does not
+        execution.launch(stream)  # raises where the driver refuses, unlike the bare one
         bare[name] = execution.bare(stream)
     return bare, graph
 

@@ -1,6 +1,6 @@
 """Claim: eight captured batch sizes take at most 1.1 times the memory of the largest.
 
-Counted as what the driver gives out less while they are loaded: arena, graphs and all.
+Counted as the decrease of the driver's free memory while they are loaded: arena, graphs and all.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def test_batch_sizes(benchmark: Any, record: Callable[[Case], None]) -> None:
     captured = {}
     for batch, x in inputs.items():
         captured[batch] = offload.capture(model, x)
-    # Before the first load, which has cuBLAS give back the workspaces that eager calls are given.
+    # Before the first load, which makes cuBLAS release the workspaces of eager calls.
     expected = {batch: model(x) for batch, x in inputs.items()}
-    first = captured[BATCHES[0]].load()  # what libraries load once is in neither
+    first = captured[BATCHES[0]].load()  # memory that libraries allocate once is in neither
     first(inputs[BATCHES[0]])
     first.close()
     del first

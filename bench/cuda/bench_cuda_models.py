@@ -1,7 +1,7 @@
 """Claim: a model's replay at new addresses beats eager, and graphs that copy inputs.
 
-Each call takes inputs from other addresses, and lasts until the device is done. What fuses
-operators as well is shown without a promise.
+Each call takes inputs from other addresses, and lasts until the device is done. Peers that also
+fuse operators are shown without a promise.
 """
 
 from __future__ import annotations

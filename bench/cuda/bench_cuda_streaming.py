@@ -1,8 +1,8 @@
 """Claim: weights streamed to a GPU keep a pass within 90 % of the roofline.
 
 The roofline of a round is max(compute, copy). Compute is the replay with all weights resident; copy
-is one copy from pinned memory of as many bytes as weights exceed the budget. Contenders take
-turns, and so do both bounds. Beside them: what others do for a model larger than its memory.
+is one copy from pinned memory of as many bytes as weights exceed the budget. Contenders take turns,
+and so do both bounds. Also shown: how others run a model larger than its memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from streaming_peers import PEERS, prepare
 
 MIB = 2**20
 BUDGETS_PERCENT = (50, 25, 75)
-PEERS_PERCENT = 50  # the budget at which others run too: most of them have none
+PEERS_PERCENT = 50  # the budget at which others also run: most of them have none
 N_TOKENS = {"bound by the link": 256, "bound by computing": 8192}
 ROUNDS, CALLS = 12, 4
 MEMORY_ROUNDS = 3

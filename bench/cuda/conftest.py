@@ -1,4 +1,4 @@
-"""Benchmarks on a GPU: collected only where this folder is named, and skipped without a device."""
+"""Benchmarks on a GPU: collected only if this folder is named, and skipped without a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[None]:
-    """Inference on the GPU."""
+    """Set up inference on the GPU."""
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} finds no CUDA device")
     with torch.no_grad():

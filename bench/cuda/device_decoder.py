@@ -1,4 +1,4 @@
-"""A decoder as Llama has it, with random weights in files, to be streamed to a GPU."""
+"""A decoder as Llama's, with random weights in files, to be streamed to a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPE = torch.bfloat16
 
 
 class Layer(nn.Module):
-    """RMS norms, rotary attention without a mask's tensor, a gated feed-forward block."""
+    """RMS norms, rotary attention without a mask tensor, a gated feed-forward block."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,8 +75,8 @@ def without_memory() -> Decoder:
 def save(folder: Path) -> None:
     """Write random weights, a file for each layer, never all in memory.
 
-    Matrices are windows of one row of random numbers, each from another place on: to draw all would
-    take longer than all that is measured.
+    Matrices are windows of one row of random numbers, at different offsets: drawing all would take
+    longer than the measurement.
     """
     generator = torch.Generator().manual_seed(0)
     layers: dict[str, dict[str, torch.Size]] = {}

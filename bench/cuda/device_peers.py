@@ -1,7 +1,7 @@
-"""What we are measured against on a GPU: graphs at fixed addresses, whose inputs are copied in.
+"""Peers on a GPU: graphs at fixed addresses, whose inputs are copied in.
 
 A peer is called with the tensors of a call and returns a tensor that its next call overwrites,
-which spares it what a fresh result costs.
+which spares it the cost of a fresh result.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def cuda_graph(model: Call, inputs: Tensors) -> Call:
 def graphed_callables(model: Call, inputs: Tensors) -> Call:
     """torch.cuda.make_graphed_callables.
 
-    Of a function around the model: it would give a module itself another `forward`, which eager and
-    torch.compile would run as well.
+    Applied to a function around the model: it would replace the `forward` of a module itself, which
+    eager and torch.compile would then run as well.
     """
     graphed: Call = torch.cuda.make_graphed_callables(functools.partial(model), inputs)
     return graphed
 
 
 def reduce_overhead(model: Call, inputs: Tensors) -> Call:
-    """torch.compile with mode="reduce-overhead"; its kernels are fused as well."""
+    """torch.compile with mode="reduce-overhead", which also fuses kernels."""
     torch.compiler.reset()
     compiled = torch.compile(model, mode="reduce-overhead")
 
@@ -85,7 +85,7 @@ PEERS: Mapping[str, Peer] = {
 def prepare(
     model: Call, inputs: Tensors, expected: torch.Tensor, names: tuple[str, ...] = tuple(PEERS)
 ) -> tuple[dict[str, Call], dict[str, str]]:
-    """The peers that return what is expected; and the others, with the reason."""
+    """Prepare peers; return those with the expected result, and the others with the reason."""
     present, absent = {}, {}
     for name in names:
         try:
@@ -93,7 +93,7 @@ def prepare(
                 warnings.simplefilter("ignore")
                 call = PEERS[name](model, inputs)
                 torch.testing.assert_close(call(*inputs), expected, rtol=1e-2, atol=1e-2)
-        except Exception as error:  # whatever a peer raises, it cannot run this model: that is told
+        except Exception as error:  # any error of a peer is reported as its absence
             absent[name] = reason(error)
         else:
             present[name] = call
@@ -103,7 +103,7 @@ def prepare(
 def alternating(call: Call, sets: list[Tensors], **options: Any) -> Callable[[], Any]:
     """A call whose inputs are at the addresses of another set each time.
 
-    All calls are made up before, so that little of what is timed is Python's.
+    All calls are prepared in advance, so that little of the measured time is Python's.
     """
     named = (dict(zip(options, many, strict=True)) for many in zip(*options.values(), strict=True))
     calls = [

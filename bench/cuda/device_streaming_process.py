@@ -1,9 +1,9 @@
-"""The decoder with weights streamed to a GPU, and as a process its peak: see bench_cuda_streaming.
+"""The decoder with weights streamed to a GPU; as a process, its peak: see bench_cuda_streaming.
 
-Usage: device_streaming_process.py FOLDER BUDGET_BYTES. Prints what streaming_process.py does.
+Usage: device_streaming_process.py FOLDER BUDGET_BYTES. Prints the same as streaming_process.py.
 `imported_bytes` include CUDA's context and the libraries that a matrix product loads, which any
 process that computes on the device has. Host memory that is registered with the driver counts, as
-does all that the process maps of no file.
+do all anonymous mappings.
 """
 
 from __future__ import annotations

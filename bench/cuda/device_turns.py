@@ -1,4 +1,4 @@
-"""Times contenders on a GPU in turns: what the host spends, or all until the device is done."""
+"""Times contenders on a GPU in turns: the host's time, or all until the device is done."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-# Fewer launches than the driver queues before it lets the host wait.
+# Fewer launches than the driver queues before it blocks the host.
 CALLS = 20
 
-# What takes longer than this, one call in a turn tells of as well as many do.
+# For longer calls, one call per turn is as informative as many.
 TURN_NS = 200_000_000
 
-# All benchmarks of a GPU share a few minutes. What takes longer than this has fewer rounds, but no
-# fewer than an interval of the median needs (`measurements.median_interval`), with some to spare.
+# All benchmarks of a GPU share a few minutes. Longer ones have fewer rounds, but no fewer than an
+# interval of the median needs (`measurements.median_interval`), with a margin.
 TURNS_NS = 5_000_000_000
 LEAST_ROUNDS = 12
 
@@ -26,7 +26,7 @@ def host_turns(
 ) -> dict[str, list[float]]:
     """By contender, for each round the host's ns for one call; the device is idle before a turn.
 
-    There are fewer rounds, `LEAST_ROUNDS` at least, where they would take long.
+    Long calls have fewer rounds, at least `LEAST_ROUNDS`.
     """
     return _turns(contenders, rounds, calls, until_done=False)
 
@@ -36,7 +36,7 @@ def device_turns(
 ) -> dict[str, list[float]]:
     """By contender, for each round the ns of one call, until the device has done all of a turn.
 
-    There are fewer rounds, `LEAST_ROUNDS` at least, where they would take long.
+    Long calls have fewer rounds, at least `LEAST_ROUNDS`.
     """
     return _turns(contenders, rounds, calls, until_done=True)
 
@@ -66,7 +66,7 @@ def _turns(
 
 
 def _calls_in_a_turn(call: Callable[[], Any], calls: int) -> int:
-    """As many as are wanted, fewer where they would take long."""
+    """The wanted number of calls, fewer where they would take long."""
     call()
     torch.cuda.synchronize()
     begin = time.perf_counter_ns()

@@ -9,7 +9,7 @@ from probing import ProbeFailed
 
 
 def driver_call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function of NVIDIA's bindings; what it returns beside the code.
+    """Call a function of NVIDIA's bindings; return its results without the code.
 
     Raises:
         ProbeFailed: the code is an error.
@@ -24,7 +24,7 @@ def check_code(code: int, what: str) -> None:
     """Refuse a code other than 0 from the compiled part of the probes.
 
     Raises:
-        ProbeFailed: it is another.
+        ProbeFailed: the code is not 0.
     """
     if code == -1:
         raise ProbeFailed(f"{what}: the device's result is wrong")

@@ -24,11 +24,11 @@ Tensors = Sequence[torch.Tensor]
 
 _WARM_UPS = 2
 
-_LEAST_HOST = 1 << 41  # of the host's addresses, as discovery has it
+_LEAST_HOST = 1 << 41  # lower bound of host addresses, as in discovery
 
 
 class Holding(TorchDispatchMode):
-    """Keeps what every operator returns, so that no memory is used twice."""
+    """Keeps every operator's result, so that no memory is used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,10 +48,10 @@ class Captured:
 
     Attributes:
         graph: torch's object.
-        nodes: of the graph, in the driver's order.
+        nodes: the graph's nodes, in the driver's order.
         allocations: address and bytes of each, in order; those of the inputs come first.
         inputs: the input tensors, on the first allocations.
-        result: what the model returned under capture.
+        result: the model's result under capture.
         kept: every tensor.
         pool: torch's pool of them.
     """
@@ -65,7 +65,7 @@ class Captured:
     pool: torch.cuda.MemPool | None
 
     def close(self) -> None:
-        """Let go in an order that torch's allocator can take: tensors, the graph, the pool."""
+        """Release in an order that torch's allocator accepts: tensors, the graph, the pool."""
         self.kept.clear()
         self.inputs.clear()
         self.result = None
@@ -73,7 +73,7 @@ class Captured:
         self.pool = None
 
     def place(self, word: int) -> tuple[int, int] | None:
-        """The allocation that an address lies in, and where; its end counts as inside."""
+        """The allocation that holds an address, and the offset; its end counts as inside."""
         for index, (address, n_bytes) in enumerate(self.allocations):
             if address <= word <= address + n_bytes:
                 return index, word - address
@@ -82,7 +82,7 @@ class Captured:
 
 @contextlib.contextmanager
 def capture_state() -> Iterator[torch.cuda.Stream]:
-    """A stream for captures, without garbage collection, cuBLAS's workspaces given back."""
+    """A stream for captures, without garbage collection, with cuBLAS's workspaces released."""
     stream = torch.cuda.Stream()
     collects = gc.isenabled()
     gc.collect()
@@ -97,7 +97,7 @@ def capture_state() -> Iterator[torch.cuda.Stream]:
 
 
 def warm_up(model: Model, inputs: Tensors) -> Any:
-    """Run the model as it is, on the capture's stream and thread; its last result."""
+    """Run the model unchanged, on the capture's stream and thread; return its last result."""
     result = None
     for _ in range(_WARM_UPS):
         result = model(*inputs)
@@ -118,12 +118,12 @@ def torch_allocator() -> Any:
 def capture_in_pool(model: Model, inputs: Tensors, allocator: Any) -> Captured:
     """Capture over the current pool of the probes' library; runs nothing.
 
-    The library must hold a pool that was begun, or rewound. Call inside `capture_state`.
+    The library must hold a pool that was begun or rewound. Call inside `capture_state`.
 
     Raises:
         ProbeFailed: the pool gave no memory.
     """
-    torch._C._cuda_clearCublasWorkspaces()  # so that they are made anew, in this pool
+    torch._C._cuda_clearCublasWorkspaces()  # so that they are allocated anew, in this pool
     pool = torch.cuda.MemPool(allocator, no_split=True)
     try:
         with torch.cuda.use_mem_pool(pool):
@@ -157,7 +157,7 @@ def pool_allocations() -> list[tuple[int, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What is compared between captures, without what keeps memory alive."""
+    """The part compared between captures, without objects that keep memory alive."""
 
     signatures: tuple[tuple[Any, ...], ...]
     content: tuple[bytes, ...]
@@ -183,19 +183,19 @@ class Word:
 
 @dataclasses.dataclass
 class Discovered:
-    """What three layouts tell of a capture's words.
+    """The classification of a capture's words by three layouts.
 
     Attributes:
         words: those with one (allocation, offset) in all layouts.
         noise: by kernel, how many words differ in one layout.
         unexplained: by kernel, how many words differ between layouts without being addresses.
-        host: of those that are unexplained by kernel how many are no memory that the driver knows,
-            in any capture: what is left of the host's stack, for example.
-        constant: by kernel the memory outside of pool and weights that constant words point into,
-            with how many do, and whether torch's allocator has it: else it is a library's own.
-        changed: kernels that another capture chose otherwise.
+        host: by kernel, how many unexplained words are no memory that the driver knows,
+            in any capture: leftovers of the host's stack, for example.
+        constant: by kernel, the memory outside pool and weights that constant words point into,
+            with their number, and whether torch's allocator has it: else it is a library's own.
+        changed: kernels that differ in another capture.
         first: the capture that the words belong to, alive.
-        n_words: all words that were looked at.
+        n_words: all inspected words.
     """
 
     words: list[Word]
@@ -211,8 +211,8 @@ class Discovered:
 def discover(model: Model, inputs: Tensors) -> Discovered:
     """Capture in three layouts, the first of them twice, and name the words.
 
-    The twin in the first layout is captured and dropped before it: torch's allocator knows a block
-    by its address, so that two pools must not hold the same one at a time.
+    The twin in the first layout is captured and dropped before it: torch's allocator identifies a
+    block by its address, so that two pools must not hold the same one at a time.
     """
     library, allocator = load_library(), torch_allocator()
     library.probe_pool_begin(1)

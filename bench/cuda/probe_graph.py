@@ -22,11 +22,11 @@ class Node:
     """A node of a captured graph.
 
     Attributes:
-        handle: the driver's.
+        handle: the driver's handle.
         kind: `kernel`, `memcpy`, `memset`, or another type's name.
-        signature: what must agree between captures, the kernel's name first.
-        layout: of a kernel, for each parameter its offset and bytes.
-        content: of a kernel its packed arguments; of a copy or a memset its addresses.
+        signature: properties that must agree between captures, the kernel's name first.
+        layout: for a kernel, the offset and bytes of each parameter.
+        content: for a kernel its packed arguments; for a copy or a memset its addresses.
     """
 
     handle: Any
@@ -36,7 +36,7 @@ class Node:
     content: bytes
 
     def words(self) -> Iterator[tuple[int, int]]:
-        """Offset and value of each aligned word of eight bytes."""
+        """Return offset and value of each aligned word of eight bytes."""
         for offset in range(0, len(self.content) - 7, 8):
             yield offset, int.from_bytes(self.content[offset : offset + 8], "little")
 
@@ -109,7 +109,7 @@ def _parameter_layout(function: Any) -> tuple[tuple[int, int], ...]:
 
 
 class ArgumentBlock:
-    """Arguments for a kernel node in the form that the driver takes; alive as long as this is."""
+    """Arguments for a kernel node in the driver's form, valid while this object lives."""
 
     def __init__(self, node: Node, content: bytes) -> None:
         self._content = ctypes.create_string_buffer(content, len(content))
@@ -123,7 +123,7 @@ class ArgumentBlock:
 
 
 def with_words(content: bytes, words: Sequence[tuple[int, int]]) -> bytes:
-    """The bytes with other words at some offsets."""
+    """Return the bytes with other words at some offsets."""
     changed = bytearray(content)
     for offset, value in words:
         changed[offset : offset + 8] = value.to_bytes(8, "little")
@@ -131,10 +131,10 @@ def with_words(content: bytes, words: Sequence[tuple[int, int]]) -> bytes:
 
 
 def patch_template(node: Node, words: Sequence[tuple[int, int]]) -> None:
-    """Set words of a node of a graph that is not instantiated yet.
+    """Set words of a node of a graph that is not yet instantiated.
 
     Raises:
-        ProbeFailed: the driver refuses, or the node is none that has addresses.
+        ProbeFailed: the driver refuses, or the node has no addresses.
     """
     content = with_words(node.content, words)
     if node.kind == "kernel":
@@ -162,7 +162,7 @@ class Execution:
         self._exec = driver_call(driver.cuGraphInstantiate, graph, flags)
 
     def set_kernel(self, node: Node, words: Sequence[tuple[int, int]]) -> None:
-        """Set words of a kernel node for the launches to come."""
+        """Set words of a kernel node for later launches."""
         block = ArgumentBlock(node, with_words(node.content, words))
         driver_call(driver.cuGraphExecKernelNodeSetParams, self._exec, node.handle, block.params)
 
@@ -171,9 +171,9 @@ class Execution:
         driver_call(driver.cuGraphLaunch, self._exec, driver.CUstream(init_value=raw_stream))
 
     def bare(self, raw_stream: int) -> Callable[[], tuple[Any]]:
-        """A launch on a stream as a call that makes no object but its result: the driver's code.
+        """Return a launch on a stream as a call that makes no object but its result, the code.
 
-        Nothing looks at the code, so that only the driver's work is in its time.
+        The code is not checked, so that its time is only the driver's work.
         """
         stream = driver.CUstream(init_value=raw_stream)
         return functools.partial(driver.cuGraphLaunch, self._exec, stream)

@@ -1,4 +1,4 @@
-// What graph launches and node updates cost on the host, and what copy and memset nodes take.
+// Host costs of graph launches and node updates, and operands that copy and memset nodes accept.
 // Every function returns the code of the first call that failed, 0 if none did. Thread: one.
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -172,7 +172,7 @@ int remap_memory(Memory* memory, int fill) {
   return map_memory(memory->address, memory, fill);
 }
 
-// Launches and says whether the destination then holds `expected`; -1 if it does not.
+// Launches and returns whether the destination then holds `expected`; -1 if it does not.
 int launched(cudaGraphExec_t exec, CUdeviceptr destination, int expected) {
   CHECK_CODE(cudaGraphLaunch(exec, nullptr));
   CHECK_CODE(cudaDeviceSynchronize());
@@ -198,9 +198,9 @@ int probe_launch_costs(int n_nodes, int forked, int argument_bytes, const int* n
   return launch_costs<32760>(n_nodes, forked, n_patched, n_cases, n_rounds, figures);
 }
 
-// Codes: copy between plain allocations; re-set to mapped memory; launched so; mapped memory freed
-// and mapped anew at its address, re-set and launched; instantiated at mapped memory, re-set to
-// plain allocations; launched so; mapped anew once more, launched without re-setting.
+// Codes: copy between plain allocations; updated to mapped memory; launched so; mapped memory freed
+// and mapped anew at its address, updated and launched; instantiated at mapped memory, updated to
+// plain allocations; launched so; mapped anew once more, launched without an update.
 int probe_copy_node(int* codes) {
   CUdeviceptr plain[2] = {};
   Memory mapped[2];

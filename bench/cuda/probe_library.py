@@ -20,10 +20,10 @@ _BUILD_SECONDS = 150
 
 
 def find_nvcc() -> str:
-    """The compiler: on the PATH, or where CUDA_HOME says.
+    """Return the compiler: on the PATH, or in CUDA_HOME.
 
     Raises:
-        ProbeFailed: there is none.
+        ProbeFailed: no compiler found.
     """
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     found = shutil.which("nvcc") or shutil.which("nvcc", path=f"{home}/bin")
@@ -54,11 +54,11 @@ def build_library(folder: Path, architecture: str) -> tuple[Path, str]:
 def _compile(
     library: Path, architecture: str, sources: tuple[str, ...], libraries: list[str]
 ) -> str:
-    # The driver's functions are left undefined: libcuda.so.1 is in the process, and a machine that
+    # The driver's functions stay undefined: libcuda.so.1 is in the process, and a machine that
     # compiles need not have it.
     command = [find_nvcc(), "-O2", "-std=c++17", f"-arch={architecture}", "-rdc=true", "-shared"]
     command += ["-Xcompiler", "-fPIC", "-o", str(library)]
-    # Where NVIDIA's packages for pip have the libraries, for which nvcc looks in lib64.
+    # NVIDIA's pip packages have the libraries there; nvcc searches lib64.
     command.append(f"-L{Path(command[0]).resolve().parents[1] / 'lib'}")
     command += [str(FOLDER / source) for source in sources] + libraries
     done = subprocess.run(
@@ -73,7 +73,7 @@ def load_library() -> ctypes.CDLL:
     """The library that the environment names, with the driver in the process.
 
     Raises:
-        ProbeFailed: it is not there.
+        ProbeFailed: the library does not exist.
     """
     path = os.environ.get(LIBRARY_VARIABLE, "")
     if not path:

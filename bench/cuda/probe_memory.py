@@ -1,4 +1,4 @@
-"""Whose memory the words of captured kernels point into: asked of the driver."""
+"""Owners of the memory that words of captured kernels point into, queried from the driver."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 from cuda.bindings import driver
 
-# What may be an address at all: as discovery has it.
+# The range of possible addresses, as in discovery.
 _LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57
 
 Place = tuple[str, int]
-"""A kernel's name, and what a word of its arguments holds."""
+"""A kernel's name, and the value of a word of its arguments."""
 
 
 def memory_of(address: int) -> dict[str, int] | None:
-    """What the driver knows of an address; None for one that it does not know.
+    """Return the driver's information on an address; None for an unknown address.
 
     Returns:
         `type` (CUmemorytype: 1 is the host's, 2 a device's), `range_start`, `range_bytes` and
-        `device`; what the driver refuses to tell is missing.
+        `device`; attributes that the driver refuses are missing.
     """
     attributes = {
         "type": driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
@@ -38,14 +38,14 @@ def memory_of(address: int) -> dict[str, int] | None:
 def memory_by_kernel(
     places: Iterable[Place], is_known: Callable[[int], bool]
 ) -> dict[str, list[dict[str, Any]]]:
-    """By kernel the memory that constant words point into, but for what is known to be kept.
+    """Return by kernel the memory that constant words point into, except memory known to be kept.
 
     Args:
-        places: of words that are the same in every capture.
+        places: words that are the same in every capture.
         is_known: whether an address is the pool's, say, or a weight's.
 
     Returns:
-        By kernel what `memory_of` says of each range, and `words`: how many point into it.
+        By kernel the result of `memory_of` for each range, and `words`: how many point into it.
     """
     counts: dict[Place, int] = {}
     for place in places:

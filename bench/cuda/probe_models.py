@@ -22,7 +22,7 @@ class OnlyTensor(nn.Module):
         self._result = result
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """The chosen tensor of what the model returns."""
+        """Return the chosen tensor of the model's result."""
         outcome = self.model(input_ids=input_ids)
         found: torch.Tensor = getattr(outcome, self._result)
         return found

@@ -1,6 +1,6 @@
 // Device memory in layouts that a probe chooses, behind the two functions that torch's pluggable
-// allocator calls. One pool is current at a time. Thread: any; one mutex. Nothing is given back
-// before the process ends.
+// allocator calls. One pool is current at a time. Thread: any; one mutex. Nothing is freed before
+// the process ends.
 #include <cuda.h>
 #include <sys/types.h>
 
@@ -23,7 +23,7 @@ std::vector<Allocation> allocations;  // of the current pool, in order
 std::size_t position = 0;             // of the next one, after a rewind
 std::mt19937 draw;
 CUmemGenericAllocationHandle shared_chunk = 0;
-CUdeviceptr window_begin = 0;  // 0: each allocation has a guarded address of its own
+CUdeviceptr window_begin = 0;  // 0: each allocation has a separate guarded address
 CUdeviceptr window_next = 0;
 CUdeviceptr window_end = 0;
 CUmemGenericAllocationHandle window_memory = 0;
@@ -51,7 +51,7 @@ bool let_access(CUdeviceptr address, std::size_t n_bytes, int device) {
 }
 
 // Addresses where offload asks for its own (native/cuda/memory.cpp), so that pairs of small numbers
-// are none of them; where the driver does not follow, those that it gives.
+// do not resemble them; if the driver does not follow the hint, the addresses that it gives.
 CUresult reserve(CUdeviceptr* address, std::size_t n_bytes) {
   static CUdeviceptr next = 0x2d50'0000'0000;
   if (cuMemAddressReserve(address, n_bytes, kChunkBytes, next, 0) == CUDA_SUCCESS) {
@@ -61,7 +61,7 @@ CUresult reserve(CUdeviceptr* address, std::size_t n_bytes) {
   return cuMemAddressReserve(address, n_bytes, kChunkBytes, 0, 0);
 }
 
-// A guarded address over the one shared chunk, at a distance from the chunk's begin that is drawn.
+// A guarded address over the single shared chunk, at a random distance from its beginning.
 CUdeviceptr guarded(std::size_t n_bytes, int device) {
   const std::size_t skew = std::size_t{512} * (draw() % (kChunkBytes / 512));
   const std::size_t n_chunks = (skew + n_bytes + kChunkBytes - 1) / kChunkBytes;
@@ -89,7 +89,7 @@ CUdeviceptr in_window(std::size_t n_bytes) {
 
 extern "C" {
 
-// Begins a pool whose layout follows from the seed.
+// Begins a pool whose layout is determined by the seed.
 void probe_pool_begin(unsigned seed) {
   const std::lock_guard<std::mutex> lock(mutex);
   allocations.clear();
@@ -105,7 +105,7 @@ void probe_pool_rewind() {
 }
 
 // Begins a pool that cuts its allocations from one range over real memory. With `share` that is the
-// memory of the window before, mapped once more.
+// previous window's memory, mapped once more.
 int probe_window_begin(std::size_t n_bytes, int device, int share) {
   const std::lock_guard<std::mutex> lock(mutex);
   n_bytes = (n_bytes + kChunkBytes - 1) / kChunkBytes * kChunkBytes;

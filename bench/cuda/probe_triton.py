@@ -1,4 +1,4 @@
-"""Raw Triton kernels, which torch's dispatcher does not see."""
+"""Raw Triton kernels, which bypass torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _copy_tile(source, destination):
 
 
 def copy_by_descriptors(source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    """Copy a matrix of one tile by TMA, with descriptors made on the host; the destination."""
+    """Copy a matrix of one tile by TMA, with host-made descriptors; return the destination."""
     shape = list(source.shape)
     _copy_tile[(1,)](
         TensorDescriptor.from_tensor(source, shape),

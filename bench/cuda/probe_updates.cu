@@ -1,4 +1,4 @@
-// Kernel nodes whose arguments a kernel writes: which kinds of launch allow it, and what it costs.
+// Kernel nodes whose arguments a kernel writes: the kinds of launch that allow it, and its cost.
 // Needs relocatable device code and libcudadevrt. Every function returns the code of the first call
 // that failed, 0 if none did. Thread: one.
 #include <cooperative_groups.h>
@@ -87,8 +87,8 @@ int captured(int kind, int n_nodes, unsigned* target, cudaGraph_t* graph) {
 
 extern "C" {
 
-// Captures launches of a kind, lets a kernel move `n_words` words to another counter, and says in
-// `update_us` what the kernel took. The counters tell whether the words arrived.
+// Captures launches of a kind, lets a kernel move `n_words` words to another counter, and writes
+// the kernel's time to `update_us`. The counters show whether the words arrived.
 int probe_device_updates(int kind, int n_words, double* update_us) {
   const int n_nodes = (n_words + kWordsPerNode - 1) / kWordsPerNode;
   unsigned* counters = nullptr;
@@ -136,8 +136,8 @@ int probe_device_updates(int kind, int n_words, double* update_us) {
   return found[1] == static_cast<unsigned>(n_words) ? 0 : -1;
 }
 
-// Lets a kernel move one word of a node of somebody else's graph. The caller instantiates between:
-// first makes the node updatable, then (with its device handle) writes.
+// Lets a kernel move one word of a node of a foreign graph. The caller instantiates in between: the
+// first call makes the node updatable, the second (with its device handle) writes.
 int probe_make_updatable(void* node, void** handle) {
   cudaGraphDeviceNode_t found = nullptr;
   CHECK_CODE(make_updatable(static_cast<cudaGraphNode_t>(node), &found));

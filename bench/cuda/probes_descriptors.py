@@ -1,4 +1,4 @@
-"""Probes of TMA descriptors: what in one depends on its address, and if a graph takes another."""
+"""Probes of TMA descriptors: their dependence on the address, and whether a graph takes others."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from probing import NotAnswered, conclude, tell
 _LEAST_CAPABILITY = (9, 0)
 _DESCRIPTOR_BYTES = 128
 _ALIGNMENT_BYTES = 64
-# Of addresses: whole allocations, and the least that a descriptor takes.
+# Distances of addresses: whole allocations, and the least that a descriptor supports.
 _APART_BYTES = (1 << 21, 512, 16)
 
 
 def descriptors(part: str) -> None:
-    """P14: whether a descriptor's address is its first word, and may be set as one."""
+    """P14: whether a descriptor's address is its first word, and may be set as one word."""
     torch.zeros(1, device="cuda")  # makes the device's context current
     if torch.cuda.get_device_capability() < _LEAST_CAPABILITY:
         raise NotAnswered("the device has no TMA: it came with compute capability 9.0")
@@ -109,7 +109,7 @@ def _patched_graph() -> None:
             return
         execution = Execution(graph.raw_cuda_graph())
         same = []
-        for pair in (pairs[1], pairs[0], pairs[1]):  # nothing of a descriptor may be kept
+        for pair in (pairs[1], pairs[0], pairs[1]):  # nothing of a descriptor may be cached
             source, result = pair
             for _, other in pairs:
                 other.zero_()
@@ -124,7 +124,7 @@ def _patched_graph() -> None:
 
 
 def _named(model: Callable[..., Any], *inputs: torch.Tensor) -> None:
-    """Whether every word of a model's kernels is named, and which take descriptors by value."""
+    """Check that every word of a model's kernels is named, and list descriptors passed by value."""
     with capture_state():
         warm_up(model, inputs)
         found = discover(model, inputs)

@@ -21,14 +21,14 @@ from probe_library import load_library
 from probe_models import MODELS
 from probing import ProbeFailed, conclude, tell
 
-# Kernels of TensorIterator and of foreach, whose argument blocks have tails that nobody writes.
+# Kernels of TensorIterator and of foreach, whose argument blocks have uninitialised tails.
 _NOISY = ("elementwise", "reduce_kernel", "multi_tensor_apply", "CatArrayBatchedCopy")
 
 
 def noise(name: str) -> None:
-    """P2: which words differ between two captures in one layout, and whose constant ones are.
+    """P2: the words that differ between two captures in one layout, and owners of constant ones.
 
-    Fails on what discovery refuses: constant words that name memory outside of pool and weights.
+    Fails on words that discovery refuses: constant words that name memory outside pool and weights.
     """
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
@@ -113,7 +113,7 @@ def _flat(result: object) -> list[torch.Tensor]:
 
 
 def recycled_blocks(name: str) -> None:
-    """P4: how much of an ordinary capture's memory was an earlier allocation's before."""
+    """P4: the part of an ordinary capture's memory that an earlier allocation used before."""
     torch.manual_seed(0)
     model, inputs = MODELS[name]()
     with capture_state():
@@ -142,7 +142,7 @@ def recycled_blocks(name: str) -> None:
 
 
 def _is_recycled(taken: list[tuple[int, int]], position: int, larger: bool = False) -> bool:
-    """Whether an allocation lies on one that was made before it (and is larger)."""
+    """Return whether an allocation lies on a larger one that was made before it."""
     begin, size = taken[position]
     return any(
         one < begin + size and begin < one + n_bytes and (n_bytes > size or not larger)

@@ -1,4 +1,4 @@
-"""Probes of what the driver does beyond its documentation: mappings, events in graphs, loading."""
+"""Probes of undocumented driver behaviour: mappings, events in graphs, loading."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from probing import ProbeFailed, conclude, tell
 
 _AREA_BYTES = 64 << 30
 _N_AREAS = 4
-_WANTED_ADDRESS = 0x2D50 << 32  # where offload asks for ranges (native/cuda/memory.cpp)
+_WANTED_ADDRESS = 0x2D50 << 32  # the hint of offload's address ranges (native/cuda/memory.cpp)
 _N_CHUNKS = 512
 _READ_AND_WRITE = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
 def aliased_addresses() -> None:
-    """P11: what addresses of one chunk cost, of which every capture takes thousands."""
+    """P11: the cost of addresses over one chunk, thousands of which each capture takes."""
     torch.zeros(1, device="cuda")  # makes the device's context current
     properties = _on_device()
     minimum = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
@@ -83,7 +83,7 @@ _N_PRODUCTS, _N_TURNS = 16, 20
 
 
 def event_in_graph() -> None:
-    """P12: whether a stream waits for an event that a graph launched before it records."""
+    """P12: whether a stream waits for an event that an earlier launched graph records."""
     left = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     x, y, z = (torch.zeros(1 << 20, device="cuda") for _ in range(3))
     long = torch.empty_like(left)
@@ -115,7 +115,7 @@ def event_in_graph() -> None:
         with torch.cuda.stream(caller):
             z.copy_(y)
         caller.synchronize()
-        early.append(not lane.query())  # the graph goes on behind the event
+        early.append(not lane.query())  # the graph continues after the event
         right.append(bool((z == turn + 1).all()))
         torch.cuda.synchronize()
     tell("turns that read what the graph wrote", sum(right))
@@ -137,7 +137,7 @@ def _raw(stream: torch.cuda.Stream) -> driver.CUstream:
     return driver.CUstream(init_value=stream.cuda_stream)
 
 
-# ---- what is new under capture -------------------------------------------------------------------
+# ---- first uses under capture --------------------------------------------------------------------
 
 
 def first_launch(kind: str) -> None:

@@ -1,4 +1,4 @@
-"""Probes of what the driver has, and of what launches, updates and copies cost."""
+"""Probes of the driver's functions, and of the costs of launches, updates and copies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def what_is_there() -> None:
 
 
 def _device_runtime() -> bool:
-    """Whether the toolkit, or the packages that torch brings, have libcudadevrt.a."""
+    """Whether the toolkit, or torch's packages, have libcudadevrt.a."""
     folders = [Path(find_nvcc()).resolve().parents[1]]
     if (found := importlib.util.find_spec("nvidia")) is not None:
         folders += [Path(one) for one in found.submodule_search_locations or ()]
@@ -76,7 +76,7 @@ _ROUNDS = 100
 
 
 def launch_costs(argument_bytes: str) -> None:
-    """P1: what a launch and each update cost the host."""
+    """P1: the host cost of a launch and of each update."""
     library, slopes, bare = load_library(), [], []
     for n_nodes in _NODES:
         for forked in (0, 1) if n_nodes >= 10 else (0,):
@@ -162,7 +162,7 @@ def _update_triton(library: ctypes.CDLL) -> None:
 
 
 def operand_nodes(kind: str) -> None:
-    """P8: whether copy and memset nodes take new addresses, and when they must be set again."""
+    """P8: whether copy and memset nodes accept new addresses, and when they need new updates."""
     library, codes = load_library(), (ctypes.c_int * 7)(*([-9] * 7))
     function = library.probe_copy_node if kind == "copy" else library.probe_memset_node
     code = function(codes)
@@ -248,7 +248,7 @@ def _forked_graph(
 
 
 def _graph_ms(work: Callable[[], object], beside: Callable[[], object] | None = None) -> float:
-    """The median time on the device of a graph of this work."""
+    """Return the median time on the device of a graph of this work."""
     graph = _forked_graph(work, beside)
     times = []
     for _ in range(8):
@@ -262,7 +262,7 @@ def _graph_ms(work: Callable[[], object], beside: Callable[[], object] | None = 
 
 
 def _launch_us(copies: Callable[[int, int], None], *, forked: bool) -> float:
-    """What the host spends in the driver's launch of two copies, one after or beside the other."""
+    """Return the host's time in the driver's launch of two copies, in sequence or in parallel."""
     graph, side = torch.cuda.CUDAGraph(keep_graph=True), torch.cuda.Stream()
     with _captured(graph) as stream:
         if forked:
@@ -285,6 +285,6 @@ def _launch_us(copies: Callable[[int, int], None], *, forked: bool) -> float:
 
 
 def driver_version() -> int:
-    """The driver's version as a number, such as 13000."""
+    """Return the driver's version as a number, such as 13000."""
     found: int = driver_call(driver.cuDriverGetVersion)
     return found

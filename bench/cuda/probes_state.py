@@ -69,7 +69,7 @@ def alignment(name: str) -> None:
         tell("words of the input", sum(len(words) for _, words in places))
         execution = Execution(graph.raw_cuda_graph())
         content = x.view(-1).view(torch.uint8).clone()
-        x.fill_(float("nan"))  # so that a kernel that still reads it is found out
+        x.fill_(float("nan"))  # so that a kernel that still reads it is detected
         works = []
         for offset in _OFFSETS_BYTES:
             if offset == _LARGEST_UNPROMISED:  # from here on a misaligned access ends the process
@@ -103,7 +103,7 @@ def _words_of(nodes: list[Node], x: torch.Tensor) -> list[tuple[Node, list[tuple
 
 
 def random_cells() -> None:
-    """P9: whether a graph may be given a seed and offset of its own, on two streams at once."""
+    """P9: whether a graph may have its own seed and offset, on two streams at once."""
     model = nn.Dropout(0.5).train()
     x = torch.ones(_N_DRAWN, device="cuda")
     generator = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -140,7 +140,7 @@ def random_cells() -> None:
 
 
 def _cells(pool: torch.cuda.MemPool) -> list[tuple[int, int]]:
-    """Address and requested bytes of what is allocated in a pool, by address."""
+    """Address and requested bytes of allocations in a pool, by address."""
     return sorted(
         (block["address"], block["requested_size"])
         for segment in pool.snapshot()
@@ -156,7 +156,7 @@ def _words_of_result(node: Node, result: torch.Tensor) -> list[int]:
 def _with_own_cells(
     graph: torch.cuda.CUDAGraph, words: list[Named], addresses: list[int], seed: int, order: str
 ) -> tuple[Execution, torch.Tensor, torch.Tensor]:
-    """An instantiation that draws by cells of its own, its result, and the cells."""
+    """An instantiation that draws by its own cells, its result, and the cells."""
     cells = torch.zeros(2, dtype=torch.int64, device="cuda")
     cells[0 if order == "seed first" else 1] = seed
     out = torch.empty(_N_DRAWN, device="cuda")

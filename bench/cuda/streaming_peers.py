@@ -1,7 +1,7 @@
-"""How others run a model that is larger than its budget of device memory: weights on the host.
+"""Peers that run a model larger than its budget of device memory, with weights on the host.
 
 Each peer gets a decoder on the CPU, and returns a call that takes tensors of the GPU. Their budget
-is what their own scheme allows; who keeps nothing on the device but what it uses has no budget.
+is what their own scheme allows; a peer that keeps on the device only weights in use has no budget.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def accelerate_offload(model: nn.Module, budget_bytes: int) -> Callable[..., Any
 
 
 def diffusers_groups(model: nn.Module, budget_bytes: int) -> Callable[..., Any]:
-    """Group offloading of diffusers: the next leaf is copied on a stream of its own."""
+    """Group offloading of diffusers: the next leaf is copied on a separate stream."""
     hooks = importlib.import_module("diffusers.hooks")
     hooks.apply_group_offloading(
         model,
@@ -43,8 +43,8 @@ def diffusers_groups(model: nn.Module, budget_bytes: int) -> Callable[..., Any]:
 class LeastRecentlyUsed:
     """Layers in as many places as the budget has, the next one copied while this one runs.
 
-    Weights lie pinned on the host. The layer that was used longest ago makes room, which in a
-    cycle is the one that is needed next.
+    Weights are pinned on the host. The least recently used layer is evicted, which in a cycle is
+    the next one needed.
     """
 
     def __init__(self, model: nn.Module, budget_bytes: int) -> None:
@@ -77,7 +77,7 @@ class LeastRecentlyUsed:
 
     @property
     def n_places(self) -> int:
-        """How many layers are on the device at once."""
+        """The number of layers on the device at once."""
         return len(self._places)
 
     def _before(self, index: int) -> None:
@@ -125,9 +125,9 @@ def prepare(
     budget_bytes: int,
     names: tuple[str, ...] = tuple(PEERS),
 ) -> tuple[dict[str, Callable[..., Any]], dict[str, str]]:
-    """The peers that return what is expected, and why the others do not.
+    """Return the peers with the expected result, and the others with the reason.
 
-    `make` gives a model with its weights on the CPU, a new one for each peer.
+    `make` returns a new model with its weights on the CPU for each peer.
     """
     present, absent = {}, {}
     for name in names:
@@ -136,7 +136,7 @@ def prepare(
                 warnings.simplefilter("ignore")
                 call = PEERS[name](make(), budget_bytes)
                 torch.testing.assert_close(call(*inputs), expected, rtol=3e-2, atol=3e-2)
-        except Exception as error:  # whatever a peer raises, it cannot run this model: that is told
+        except Exception as error:  # any error of a peer is reported as its absence
             absent[name] = reason(error)
         else:
             present[name] = call

@@ -1,12 +1,12 @@
-// How quickly products run with their weights in place and packed, from the caches and from memory.
+// Speed of products with weights in place and packed, from the caches and from memory.
 //
 //   g++ -std=c++20 -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast \
 //       -fno-tree-loop-vectorize -I capture/offload/compile/kernels bench/kernels/products.cpp \
 //       -o products && ./products
 //
-// One line for each size: medians in microseconds of one thread. Weights are cycled through so many
-// MiB, so that they come from the caches or from memory: of columns and of rows in place, and as
-// panels; and the same in bfloat16.
+// One line for each size: medians in microseconds of one thread. Weights are cycled through a
+// number of MiB, so that they come from the caches or from memory: as columns and as rows in place,
+// and as panels; and the same in bfloat16.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ double median_us(int n_calls, const Call& call) {
   return times[kRounds / 2];
 }
 
-// In huge pages where the system gives them, as an executable keeps panels.
+// In huge pages where the system provides them, as an executable keeps panels.
 template <class Element>
 Element* numbers(std::size_t count) {
   const std::size_t size_bytes =

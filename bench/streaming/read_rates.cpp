@@ -1,13 +1,13 @@
-// How quickly weights come from a file into memory, by several ways of reading, while another
-// thread computes. What native/streaming reads with was chosen by it.
+// Rates of reading weights from a file into memory, by several methods, while another thread
+// computes. The method of native/streaming was chosen by it.
 //
 //   g++ -O2 -std=c++17 -pthread bench/streaming/read_rates.cpp -o /tmp/read_rates
 //   /tmp/read_rates FILE          makes FILE (2 GiB) where it does not exist
 //
-// Prints one line for each way, piece size and number of reads in flight: GB/s (pieces one after
-// the other; unless they are read in place, at offsets that are no multiple of a block), and how
-// much of a processor it took beside the computing thread, in seconds for a GB. The quickest of
-// some turns and the median of processor time, since neighbours on the machine only slow it.
+// Prints one line for each method, piece size and number of reads in flight: GB/s (pieces in
+// sequence; unless they are read in place, at offsets that are no multiple of a block), and its
+// processor time beside the computing thread, in seconds per GB. The fastest of some turns and the
+// median of processor time, since other load on the machine only slows it.
 
 #include <fcntl.h>
 #include <linux/io_uring.h>
@@ -40,7 +40,7 @@ constexpr std::size_t kHeaderBytes = 1736;  // as a safetensors header may leave
 std::size_t down(std::size_t value) { return value / kBlock * kBlock; }
 std::size_t up(std::size_t value) { return down(value + kBlock - 1); }
 
-// As the weights' own memory: huge pages, where the system gives them, are fewer to describe to
+// As the weights' own memory: huge pages, where the system provides them, are fewer to describe to
 // the device.
 char* pages(std::size_t size, bool huge) {
   void* const memory =
@@ -82,7 +82,7 @@ class Readers {
     done_.wait(lock, [this] { return n_left_ == 0; });
   }
 
-  // Of the thread that asks.
+  // The calling thread's.
   std::size_t number() const { return mine(); }
 
  private:
@@ -178,7 +178,7 @@ struct Way {
 
 std::atomic<bool> computing = true;
 
-// Reads weights that are in its caches' reach and beyond, as a matrix times a vector does.
+// Reads weights within its caches' reach and beyond, as a matrix-vector product does.
 void compute() {
   std::vector<float> matrix(std::size_t{1} << 20, 1.0f);
   volatile float sink = 0;
@@ -201,7 +201,7 @@ void read_fully(int file, char* to, std::size_t size, std::size_t offset) {
   }
 }
 
-// What a way of reading works on.
+// The work of a reading method.
 struct Job {
   int file = -1;
   std::size_t piece, chunk;
@@ -241,7 +241,7 @@ void read_by_threads(const Job& job, std::size_t offset, bool bounced, Readers& 
   });
 }
 
-// Seconds of a processor that all threads but the computing one have taken.
+// Processor seconds of all threads but the computing one.
 double processor_seconds(clockid_t computing_clock) {
   timespec all{}, computing_time{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &all);
@@ -251,7 +251,7 @@ double processor_seconds(clockid_t computing_clock) {
 }
 
 struct Rate {
-  double gigabytes_per_second, processor_seconds;  // for a GB
+  double gigabytes_per_second, processor_seconds;  // per GB
 };
 
 // One turn.

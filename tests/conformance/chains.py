@@ -1,4 +1,4 @@
-"""A chain of launches, whether two results of it are the same, and scripts that execute it."""
+"""A chain of launches, a comparison of its results, and scripts that execute it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def same(backend: Backend, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether equal; of a device that computes nothing only the shape can be."""
+    """Return whether results are equal; only the shape, on a device that computes nothing."""
     if not backend.capabilities.computes:
         return one.shape == other.shape and one.dtype == other.dtype
     return torch.equal(one, other)

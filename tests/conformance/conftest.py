@@ -1,4 +1,4 @@
-"""The backends that the suite runs on, and how a program gets onto one."""
+"""The backends that the suite runs on, and the loading of a program on each."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Load = Callable[..., offload.Executable]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On an installed NPU nothing but its own tests are run, whatever their names are."""
+    """On an installed NPU run only its own tests, whatever their names are."""
     import npu_device
 
     if not npu_device.uses_installed():
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(params=[*backend_names(), SIMULATED, SIMULATED_ASCEND, DISPATCHED])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    """A backend; tensors that a test makes are on the device that its Programs are recorded on."""
+    """A backend; tensors that a test makes are on the device on which its Programs are recorded."""
     reason = UNSUPPORTED.get((request.param, request.node.originalname))
     if reason is not None:
         pytest.skip(reason)

@@ -1,4 +1,4 @@
-"""What every backend that computes gives: views, results, weights, guards and random numbers."""
+"""Results of every computing backend: views, results, weights, guards and random numbers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def two_weights() -> nn.Sequential:
 
 
 def test_each_weight_is_read_where_it_lies(computing, load):
-    """Written in place, executions follow."""
+    """After writes in place, executions use the new content."""
     model = two_weights()
     run = load(model, torch.randn(4, 8))
     x = torch.randn(4, 8)
@@ -96,7 +96,7 @@ def test_each_weight_is_read_where_it_lies(computing, load):
 
 
 def test_weights_in_other_storages(computing, load, scheduling):
-    """Refused until they are bound again, or for good where kernels keep their addresses."""
+    """Refused until they are bound again, or permanently where kernels keep their addresses."""
     model = two_weights()
     run = load(model, torch.randn(4, 8))
     x = torch.randn(4, 8)
@@ -129,7 +129,7 @@ def test_an_input_that_is_written_holds_what_eager_leaves(computing, load):
 
 
 def guarded(backend, function, x) -> offload.Executable | None:
-    """What is loaded of a call that reads on the host; None where the device refuses that."""
+    """Load a call that reads on the host; None where the device refuses it."""
     with torch.no_grad():
         captured = offload.capture(function, x, host_reads="guard")
     if not backend.capabilities.queues_work:
@@ -167,7 +167,7 @@ def test_a_shape_that_depends_on_data_holds_or_the_program_is_refused(computing)
 
 
 def test_random_numbers_are_those_that_eager_draws(computing, load):
-    """Drawn by the device's own kernels, on from where the generator is."""
+    """The device's own kernels draw them, from the generator's current state."""
     model = nn.Dropout(0.5).train()
     run = load(model, torch.ones(64))
     x = torch.randn(64)

@@ -1,4 +1,4 @@
-"""What every backend does with an execution: addresses, counts, order, errors, lifetimes."""
+"""Executions on every backend: addresses, counts, order, errors, lifetimes."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_two_executables_share_one_feature_map(backend, load):
 def test_many_threads_call_one_executable(backend, load):
     run = load(chain, torch.ones(8))
     failures: list[object] = []
-    device = backend.records()  # a default device is one of this thread alone
+    device = backend.records()  # a default device holds for this thread alone
 
     def call(seed: int) -> None:
         generator = torch.Generator(device).manual_seed(seed)
@@ -310,9 +310,9 @@ def test_interpreter_exit_from_a_thread_that_never_ends(backend):
 
 
 def test_interpreter_exit_from_threads_in_calls(backend):
-    """Each asks for the GIL when its call has ended, which nobody gives it any more.
+    """Each requests the GIL at the end of its call, and never gets it.
 
-    They make no tensors: to drop one in such a thread ends the process, by torch itself.
+    They make no tensors: torch ends the process when such a thread drops a tensor.
     """
     done = run_script(
         preamble_on(backend)

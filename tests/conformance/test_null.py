@@ -1,4 +1,4 @@
-"""The null backend: its words are those of a captured graph, its clock is virtual."""
+"""The null backend: its words are those of a captured graph, and its clock is virtual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tickets on every backend: what depends on them, ends them, waits for them and is told by them."""
+"""Tickets on every backend: dependencies, ends, waits and callbacks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_chain_within_one_executable(backend, load):
 
 
 def test_links_of_a_chain_may_be_dropped(backend, load):
-    """What has memory of its own is read by the next one after its ticket has gone."""
+    """The next link reads a result in separate memory after the ticket of that result is gone."""
     run = load(lambda x: x + 1, torch.zeros(4096))
     ticket = run.submit(torch.zeros(4096))
     for _ in range(50):
@@ -94,19 +94,19 @@ def test_a_promise_is_waited_for(backend, load):
     tickets = [run.submit(ended), run.after(ended).submit(torch.ones(8))]
     assert not any(one.done() or one.running() for one in tickets)
     x = torch.randn(8)
-    assert same(backend, run(x), chain(x))  # nothing is in its way
+    assert same(backend, run(x), chain(x))  # nothing blocks it
     ended._set_result(x)
     assert same(backend, tickets[0].result(), chain(x))
     assert same(backend, tickets[1].result(), chain(torch.ones(8)))
 
 
 def test_what_writes_is_not_overtaken(backend, load):
-    """Neither by later submissions, nor by calls, though their arguments are known at once."""
+    """Neither later submissions nor calls overtake, though their arguments are known at once."""
     run = load(accumulate, torch.ones(1), torch.zeros(1))
     state, ended = torch.zeros(1), promise()
     tickets = [run.submit(ended, state), run.submit(torch.tensor([2.0]), state)]
     assert not any(one.done() for one in tickets)
-    third = torch.tensor([3.0])  # a default device is one of this thread alone
+    third = torch.tensor([3.0])  # a default device holds for this thread alone
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         called = pool.submit(lambda: run(third, state).clone())
         ended._set_result(torch.tensor([1.0]))
@@ -141,7 +141,7 @@ def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
     for one in chain_of:
         with pytest.raises(offload.DependencyError) as caught:
             one.result()
-        assert isinstance(caught.value.__cause__, ValueError)  # the origin, not the link before
+        assert isinstance(caught.value.__cause__, ValueError)  # the origin, not the preceding link
         assert isinstance(one.exception(), offload.DependencyError)
         assert not one.cancelled()
     assert same(backend, rest.result(), torch.full((8,), 2.0))
@@ -154,7 +154,7 @@ def test_cancel_what_waits(backend, load):
     ticket = run.submit(ended)
     behind = run.submit(ticket)
     assert ticket.cancel()
-    assert ticket.cancel()  # it is
+    assert ticket.cancel()  # it is cancelled
     assert ticket.done()
     for one in (ticket, behind):
         with pytest.raises(concurrent.futures.CancelledError):
@@ -199,7 +199,7 @@ def test_callbacks(backend, load):
     ended._set_result(torch.ones(8))
     ticket.wait()
     last = run.submit(torch.ones(8))
-    last.wait()  # behind it on the same thread
+    last.wait()  # after it, on the same thread
     ticket.add_done_callback(lambda one: called.append((3, one)))
     assert called == [(number, ticket) for number in range(4)]
 
@@ -213,7 +213,7 @@ def test_a_callback_that_raises_leaves_the_others(load, monkeypatch):
     ticket.add_done_callback(called.append)
     ended._set_result(torch.ones(8))
     ticket.wait()
-    run.submit(torch.ones(8)).wait()  # behind it on the same thread
+    run.submit(torch.ones(8)).wait()  # after it, on the same thread
     assert called == [ticket]
     assert [type(one) for one in told] == [KeyError]
 
@@ -331,7 +331,7 @@ def test_map_keeps_the_order_and_the_bound(backend, load):
 
     for number, result in enumerate(run.map(batches(), buffersize=3)):
         given.append(number)
-        assert len(taken) - number <= 4  # three in flight, and the one that waits for its place
+        assert len(taken) - number <= 4  # three in flight, and one waiting for its place
         assert same(backend, result, torch.full((8,), number + 1.0))
     assert given == list(range(12))
     assert run.last_execution.n_executions == 12
@@ -351,7 +351,7 @@ def test_close_waits_for_what_depends_on_others(backend, load):
 
 
 def test_fork_with_what_waits(backend):
-    """In the child nobody ends what is waited for, and executables go on, those that write too."""
+    """In the child nothing ends pending tickets, and executables work, also those that write."""
     done = run_script(
         preamble_on(backend)
         + textwrap.dedent(
@@ -385,7 +385,7 @@ def test_fork_with_what_waits(backend):
 
 
 def test_nothing_is_kept(backend, load):
-    """Neither by a chain, nor by what has failed, been cancelled or awaited."""
+    """No object is kept by a chain, nor by a ticket that failed, was cancelled or awaited."""
     run = load(lambda x: x + 1, torch.ones(8))
     x = torch.ones(8)
     alive = weakref.ref(x)
@@ -402,12 +402,12 @@ def test_nothing_is_kept(backend, load):
 
     asyncio.run(main(run.submit(x)))
     del tickets, x
-    run(torch.ones(8))  # behind all that was submitted
+    run(torch.ones(8))  # after all submissions
     gc.collect()
     if backend.name in (
         "cpu",
         "null",
-    ):  # a device lets go where it finishes, on a thread of its own
+    ):  # a device releases where it finishes, on a separate thread
         assert alive() is None
 
 

@@ -1,4 +1,4 @@
-"""What every backend records of an execution: spans, their order and number; off, nothing."""
+"""What every backend records of an execution: spans, their order and number; nothing when off."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_spans_of_one_execution(load, scheduling):
     )
     stages = one.of_kind(SpanKind.STAGE)
     names = [stage.name for stage in stages]
-    if last.drain_ns:  # in the middle of what is converted on the caller's thread
+    if last.drain_ns:  # in the middle of the conversion on the caller's thread
         assert names[:2] == ["convert", "drain"]
         del names[:2]
     assert names == ["convert", "convert", "policy", "patch", "submit"]
@@ -52,7 +52,7 @@ def test_spans_of_one_execution(load, scheduling):
     substages = one.of_kind(SpanKind.SUBSTAGE)
     assert {part.name: part.duration_ns for part in substages} == last.substages_ns
     assert not (substages and scheduling is Scheduling.HOST)
-    if substages:  # one after the other they are all of submit
+    if substages:  # in sequence they fill submit
         assert sum(last.substages_ns.values()) == last.submit_ns
         assert substages[0].begin_ns == stages[-1].begin_ns
         for earlier, later in itertools.pairwise(substages):
@@ -93,11 +93,11 @@ def test_clock_reads_are_counted(backend, load, scheduling):
     reads_of_launch = {Scheduling.OFFLOAD: 1, Scheduling.HOST: 4}[scheduling]
     used = delivering(backend, scheduling)
     if used.dispatch is used:
-        reads_of_launch = 1  # its delivery is all that the host sees
+        reads_of_launch = 1  # the host sees only its delivery
     if run.device == "null" and scheduling is Scheduling.OFFLOAD:
         reads_of_launch = 0  # its clock is virtual
     if backend.capabilities.queues_work and scheduling is Scheduling.OFFLOAD:
-        reads_of_launch = 0  # the host is not there when a launch of a graph begins
+        reads_of_launch = 0  # the host is not involved when a launch of a graph begins
     assert timeline.clock_reads == 3 * (1 + n_launches * reads_of_launch)
     assert timeline.clock_read_ns > 0
     assert timeline.recording_cost_ns == round(timeline.clock_reads * timeline.clock_read_ns)

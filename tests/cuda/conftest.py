@@ -1,4 +1,4 @@
-"""Tests that need a GPU; elsewhere each is skipped with the reason."""
+"""Fixtures of tests that need a GPU; without a GPU each is skipped with the reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _missing() -> str:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Libraries that only a GPU loads may warn."""
+    """Allow warnings of libraries that only a GPU loads."""
     item.add_marker(pytest.mark.filterwarnings("default"))
 
 
@@ -28,7 +28,7 @@ def device() -> Iterator[torch.device]:
     """The GPU, for inference."""
     if missing := _missing():
         pytest.skip(missing)
-    torch.cuda.synchronize()  # a fault of the test before is its own
+    torch.cuda.synchronize()  # a fault of an earlier test is raised here
     with torch.no_grad():
         torch.cuda.manual_seed_all(0)
         yield torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""What the tests on a GPU share: a model captured once, and replayed at new addresses."""
+"""Helpers of the tests on a GPU: a model captured once, and replayed at new addresses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import offload
 
 N_REPLAYS = 3
 
-# On the GPU, without a default device: that is a mode of torch's, and a model's call has none.
+# On the GPU, without a default device: that is a torch mode, and a model's call has no mode.
 empty, full, ones, randn, zeros = (
     functools.partial(function, device="cuda")
     for function in (torch.empty, torch.full, torch.ones, torch.randn, torch.zeros)
@@ -22,14 +22,14 @@ empty, full, ones, randn, zeros = (
 
 
 def poison(tensor: torch.Tensor) -> None:
-    """Fill with what no model computes from: NaN, and of integers zero, which indexes anything."""
+    """Fill with values that no model computes from: NaN, and zero for integers, a valid index."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
 
 
 def replay_at_new_addresses(
     model: Callable[..., Any], make: Callable[[int], Batch]
 ) -> offload.Executable:
-    """Capture on the first batch, and replay others elsewhere, all old memory poisoned.
+    """Capture on the first batch and replay others at new addresses, with all old memory poisoned.
 
     `make` gives the batch of a turn: other values at other addresses.
     """

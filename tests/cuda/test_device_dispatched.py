@@ -47,7 +47,7 @@ def load(function: Callable[..., Any], size: int = 24) -> Any:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether both are nested alike and have the same bits."""
+    """Return whether both have the same nesting and the same bits."""
     if isinstance(expected, torch.Tensor):
         return found.dtype == expected.dtype and torch.equal(found, expected)
     if isinstance(expected, (tuple, list)):

@@ -1,4 +1,4 @@
-"""What an execution on a GPU does with addresses, streams, alignment, errors and state."""
+"""Executions on a GPU: addresses, streams, alignment, errors and state."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_order_with_the_callers_stream():
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for step in range(20):
-            x.fill_(step)  # the execution has to see it, and the next fill has to wait for it
+            x.fill_(step)  # the execution must see it, and the next fill must wait for it
             y = run(x)
             expected = chain(full((8,), float(step)))
             torch.testing.assert_close(y[:8], expected)
@@ -135,7 +135,7 @@ def test_random_launches_draw_what_eager_draws():
 
 
 def test_a_generator_that_is_passed_is_drawn_from_as_in_eager(capfd):
-    """Torch 2.14 says on the error stream where one is registered that need not be."""
+    """Torch 2.14 warns on the error stream about unnecessary registrations."""
     generator = torch.Generator(device="cuda")
 
     def noisy(x: torch.Tensor) -> torch.Tensor:
@@ -171,7 +171,7 @@ def test_a_caller_who_is_capturing_is_refused():
 
 @torch.library.custom_op("offload_tests::synchronised", mutates_args=())
 def synchronised(x: torch.Tensor) -> torch.Tensor:
-    """One more; waits for the device, which a capture forbids."""
+    """Adds one; waits for the device, which a capture forbids."""
     torch.cuda.synchronize()
     return x + 1
 
@@ -184,7 +184,7 @@ def test_work_that_cannot_be_captured_is_named():
     ):
         captured.load()
     x = randn(64)
-    torch.testing.assert_close(load(chain, x)(x), chain(x))  # nothing of the failure is left
+    torch.testing.assert_close(load(chain, x)(x), chain(x))  # nothing of the failure remains
     torch.cuda.empty_cache()
 
 

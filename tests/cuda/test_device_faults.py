@@ -1,4 +1,4 @@
-"""A fault of the GPU: an error of the execution that met it. Its process has no device after it."""
+"""A GPU fault is an error of the execution that met it; its process then has no device."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_a_fault_is_an_error_at_the_wait_and_of_what_comes_after():
     for line in lines[:2]:
         assert line.startswith("ExecutionError"), lines
         assert "CUDA_ERROR_ASSERT" in line, lines  # the operator's own, of an index out of bounds
-    assert lines[2] != "no error"  # torch, whom it asks for a result's memory, may see it first
+    assert lines[2] != "no error"  # torch, which allocates the result's memory, may see it first
     assert lines[3] == "closed"

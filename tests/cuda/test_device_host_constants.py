@@ -1,4 +1,4 @@
-"""Tensors of no dimensions on the CPU in models on a GPU, and which GPU a program runs on."""
+"""Tensors of no dimensions on the CPU in models on a GPU, and the GPU of a program."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def normal(*shape):
 
 
 def on_gpu(make, dtype):
-    """The batches of a turn at new addresses of the GPU."""
+    """The batches of a turn at new addresses on the GPU."""
     return lambda turn: {
         name: one.cuda() for name, one in device_models.cast(make(turn), dtype).items()
     }
@@ -32,7 +32,7 @@ def test_model(name, dtype):
 
 
 def replay_opaque(function, make):
-    """Launches that torch's dispatcher does not see make the call one opaque launch."""
+    """Launches that bypass torch's dispatcher make the call one opaque launch."""
     run = replay_at_new_addresses(function, make)
     assert [one.name for one in run.program.launches] == ["offload::opaque"]
     assert [one.mode for one in run.launch_reports()] == ["opaque"]
@@ -63,7 +63,7 @@ def test_raw_triton_kernel_in_place():
 
 
 def test_raw_triton_kernel_on_a_buffer():
-    """It is written by the recorded call and by executions, and not by loading."""
+    """The recorded call and executions write it, loading does not."""
     pytest.importorskip("triton", reason="a raw Triton kernel")
     from probe_triton import add_one
 

@@ -1,10 +1,10 @@
 """PyTorch's operator database on a GPU: a sample of each captured, replayed at new addresses.
 
 `make test-cuda-operators` runs it, in several processes. The database imports `expecttest`: on a
-machine with a GPU that lacks it nothing of this is tested, and that is an error.
+machine with a GPU its absence is an error, as nothing would be tested.
 
-What is refused is a skip only if its kind is documented, and the operator is none that every model
-is made of; any other CaptureError is a failure.
+A refusal is a skip only if its kind is documented and the operator is not one that every model
+uses; any other CaptureError is a failure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def copies(tree: Any, scale: float) -> Any:
 
 
 def is_random(operator: Any) -> bool:
-    """Whether eager itself gives other values each time."""
+    """Return whether eager itself gives different values each time."""
     return operator.name in ("empty", "empty_like", "empty_permuted", "empty_strided") or (
         "new_empty" in operator.name
     )
@@ -51,7 +51,7 @@ def is_random(operator: Any) -> bool:
 
 CASES = [
     pytest.param(operator, dtype, id=f"{operator.formatted_name}-{dtype}".replace("torch.", ""))
-    for dtype in N_SAMPLES  # so that of every operator something is run, should the time end before
+    for dtype in N_SAMPLES  # runs some of every operator, should the time end early
     for operator in op_db
     if not is_random(operator)
 ]

@@ -1,4 +1,4 @@
-"""Memory pools, streams and workspaces that loading takes from torch on a GPU, and what stays."""
+"""Memory pools, streams and workspaces that loading takes from torch on a GPU, and leftovers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def load(x: torch.Tensor) -> None:
 
 
 def test_what_refused_recordings_leave_ends_no_process():
-    """Each had a pool, and torch ends the process where one goes while another one is used."""
+    """Each had a pool, and torch ends the process if a pool ends while another is in use."""
     x = ones(1 << 16)
     errors = []
     for _ in range(4):
@@ -48,9 +48,9 @@ def test_what_refused_recordings_leave_ends_no_process():
 
 
 def test_captures_of_random_kernels_leave_no_memory():
-    """Seed and offset lie in 2 MiB for each capture, until torch's graph has gone."""
+    """Seed and offset take 2 MiB for each capture, until torch's graph is destroyed."""
     x = ones(1 << 16)
-    for _ in range(2):  # what libraries keep, they keep once
+    for _ in range(2):  # libraries keep their memory once
         load(x)
     reserved_bytes = []
     for _ in range(3):
@@ -61,7 +61,7 @@ def test_captures_of_random_kernels_leave_no_memory():
 
 
 def test_captures_have_a_stream_that_torch_gives_nobody():
-    """Torch has 32, which it gives in turn; what is enqueued on one in a capture is captured."""
+    """Torch has 32 streams, given in turn; work enqueued on one under capture is captured."""
     given = {torch.cuda.Stream().cuda_stream for _ in range(64)}
     device = torch.cuda.current_device()
     own = run_on_capture_thread(lambda: capture_stream(device), "cuda")

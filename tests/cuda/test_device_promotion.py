@@ -1,4 +1,4 @@
-"""Sizes that repeat are promoted to graphs on a GPU; others the host launches."""
+"""Sizes that repeat are promoted to graphs on a GPU; the host launches others."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def model() -> Layers:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every choice of sizes is due at its second execution."""
+    """Promote every choice of sizes at its second execution."""
     monkeypatch.setattr(promoter, "due_ns", lambda *_: 1)
     monkeypatch.setattr(promoter, "least_due_ns", lambda *_: 1)
 
@@ -50,7 +50,7 @@ def load(model: nn.Module, promoted: int | str = "1GiB", **options: Any) -> Any:
 
 
 def check(run: Any, model: nn.Module, size: int) -> bool:
-    """Execute, and compare with eager; whether the size was promoted."""
+    """Execute and compare with eager; return whether the size was promoted."""
     x = torch.randn(size, 64, device="cuda")
     for one, other in zip(run(x), model(x), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

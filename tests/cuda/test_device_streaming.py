@@ -1,4 +1,4 @@
-"""Weights that are copied from the host in each execution, on a GPU, against all of them there."""
+"""Weights copied from the host in each execution on a GPU, against resident weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_results_have_the_same_bits(captured, budget_mib):
         for given, wanted in zip(inputs, expected, strict=True):
             assert torch.equal(run(given).cpu(), wanted)
             assert run.last_execution.bytes_streamed == plan.transfer_bytes
-        outputs = [run(given) for given in inputs]  # nobody waits between them
+        outputs = [run(given) for given in inputs]  # without waits between them
         for out, wanted in zip(outputs, expected, strict=True):
             assert torch.equal(out.cpu(), wanted)
 
@@ -63,7 +63,7 @@ def test_replaced_weights_are_used_from_the_next_execution_on(captured):
 
 
 def test_a_tail_lies_in_memory_that_other_weights_use_too(tmp_path):
-    """At the floor, which the head sets: its begin stays, its tail and the layers take turns."""
+    """At the floor, which the head sets: its beginning stays, its tail and the layers alternate."""
 
     def build() -> torch.nn.Module:
         return Headed(WIDTH, 6, 16 * WIDTH)
@@ -80,7 +80,7 @@ def test_a_tail_lies_in_memory_that_other_weights_use_too(tmp_path):
         assert all(piece.offset_bytes % plan.granule_bytes == 0 for piece in tails)
         for given, wanted in zip(inputs, expected, strict=True):
             assert torch.equal(run(given).cpu(), wanted)
-        outputs = [run(given) for given in inputs]  # nobody waits between them
+        outputs = [run(given) for given in inputs]  # without waits between them
         for out, wanted in zip(outputs, expected, strict=True):
             assert torch.equal(out.cpu(), wanted)
         assert run.last_execution.bytes_streamed == plan.transfer_bytes

@@ -1,4 +1,4 @@
-"""Executables whose devices have memories of their own, on the CPU: what crosses is copied."""
+"""Executables on the CPU whose devices have separate memories: tensors that cross are copied."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def apart_devices(n=2, backends=None):
 
 
 def movable_tasks(program):
-    """The numbers of tasks that need not stay at home."""
+    """Indices of the tasks that may leave home."""
     stays = staying_launches(program)
     return [at for at, one in enumerate(task_launches(program)) if stays.isdisjoint(one)]
 
 
 def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None):
-    """A PlacedExecutable with each task where it is wanted.
+    """Return a PlacedExecutable with each task on its given device.
 
-    `where`: by task its device; those that are left out are at home. All segments are loaded on all
-    devices that can run them where these may change; `costs_ns` has then what launches take.
+    `where`: device by task; tasks left out are at home. If placements may change, all segments are
+    loaded on all devices that can run them; `costs_ns` then holds the durations of launches.
     """
     devices = devices or apart_devices(n)
     program = bound.program
@@ -85,13 +85,13 @@ def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None)
 
 
 def all_ways(program, n=2):
-    """Every way to put the movable tasks on devices."""
+    """Every placement of the movable tasks on devices."""
     tasks = movable_tasks(program)
     for where in itertools.product(range(n), repeat=len(tasks)):
         yield dict(zip(tasks, where, strict=True))
 
 
 def drawn_way(program, seed, n=2):
-    """One of them."""
+    """A random placement."""
     draw = random.Random(seed)
     return {task: draw.randrange(n) for task in movable_tasks(program)}

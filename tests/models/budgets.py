@@ -1,4 +1,4 @@
-"""A model with weights of all kinds, and the budgets under which weights are streamed."""
+"""Models with weights of all kinds, and the budgets under which weights are streamed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offload.timeline import Scheduling
 
 
 class Deep(nn.Module):
-    """Layers of unequal sizes, one of them used twice, a buffer that is written."""
+    """Layers of unequal sizes, one of them used twice, and a buffer that is written."""
 
     def __init__(self, width: int = 128, n_layers: int = 6) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def weight_bytes(program: offload.Program) -> int:
 
 
 def floor_of(captured: Captured, device: str | None = None) -> int:
-    """The least budget, as the refusal of a smaller one says it."""
+    """The least budget, as stated by the refusal of a smaller budget."""
     with pytest.raises(offload.PlanError) as refused:
         captured.load(device, weights_budget=1)
     found = re.search(r"(\d+) bytes", str(refused.value))
@@ -91,17 +91,18 @@ def floor_of(captured: Captured, device: str | None = None) -> int:
 
 
 def budgets_of(captured: Captured) -> list[int]:
-    """From the floor to all weights."""
+    """Budgets from the floor to all weights."""
     floor, whole = floor_of(captured), weight_bytes(captured.program)
-    rest = max(0, whole - floor)  # none where all weights are too small to be streamed
+    rest = max(0, whole - floor)  # 0 where all weights are too small to be streamed
     return [floor, *(floor + rest * part // 5 for part in range(1, 6)), floor + whole]
 
 
 def budget_steps(captured: Captured, backend: Backend) -> list[int]:
-    """The floor, and each budget from which on there is another plan, up to all weights.
+    """The floor, and each budget at which the plan changes, up to all weights.
 
-    Found by halving: a budget admits whatever a smaller one does, so between two budgets of one
-    plan there is no other. Plans are those of `load(verify=False)`, which times no launches.
+    Found by halving: a larger budget admits every plan of a smaller one, so between two budgets
+    with the same plan there is no other plan. Plans are those of `load(verify=False)`, which times
+    no launches.
     """
     prepared = backend.prepare(captured.bound)
     plan, how = place(prepared, backend), Scheduling.OFFLOAD

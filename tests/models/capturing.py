@@ -1,4 +1,4 @@
-"""The CPU as a device that executes each choice of sizes as a task of its own."""
+"""The CPU as a device that executes each choice of sizes as a separate task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offload.host import promoter
 
 
 class CapturingBackend(CpuBackend):
-    """Launches of all sizes are dispatched, and a task is what the CPU makes of one size."""
+    """Launches of all sizes are dispatched; a task is the CPU's executable for one size."""
 
     name = "capturing"
     sizes = None
@@ -27,9 +27,9 @@ class CapturingBackend(CpuBackend):
 
 
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every choice of sizes is due at its second execution, and stays promoted.
+    """Promote every choice of sizes at its second execution, for good.
 
-    What a simulated device takes says nothing of what is quicker.
+    Durations on a simulated device do not show which form is faster.
     """
     monkeypatch.setattr(promoter, "due_ns", lambda *_: 1)
     monkeypatch.setattr(promoter, "least_due_ns", lambda *_: 1)
@@ -37,7 +37,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def loaded(promoted="64MiB", model=None, backend=None, **options):
-    """An executable of all sizes that promotes those that repeat to tasks."""
+    """Return an executable of all sizes that promotes repeated sizes to tasks."""
     captured = captured_layers() if model is None else captured_model(model)
     sizes = offload.Sizes(promoted=promoted, **options)
     return captured.load(backend or CapturingBackend(), sizes=sizes)
@@ -45,12 +45,12 @@ def loaded(promoted="64MiB", model=None, backend=None, **options):
 
 @functools.cache
 def eager():
-    """The model that is captured where none is given; to be made by one thread."""
+    """The model that is captured by default; one thread makes it."""
     return Layers().eval()
 
 
 def check(run, x, model=None):
-    """Execute, and compare with eager's bits; whether the size was promoted."""
+    """Execute and compare with eager bit for bit; return whether the size was promoted."""
     with torch.no_grad():
         expected = (model or eager())(x)
     for one, other in zip(run(x), expected, strict=True):

@@ -1,4 +1,4 @@
-"""What the tests of models share: a call against eager, and calls that are refused.
+"""Helpers of the tests of models: a call against eager, and calls that are refused.
 
 `check` records one call and replays others on a twin of the model: results, arguments, parameters,
 buffers and the random generator must be left as eager leaves them.
@@ -50,7 +50,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def assert_same(got: Any, expected: Any, where: str = "result", tolerance: float = 0.0) -> None:
-    """Same nesting, and tensors alike in everything that a caller can see."""
+    """Require the same nesting, and tensors equal in everything that a caller can see."""
     if not isinstance(expected, torch.Tensor):
         assert type(got) is type(expected), where
         if isinstance(expected, Mapping):
@@ -85,7 +85,7 @@ def assert_same(got: Any, expected: Any, where: str = "result", tolerance: float
 
 
 def sharing(call: Call, result: Any) -> list[tuple[int, ...]]:
-    """For each result tensor, the arguments and the other results whose storage it shares."""
+    """For each result tensor, return the arguments and other results that share its storage."""
     everything = [*tensors_in([call.args, call.kwargs]), *tensors_in(result)]
     places = [one.untyped_storage()._cdata for one in everything]
     return [
@@ -154,7 +154,7 @@ def capture(function: Callable[..., Any], *args: Any, **kwargs: Any) -> offload.
 
 
 def refusal(function: Callable[..., Any], *args: Any, host_reads: str = "avoid") -> str:
-    """The message of the CaptureError that recording this call raises."""
+    """Return the message of the CaptureError that recording this call raises."""
     with (
         pytest.raises(offload.CaptureError) as caught,
         torch.no_grad(),
@@ -166,7 +166,7 @@ def refusal(function: Callable[..., Any], *args: Any, host_reads: str = "avoid")
 
 @contextlib.contextmanager
 def binding_refused(run: offload.Executable, given: list[Any], *parts: str) -> Iterator[None]:
-    """A BindingError whose message holds every part; nothing that was given has changed or run."""
+    """Require a BindingError whose message holds every part; no argument changed, nothing ran."""
     watched = [
         one for one in tensors_in(given) if one.layout is torch.strided and one.device.type == "cpu"
     ]
@@ -191,7 +191,7 @@ def binding_refused(run: offload.Executable, given: list[Any], *parts: str) -> I
 
 
 def calls_of(run: offload.Executable) -> list[Callable[..., Any]]:
-    """The synchronous call, and the submission, which must check alike."""
+    """The synchronous call and the submission, which must make the same checks."""
     return [run, lambda *args, **kwargs: run.submit(*args, **kwargs).result()]
 
 
@@ -204,7 +204,7 @@ def normals(count: int, *shape: int) -> list[Call]:
 
 
 def shifted(tensor: torch.Tensor, elements: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two tensors of this shape, the second so many elements after the first."""
+    """Two tensors of this shape, the second offset by this many elements from the first."""
     base = torch.randn(tensor.numel() + elements)
     return (
         base[: tensor.numel()].view(tensor.shape),

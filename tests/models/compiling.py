@@ -1,4 +1,4 @@
-"""What the tests of the torch.compile backend share: captures counted, calls against eager."""
+"""Helpers of the tests of the torch.compile backend: captures counted, calls against eager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Any:
 
 
 def assert_as_eager(model: Callable[..., Any], *calls: Arguments, **options: Any) -> None:
-    """Results, arguments, state, aliasing and generator after each call, replays included."""
+    """Compare results, arguments, state, aliasing and generator after each call and replay."""
     twin = copy.deepcopy(model)
     run = compiled(model, **options)
     for turn, call in enumerate(calls):

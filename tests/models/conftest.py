@@ -1,4 +1,4 @@
-"""Executables for the tests of what an execution takes and refuses."""
+"""Executables for the tests of arguments that an execution accepts and refuses."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def two_results() -> offload.Executable:
 
 @pytest.fixture
 def compiler_reset() -> Iterator[None]:
-    """What one test compiled with torch.compile is no other test's."""
+    """Reset torch.compile around each test, so that tests share no compiled code."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -72,7 +72,7 @@ def compiler_reset() -> Iterator[None]:
 
 @pytest.fixture
 def graphs(compiler_reset: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that torch.compile hands to offload from now on."""
+    """Collect the graphs that torch.compile hands to offload from now on."""
     from offload.integrations.torch_compile import CompiledGraph
 
     made: list[Any] = []
@@ -94,20 +94,20 @@ def session_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def kernels_folder(session_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels that an earlier test has made are found."""
+    """Let tests find the kernels of earlier tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(session_kernels))
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every choice of sizes is due at its second execution."""
+    """Promote every choice of sizes at its second execution."""
     monkeypatch.setattr(promoter, "due_ns", lambda *_: 1)
     monkeypatch.setattr(promoter, "least_due_ns", lambda *_: 1)
 
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is prepared, is so when the call returns that it was due at."""
+    """Finish each preparation before the call that triggered it returns."""
 
     def start(work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work)

@@ -17,4 +17,4 @@ NO_HEADER = CostModel(
     handoff_ns=0,
     launch_ns={},
 )
-"""Launches are learned from the timeline itself."""
+"""Launch costs are learned from the timeline itself."""

@@ -1,7 +1,7 @@
 """Models that are compared with eager on a device, whose algorithms differ in the last bits.
 
-Weights are such that every part matters: with those that models begin with, whole layers add less
-than the tolerance. What `test_device_models_tell.py` shows of them needs no device.
+Weights are chosen so that every part matters: at the initial weights of models, whole layers add
+less than the tolerance. `test_device_models_tell.py` shows this without a device.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Batch = Mapping[str, torch.Tensor]
 
 N_ROWS, N_TOKENS, VOCABULARY = 2, 48, 512
 
-# Algorithms of cuBLAS and cuDNN are chosen by alignment and workspace too, so that eager and a
-# replay differ in the last bits (of TF32, for convolutions); a stale or mixed-up address gives
-# other values altogether. By dtype: of each number, and of the root of all numbers' mean square.
+# cuBLAS and cuDNN choose algorithms by alignment and workspace too, so that eager and a replay
+# differ in the last bits (of TF32, for convolutions); a stale or mixed-up address gives other
+# values altogether. Tolerances by dtype: for each number, and for the root mean square of all.
 TOLERANCES = {torch.float32: (1e-3, 5e-3), torch.bfloat16: (5e-2, 1.5e-1)}
 
-_GAIN = 1.35  # of a layer: keeps numbers of the size that they have, about, through an activation
+_GAIN = 1.35  # of a layer: roughly keeps the magnitude of numbers through an activation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,10 @@ class DeviceModel:
     """A model and its batches, made on the CPU.
 
     Attributes:
-        build: makes the model; packages that it needs may be missing (`needs`).
-        make: gives the batch of a turn, other numbers in each.
-        needs: the package that has it.
-        n_launches: that are recorded of it, where that is known.
+        build: makes the model; its package may be missing (`needs`).
+        make: gives the batch of a turn, with other numbers in each turn.
+        needs: the package that provides it.
+        n_launches: number of its recorded launches, where known.
     """
 
     build: Callable[[], nn.Module]
@@ -52,7 +52,7 @@ class Named(nn.Module):
         self.model = model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The model's own."""
+        """Call the wrapped model."""
         found: torch.Tensor = self.model(x)
         return found
 
@@ -64,7 +64,7 @@ def lively(model: nn.Module) -> nn.Module:
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(0, _GAIN / math.sqrt(weight[0].numel()), generator=generator)
-            elif name.endswith("weight"):  # of a normalisation
+            elif name.endswith("weight"):  # of a normalisation layer
                 weight.uniform_(0.5, 1.5, generator=generator)
             else:
                 weight.normal_(0, 0.2, generator=generator)
@@ -77,7 +77,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def assert_close(got: Any, expected: Any) -> None:
-    """The same tensors, but for what algorithms may differ by."""
+    """Require the same tensors, within the differences of algorithms."""
     own, theirs = tensors_in(got), tensors_in(expected)
     assert own
     assert len(own) == len(theirs)
@@ -183,7 +183,7 @@ IN_FLOAT32_ALONE = ("resnet50", "vit", "convolutions in channels last", "transfo
 
 
 def cases() -> list[tuple[str, torch.dtype]]:
-    """Each model in each dtype that it is run in."""
+    """Each model in each of its dtypes."""
     return [
         (name, dtype)
         for name in MODELS
@@ -193,5 +193,5 @@ def cases() -> list[tuple[str, torch.dtype]]:
 
 
 def cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    """The batch with its floating-point numbers in a dtype, where they are."""
+    """The batch, its floating-point tensors cast to a dtype."""
     return {name: one.to(dtype) if one.is_floating_point() else one for name, one in batch.items()}

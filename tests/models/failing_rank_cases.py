@@ -1,4 +1,4 @@
-"""What ranks do that end, hang, refuse or differ; each case runs in processes of its own."""
+"""Cases of ranks that end, hang, refuse or differ; each runs in separate processes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ CASES: dict[str, Callable[[], Any]] = {}
 
 
 def case(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Have the ranks run it if it is asked for."""
+    """Have the ranks run the case if it is asked for."""
     CASES[function.__name__] = function
     return function
 
 
 def told(call: Callable[[], object]) -> dict[str, Any]:
-    """How a call failed, and after how many seconds."""
+    """Return how a call failed, and after how many seconds."""
     begin = time.monotonic()
     try:
         call()
@@ -41,7 +41,7 @@ def told(call: Callable[[], object]) -> dict[str, Any]:
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
-    """What all ranks do alike."""
+    """The function that all ranks call."""
     return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
 
 
@@ -83,13 +83,13 @@ def refused() -> Any:
         return summed(x)
 
     found = told(lambda: offload.capture(call, torch.ones(4)))
-    again = offload.capture(summed, torch.ones(4))  # the groups are as they were
+    again = offload.capture(summed, torch.ones(4))  # the groups are unchanged
     return found, again(torch.ones(4)).tolist()
 
 
 @case
 def refused_behind_the_call() -> Any:
-    """What rank 1 refuses when the call is over."""
+    """Rank 1 refuses after the call has ended."""
     kept: list[torch.Tensor] = []
 
     def call(x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ def other_collectives() -> Any:
 
 @case
 def another_program_at_the_load() -> Any:
-    """Each rank has recorded two programs with the other, and they load different ones."""
+    """Each rank recorded two programs with the other, and they load different programs."""
     programs = [
         offload.capture(summed, torch.ones(4)),
         offload.capture(lambda x: summed(summed(x)), torch.ones(4)),
@@ -189,7 +189,7 @@ def a_group_that_is_gone() -> Any:
 
 
 def failing_alone(call: Callable[[torch.Tensor], torch.Tensor], bad: torch.Tensor) -> Any:
-    """Executions in a group of 3 s, of which rank 1 alone is given what is refused."""
+    """Executions in a group with a timeout of 3 s, of which rank 1 alone gets refused arguments."""
     run = offload.capture(call, torch.ones(4), host_reads="guard").load()
     run(torch.ones(4))
     found = told(lambda: run(torch.ones(4) if is_first() else bad))
@@ -229,7 +229,7 @@ def killed_in_the_load() -> Any:
 
 @case
 def store_ended_in_the_load() -> Any:
-    """Rank 0, which keeps the store, ends while rank 1 waits for it."""
+    """Rank 0, which hosts the store, ends while rank 1 waits for it."""
     captured = offload.capture(summed, torch.ones(4))
     if is_first():
         time.sleep(0.5)
@@ -239,7 +239,7 @@ def store_ended_in_the_load() -> Any:
 
 @case
 def failing_while_orders_are_timed() -> Any:
-    """An execution that the load makes fails on rank 1 alone, where rank 0 waits for it."""
+    """An execution that the load runs fails on rank 1 alone, where rank 0 waits for it."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=3))
     captured = offload.capture(summed_in(group), torch.ones(4))
 
@@ -256,7 +256,7 @@ def failing_while_orders_are_timed() -> Any:
 
 @case
 def killed_while_orders_are_timed() -> Any:
-    """Rank 1 ends in an execution that the load makes."""
+    """Rank 1 ends in an execution that the load runs."""
     captured = offload.capture(summed, torch.ones(4))
     if not is_first():
         overlap.execute_made_up = lambda run, n_executions: end_here()
@@ -265,7 +265,7 @@ def killed_while_orders_are_timed() -> Any:
 
 @case
 def diverging_executions() -> Any:
-    """Rank 1 executes another program than rank 0, of other sizes."""
+    """Rank 1 executes another program than rank 0, with other sizes."""
     small = offload.capture(summed, torch.ones(4)).load()
     large = offload.capture(
         lambda x: functional.all_gather_single(x, 0, dist.group.WORLD), torch.ones(4096)
@@ -275,12 +275,12 @@ def diverging_executions() -> Any:
 
 
 def begin() -> None:
-    """Meet the others."""
+    """Meet the other ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
 
 
 def end() -> None:
-    """Wait for nobody: some have ended, others are late."""
+    """Leave without waiting: some ranks have ended, others are late."""
 
 
 if __name__ == "__main__":

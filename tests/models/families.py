@@ -1,4 +1,4 @@
-"""What the families of models share: capturing one, replaying it without it, and its inputs."""
+"""Helpers for the families of models: capture, replay without the model, and inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def forward_must_not_run(*_: Any, **__: Any) -> None:
 def replay_without_model(
     build_model: Callable[[], nn.Module], make: Callable[[int], Batch], device: str | None = None
 ) -> offload.Executable:
-    """Capture on the first batch, drop the model, replay others at new addresses against a copy.
+    """Capture on the first batch, drop the model, and compare replays at new addresses with a copy.
 
     `make` gives the batch of a turn: other values, and other padding where the model takes masks.
     """
@@ -75,7 +75,7 @@ def replay_without_model(
 
 
 def out_for(run: offload.Executable, turn: int) -> Any:
-    """Buffers for the results on every other turn, for those that may have one."""
+    """On every other turn, buffers for the results that can have one."""
     if turn % 2 == 0:
         return None
     values = run.program.values

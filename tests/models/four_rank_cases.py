@@ -1,4 +1,4 @@
-"""What four ranks do: two groups of two that hold parts of a model, each for a part of a batch."""
+"""Cases of four ranks: two groups of two hold parts of a model, each for a part of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import offload
 
 
 def split_both_ways() -> Any:
-    """A model that is split over two ranks, whose result two others average."""
+    """A model split over two ranks, whose result two other ranks average."""
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     model = parallelize_module(

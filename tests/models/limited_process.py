@@ -1,8 +1,8 @@
 """A process whose memory is limited below its model's size: captures the model and executes it.
 
-Usage: limited_process.py FOLDER BUDGET_BYTES LIMIT_BYTES. The limit is of address space beyond what
-the process has when everything is imported, so that whatever is mapped counts. Prints JSON:
-`checksum` of the result, `peak_bytes` resident beyond the imports, `streamed_bytes` of a pass.
+Usage: limited_process.py FOLDER BUDGET_BYTES LIMIT_BYTES. The limit is on address space beyond that
+of the process after all imports, so that mappings count. Prints JSON: `checksum` of the result,
+`peak_bytes` resident beyond the imports, `streamed_bytes` per pass.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def status_bytes(field: str) -> int:
 
 
 def main(folder: str, budget_bytes: str, limit_bytes: str) -> None:
-    """Limit the memory, capture, execute twice."""
+    """Limit the memory, capture, and execute twice."""
     torch.set_num_threads(1)
-    torch.randn(8, 8) @ torch.randn(8, 8)  # libraries take their memory at their first use
+    torch.randn(8, 8) @ torch.randn(8, 8)  # libraries allocate memory at their first use
     before = status_bytes("VmRSS")
     limit = status_bytes("VmSize") + int(limit_bytes)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -1,4 +1,4 @@
-"""Convolutional nets as torchvision has them, narrower, and an unrolled recurrent one."""
+"""Convolutional nets as in torchvision, narrower, and an unrolled recurrent net."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose launches are independent in part, and what runs them on lanes for tests."""
+"""Programs with partly independent launches, and helpers that run them on lanes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Towers(nn.Module):
 
 
 class Experts(nn.Module):
-    """Layers of experts, of which each has a share in the sum."""
+    """Layers of experts, each of which contributes to the sum."""
 
     def __init__(self, width=16, n_experts=4, n_layers=2):
         super().__init__()
@@ -72,7 +72,7 @@ class Sorted(nn.Module):
 
 
 def programs() -> dict[str, tuple[nn.Module, list[tuple[torch.Tensor, ...]]]]:
-    """By name a model and arguments of several calls."""
+    """By name, a model and the arguments of several calls."""
     torch.manual_seed(0)
     made = {
         "towers": (Towers(), lambda: (torch.randn(4, 16),)),
@@ -94,7 +94,7 @@ def programs() -> dict[str, tuple[nn.Module, list[tuple[torch.Tensor, ...]]]]:
 def on_lanes(
     bound: BoundProgram, n_lanes: int, launch_ns: Sequence[float] | None = None
 ) -> offload.Executable:
-    """Load on lanes that are planned for these times of launches, in each of which helpers help."""
+    """Load on lanes planned for these launch durations, with helpers in each lane."""
     backend = find_backend("cpu")
     prepared = backend.prepare(bound)
     costs = [10.0] * len(bound.program.launches) if launch_ns is None else launch_ns
@@ -105,7 +105,7 @@ def on_lanes(
 
 
 def poisoned(run: offload.Executable) -> offload.Executable:
-    """Have bytes of the feature map overwritten once the last launch that touches them has ended.
+    """Overwrite bytes of the feature map once the last launch that touches them has ended.
 
     Not in the first execution, which runs in recorded order.
     """

@@ -1,4 +1,4 @@
-"""What a world of one rank does: nothing is sent, and all is recorded as with others."""
+"""Cases of a world of one rank: nothing is sent, and everything is recorded as with more ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def split_alone() -> Any:
 
 
 def weights_in_files() -> Any:
-    """Nothing is computed when it is recorded, and nobody is met."""
+    """Recording computes nothing and meets no other rank."""
     path = Path(os.environ["RANKS_FOLDER"]) / "model.safetensors"
     model = nn.Linear(16, 16).requires_grad_(False)
     safetensors.torch.save_file(model.state_dict(), path)
@@ -49,7 +49,7 @@ def weights_in_files() -> Any:
 
 
 def another_world() -> Any:
-    """What two ranks have recorded is not loaded by one."""
+    """A program recorded by two ranks is not loaded by one rank."""
     captured = offload.capture(lambda x: functional.all_reduce(x, "sum", "0"), alike(3))
     (group,) = captured.program.groups
     found = []

@@ -1,4 +1,4 @@
-"""Programs cut into slices at random, and slices that are executed one after the other."""
+"""Programs cut into random slices, and slices that are executed one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUICK = Link(bytes_per_second=1e12, overhead_ns=1)
 
 
 def placed_at_random(program, seed, n_processors=2):
-    """A placement for costs that are drawn, and the Program's tasks."""
+    """A placement for random costs, and the Program's tasks."""
     draw = random.Random(seed)
     costs = [[draw.randint(1, 1000) for _ in range(n_processors)] for _ in program.launches]
     processors = [Processor(f"device {one}") for one in range(n_processors)]
@@ -31,7 +31,7 @@ def placed_at_random(program, seed, n_processors=2):
 
 
 def slices_at_random(bound, seed, n_processors=2):
-    """Slices of a placement for costs that are drawn, in an order in which they may be executed."""
+    """Slices of a placement for random costs, in a valid order of execution."""
     placement, tasks = placed_at_random(bound.program, seed, n_processors)
     found = []
     for segment in placement.segments():
@@ -41,7 +41,7 @@ def slices_at_random(bound, seed, n_processors=2):
 
 
 def execute_slices(captured_of, slices, tensors):
-    """What each Value holds after the slices were executed one by one, by its number."""
+    """Execute the slices in order; return the content of each Value by its index."""
     for one in slices:
         run = captured_of(one.bound).load()
         results = run(*(tensors[value] for value in one.inputs))
@@ -51,7 +51,7 @@ def execute_slices(captured_of, slices, tensors):
 
 
 def viewed(program, result, tensors):
-    """A tensor of the model's result, of what its Value holds."""
+    """A tensor of the model's result, viewed in the content of its Value."""
     view = result.view
     base = tensors[view.value]
     dtype = getattr(torch, view.dtype)

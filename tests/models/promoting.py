@@ -1,4 +1,4 @@
-"""A model whose sizes vary, and repeat; and what tests ask of their promotion."""
+"""A model whose sizes vary and repeat, and helpers of the tests of promotion."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def executed_until_promoted(run, *sizes):
 
 
 def ended(run):
-    """Wait for what is being prepared."""
+    """Wait for running preparations."""
     for thread in threading.enumerate():
         if thread.name == "offload-promote":
             thread.join(60)

@@ -1,4 +1,4 @@
-"""Modules that are made of views, writes and reads in any order."""
+"""Modules of views, writes and reads in random order."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ STEPS: list[Callable[[list[torch.Tensor], int, int], torch.Tensor | None]] = [
 class RandomProgram(nn.Module):
     """Steps over a pool of two inputs, a buffer and a parameter; returns some of the pool.
 
-    `is_local`: steps begin with copies of these, which nobody else sees.
+    `is_local`: steps begin with private copies of these.
     """
 
     def __init__(self, steps, returned, is_local=False):

@@ -1,4 +1,4 @@
-"""Functions of rows of any number, made at random of numbers that follow from it."""
+"""Random functions of any number of rows, whose numbers are computed from it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NUMBERS: list[Callable[[int, int], Any]] = [
 
 
 def whole(number: Any, least: int, most: Any) -> Any:
-    """A number as an integer between two others, without asking what it is."""
+    """Return an integer between two others that depends on a number, without a guard on it."""
     return torch.sym_max(least, torch.sym_min(torch.sym_int(number), most))
 
 
@@ -106,7 +106,7 @@ STEPS = st.lists(
 
 
 def program_of(steps: list[tuple[int, int, int]]) -> Callable[[torch.Tensor], Any]:
-    """The function of rows that takes these steps; it gives the numbers too."""
+    """Return the function of rows that takes these steps; it also returns the numbers."""
 
     def function(x: torch.Tensor) -> Any:
         numbers = []

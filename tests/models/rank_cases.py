@@ -1,4 +1,4 @@
-"""What two ranks do together; each case returns what can be written as JSON."""
+"""Cases of two ranks; each returns data that can be written as JSON."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def own(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Numbers of this rank's own."""
+    """Numbers of this rank alone."""
     generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
     return torch.randn(*shape, generator=generator).to(dtype)
 
 
 def check(function: Callable[..., Any], *shapes: tuple[int, ...], times: int = 3) -> dict[str, Any]:
-    """Record a call, and compare executions with eager calls on other inputs, in bits."""
+    """Record a call, and compare executions with eager calls on other inputs bit for bit."""
     captured = offload.capture(function, *[own(*shape) for shape in shapes])
     runs = [captured.load(), captured.load(lanes=2)]
     same = []
@@ -122,7 +122,7 @@ def coalesced() -> Any:
 
 @case
 def overlapped() -> Any:
-    """A collective is started, something else is computed, and the result is waited for."""
+    """A collective is started, other values are computed, and the result is waited for."""
 
     def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         started = torch.ops._c10d_functional.all_reduce(x, "sum", WORLD)
@@ -261,7 +261,7 @@ def one_way_messages() -> Any:
 
 @case
 def a_group_of_its_own() -> Any:
-    """Ranks in another order than in the world, under another name than the world's."""
+    """Ranks in another order than in the world, under another name."""
     group = dist.new_group([1, 0], timeout=timedelta(seconds=TIMEOUT_S), sort_ranks=False)
     found = check(lambda x: functional.broadcast(x, 0, group) * 2, (3,))
     return {**found, "rank": dist.get_rank(group)}
@@ -291,13 +291,13 @@ def many_executions() -> Any:
     x = own(16, seed=5)
     expected = run(x)
     same = all(torch.equal(run(x), expected) for _ in range(200))
-    left = torch._C._distributed_c10d._get_work_registry_size()  # what torch thinks is under way
+    left = torch._C._distributed_c10d._get_work_registry_size()  # collectives in flight, by torch
     return [same, left]
 
 
 @case
 def a_launch_that_fails_while_a_collective_is_under_way() -> Any:
-    """The execution waits for its collective, though nobody sees the sum, and the next is right."""
+    """The execution waits for its collective, though nothing reads the sum; the next is right."""
 
     def call(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         started = torch.ops._c10d_functional.all_reduce(x, "sum", WORLD)
@@ -392,7 +392,7 @@ def alike(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def check_model(model: nn.Module, *shape: int) -> dict[str, Any]:
-    """As `check`, of a model whose input all ranks have."""
+    """As `check`, for a model whose input all ranks have."""
     with torch.no_grad():
         captured = offload.capture(model.eval(), alike(*shape))
         seeds = range(1, 5)
@@ -484,7 +484,7 @@ def averaged_functionally(model: nn.Module) -> None:
 
 
 def averaged_in_place(model: nn.Module) -> None:
-    """The same, by collectives that write the gradients, all under way at once."""
+    """The same by collectives that write the gradients, all in flight at once."""
     works = [dist.all_reduce(one.grad, async_op=True) for one in model.parameters()]
     for work in works:
         work.wait()
@@ -493,7 +493,7 @@ def averaged_in_place(model: nn.Module) -> None:
 
 
 def data_parallel(average: Callable[[nn.Module], None], optimizer_of: Any) -> dict[str, Any]:
-    """Steps of a replicated model, recorded, against the same in eager, in bits."""
+    """Recorded steps of a replicated model, compared with eager bit for bit."""
     torch.manual_seed(3)
     models = [Feedforward(8) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -540,7 +540,7 @@ def data_parallel_in_place() -> Any:
 
 @case
 def gradients_through_collectives() -> Any:
-    """A step whose loss is behind a collective, which autograd goes back through."""
+    """A step whose loss follows a collective, through which autograd goes back."""
     torch.manual_seed(3)
     models = [nn.Linear(8, 4) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
@@ -610,7 +610,7 @@ def captured_stages_of_a_pipeline() -> Any:
 
 @case
 def saved_by_rank() -> Any:
-    """Each rank finds its own file and its groups by name, and another group where it is given."""
+    """Each rank finds its own file and its groups by name, and another group where one is given."""
     path = Path(os.environ["RANKS_FOLDER"]) / "summed.offload"
     model = nn.Linear(4, 4).requires_grad_(False)
 
@@ -639,7 +639,7 @@ def saved_by_rank() -> Any:
 
 
 def begin() -> None:
-    """Meet the others."""
+    """Meet the other ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
 
 

@@ -1,4 +1,4 @@
-"""How programs with collectives are loaded and executed; each case runs on two ranks."""
+"""Loading and execution of programs with collectives; each case runs on two ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def told(call: Callable[[], object]) -> list[str]:
-    """How a call failed: its kind and message."""
+    """Return the kind and message of a call's error."""
     try:
         call()
     except Exception as error:
@@ -44,12 +44,12 @@ def told(call: Callable[[], object]) -> list[str]:
 
 
 def summed(x: torch.Tensor) -> torch.Tensor:
-    """What all ranks do alike."""
+    """The function that all ranks call."""
     return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
 
 
 def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Loops before, between and behind the start and the wait, and one that is written in place."""
+    """Loops before, between and after the start and the wait, and one that is written in place."""
     started = torch.ops._c10d_functional.all_reduce((x * 2 + 1).relu(), "sum", WORLD)
     other = (y * y + 3).relu() * y
     z = torch.ops._c10d_functional.wait_tensor(started) * other + x
@@ -65,7 +65,7 @@ def mixed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 @case
 def fused() -> Any:
-    """Kernels between collectives, which are no part of them; numbers that no rounding changes."""
+    """Kernels between collectives, which are not part of them; numbers that no rounding changes."""
     captured = offload.capture(mixed, own(16, 32), own(16, 32))
     run, twin = captured.load(fuse=True), captured.load()
     found = []
@@ -113,7 +113,7 @@ def on_lanes() -> Any:
 
 
 def independent(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Sums that are waited for at once, and launches behind them that need none of them."""
+    """Sums that are waited for at once, and later launches that need none of them."""
     first = functional.all_reduce(x, "sum", dist.group.WORLD) + 1
     second = (y @ y).relu() @ y
     third = functional.all_reduce(second, "sum", dist.group.WORLD) * 2
@@ -121,7 +121,7 @@ def independent(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def asynchronous(x: torch.Tensor) -> torch.Tensor:
-    """A collective in place, and what is computed until it is waited for."""
+    """A collective in place, and launches that run until it is waited for."""
     y = x * 2
     work = dist.all_reduce(y, async_op=True)
     z = x.exp()
@@ -166,12 +166,12 @@ def moved_launches() -> Any:
 
 
 OFFSET_NS = 123_456_789_012
-"""By which the clock of rank 1 is ahead."""
+"""The lead of rank 1's clock."""
 
 
 @case
 def timelines_in_one_file() -> Any:
-    """Both ranks record; rank 1 has a clock of its own."""
+    """Both ranks record; rank 1's clock differs."""
     ahead_ns = OFFSET_NS * dist.get_rank()
     captured = offload.capture(independent, own(64, 64), own(64, 64))
     run = captured.load()
@@ -210,7 +210,7 @@ def refused() -> Any:
 
 @case
 def weights_in_files() -> Any:
-    """Weights that are read from a file at the load, all of them."""
+    """Weights that are all read from a file at the load."""
     path = Path(os.environ["RANKS_FOLDER"]) / f"of{dist.get_rank()}.safetensors"
     torch.manual_seed(dist.get_rank())
     model = nn.Linear(16, 16).requires_grad_(False)
@@ -235,7 +235,7 @@ def weights_in_files() -> Any:
 
 @case
 def nothing_grows() -> Any:
-    """What is alive, what torch thinks is under way, and resident bytes, after executions."""
+    """Live objects, collectives in flight by torch's count, and resident bytes after executions."""
     shape = (128, 128)
     run = offload.capture(mixed, own(*shape), own(*shape)).load()
     x, y = own(*shape, seed=1), own(*shape, seed=2)
@@ -251,7 +251,7 @@ def nothing_grows() -> Any:
     for _ in range(200):
         run(x, y)
     before = alive(), resident_bytes()
-    for _ in range(400):  # each of which gives 64 KiB
+    for _ in range(400):  # each gives 64 KiB
         run(x, y)
     grown_bytes = resident_bytes() - before[1]
     works = torch._C._distributed_c10d._get_work_registry_size()
@@ -260,7 +260,7 @@ def nothing_grows() -> Any:
 
 @case
 def results_are_kept() -> Any:
-    """No later execution writes what an earlier one has given."""
+    """No later execution overwrites an earlier result."""
     run = offload.capture(
         lambda x: (functional.all_gather_single(x, 0, WORLD), summed(x)), own(6)
     ).load()
@@ -316,7 +316,7 @@ def two_groups_on_two_threads() -> Any:
 
 @case
 def forked() -> Any:
-    """A child has the group and none of its threads; the parent goes on."""
+    """A forked child has the group and none of its threads; the parent continues."""
     run = offload.capture(summed, own(5)).load()
     expected = run(own(5))
     reads, writes = os.pipe()
@@ -341,7 +341,7 @@ _OF_A_DTYPE = {
 
 
 def as_eager(function: Callable[..., Any], *given: torch.Tensor) -> list[Any]:
-    """What eager raises, if it does; and whether an execution gives the same, or what it raises."""
+    """Compare with eager: return whether an execution gives the same, or the error it raises."""
     expected, result = [], []
 
     def eager() -> None:
@@ -418,7 +418,7 @@ def layouts() -> Any:
 
 @case
 def columns_in_place() -> Any:
-    """Where gloo by itself writes what lies beside them."""
+    """Columns next to which gloo itself writes."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         y = x * 2

@@ -1,4 +1,4 @@
-"""Cases that several processes run together, each a rank: what each of them found."""
+"""Cases that several processes run together, each as a rank, and their results."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Case = Callable[[], Any]
 
 
 class Found:
-    """What the ranks found in each case, by its name."""
+    """Results of the ranks in each case, by its name."""
 
     def __init__(self, folder: Path, n_ranks: int, log: str) -> None:
         self._lines = [_read(folder / f"{rank}.jsonl") for rank in range(n_ranks)]
         self._log = log
 
     def of(self, case: str) -> list[Any]:
-        """What each rank returned.
+        """Return the result of each rank.
 
         Raises:
-            AssertionError: one has not run it, or raised.
+            AssertionError: a rank has not run the case, or raised.
         """
         return [self.of_rank(rank, case) for rank in range(len(self._lines))]
 
     def of_rank(self, rank: int, case: str) -> Any:
-        """What one rank returned, where others may have ended.
+        """Return the result of one rank, where others may have ended.
 
         Raises:
             AssertionError: as `of`.
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def run_by_torchrun(module: str, n_ranks: int) -> Found:
-    """Run all cases of a module as `torchrun` starts processes."""
+    """Run all cases of a module in processes started by `torchrun`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -74,7 +74,7 @@ def run_by_torchrun(module: str, n_ranks: int) -> Found:
 
 
 def run_alone(module: str, n_ranks: int, *cases: str) -> tuple[Found, list[int]]:
-    """Run cases in processes that nobody looks after; what they found, and how they ended."""
+    """Run cases in unsupervised processes; return their results and exit statuses."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         server.close()
@@ -109,7 +109,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[], None]) -> None:
-    """Run cases as one rank: all of them, or the one that is named."""
+    """Run all cases, or the named one, as one rank."""
     folder, *named = sys.argv[1:]
     os.environ["RANKS_FOLDER"] = folder
     begin()
@@ -126,5 +126,5 @@ def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[],
 
 
 def end_here() -> None:
-    """End this process as one that crashes does."""
+    """End this process as a crash does."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""Which refusals of an operator on a GPU are its own fault, and which are a defect of offload.
+"""Refusals of an operator on a GPU: which are expected, and which are defects of offload.
 
-The kinds are those of docs/backends/relocation.md that an operator of torch can come to by what it
-does. The others of that page say that discovery did not understand a kernel (a word that is no
-address, an address in pieces, padding that is read), or that captures or the caller went wrong: of
-an operator of torch they are findings.
+The kinds are those of docs/backends/relocation.md that a torch operator can cause by its own work.
+The others of that page mean that discovery did not understand a kernel (a word that is no address,
+an address in pieces, padding that is read), or that a capture or the caller went wrong: for a torch
+operator they are findings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "pass the whole tensor as input",
     ),
 }
-"""By kind what its messages say, as patterns."""
+"""By kind, patterns of its messages."""
 
 NEVER_REFUSED = frozenset(
     {
@@ -51,15 +51,15 @@ NEVER_REFUSED = frozenset(
         "sin", "softmax", "sqrt", "sub", "sum", "tanh", "transpose", "where",
     }
 )  # fmt: skip
-"""Names in torch's operator database of what every model is made of."""
+"""Names in torch's operator database of operators that every model uses."""
 
 
 def skip_reason(operator: str, error: CaptureError) -> str | None:
-    """Why an operator may be refused: the kind and the message; None: it may not be.
+    """Return why an operator may be refused (kind and message), or None if it may not be.
 
     Args:
         operator: its name in torch's operator database.
-        error: what capturing, loading or executing it raised.
+        error: raised by its capture, load or execution.
     """
     if operator in NEVER_REFUSED:
         return None

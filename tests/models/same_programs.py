@@ -1,4 +1,4 @@
-"""Whether Programs are the same, wherever that can make a difference."""
+"""Comparison of Programs in everything that can make a difference."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ from offload.program import Program, TensorView, used_strides
 
 
 def same(one: Program, other: Program) -> bool:
-    """Whether Programs are equal, but for strides that are never used."""
+    """Return whether Programs are equal, except for strides that are never used."""
     return used(one) == used(other)
 
 

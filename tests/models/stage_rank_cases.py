@@ -1,4 +1,4 @@
-"""What ranks do that each load a stage of one model; any number of ranks."""
+"""Cases of ranks that each load a stage of one model; any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import offload
 
 TIMEOUT_S = 8
 N_MICRO_BATCHES = 4
-ROWS, SIZE = 64, 256  # launches take much longer than messages, so stages are alike
+ROWS, SIZE = 64, 256  # launches take much longer than messages, so stages are equal
 CASES: dict[str, Callable[[], Any]] = {}
 ENDING: dict[str, Callable[[], Any]] = {}
 
@@ -31,13 +31,13 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def ending(function: Callable[[], Any]) -> Callable[[], Any]:
-    """Have the ranks run it by itself, as it leaves no group whole."""
+    """Have the ranks run it alone, as it breaks the groups."""
     ENDING[function.__name__] = function
     return function
 
 
 def told(call: Callable[[], object]) -> tuple[str, str]:
-    """How a call failed."""
+    """Return how a call failed."""
     try:
         call()
     except Exception as error:
@@ -46,7 +46,7 @@ def told(call: Callable[[], object]) -> tuple[str, str]:
 
 
 class Skipping(nn.Module):
-    """Layers whose input, and an argument beside it, later layers read as well."""
+    """Layers whose input, and an additional argument, are also read by later layers."""
 
     def __init__(self, n_layers: int = 8, size: int = SIZE) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Skipping(nn.Module):
         for layer in self.layers:
             y = torch.relu(layer(y)) + x
             kept.append(y.mean())
-            y = y.t().contiguous().t()  # columns lie in a row
+            y = y.t().contiguous().t()  # columns are contiguous
         return {"y": y * scale, "means": torch.stack(kept)}
 
 
@@ -83,7 +83,7 @@ def called(run: Any, first: int) -> Any:
 
 @case
 def bits() -> Any:
-    """Results of micro-batches are those of one process; each rank has its weights alone."""
+    """Results of micro-batches equal those of one process; each rank holds only its weights."""
     model, captured = model_and_capture()
     alone = captured.load()
     same, kinds = [], []
@@ -117,7 +117,7 @@ def bits() -> Any:
 
 @case
 def weights_in_files() -> Any:
-    """Of a file each rank reads what its stage uses."""
+    """Each rank reads from a file only what its stage uses."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(8))).eval().requires_grad_(False)
     path = Path(os.environ["RANKS_FOLDER"]) / f"weights{dist.get_rank()}.safetensors"
@@ -132,7 +132,7 @@ def weights_in_files() -> Any:
 
 @case
 def refused() -> Any:
-    """Each with what to do, on all ranks, before anything is loaded."""
+    """Refusals say what to do, on all ranks, before anything is loaded."""
     _, captured = model_and_capture()
     pipeline = offload.Pipeline(micro_batches=2)
     linear = nn.Linear(4, 4)
@@ -198,7 +198,7 @@ def hung() -> Any:
 
 
 def begin() -> None:
-    """Meet the others."""
+    """Meet the other ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
 
 

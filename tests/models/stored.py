@@ -63,20 +63,20 @@ class Wide(nn.Module):
 
 
 def write_wide(folder: Path, width: int, n_layers: int) -> None:
-    """Write the weights of a `Wide`, a file for each eighth of it, never all in memory."""
+    """Write the weights of a `Wide`, one file for each eighth, never all in memory."""
     torch.manual_seed(0)
     weight = torch.randn(width, width) / width**0.5
     per_file = max(1, n_layers // 8)
     for first in range(0, n_layers, per_file):
         content = {
-            f"layers.{index}.weight": weight.roll(index, 0)  # each another one, drawn once
+            f"layers.{index}.weight": weight.roll(index, 0)  # each a different weight from one draw
             for index in range(first, min(n_layers, first + per_file))
         }
         safetensors.torch.save_file(content, folder / f"model-{first:05}.safetensors")
 
 
 def compute_wide(folder: Path, width: int, n_layers: int) -> torch.Tensor:
-    """What a `Wide` computes of 0.5 everywhere, one layer in memory at a time."""
+    """The result of a `Wide` for 0.5 everywhere, with one layer in memory at a time."""
     x = torch.full((1, width), 0.5)
     for path in sorted(folder.glob("*.safetensors")):
         content = safetensors.torch.load_file(path)

@@ -1,4 +1,4 @@
-"""Models whose weights tests store in files, and the tensors of what the models return."""
+"""Models whose weights tests store in files, and the tensors in their results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 
 class Decoder(nn.Module):
-    """An embedding that is the head as well, attention with a mask, a buffer, a literal."""
+    """An embedding that is also the head, attention with a mask, a buffer, a literal."""
 
     def __init__(self) -> None:
         super().__init__()

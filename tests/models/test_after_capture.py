@@ -1,4 +1,4 @@
-"""What a capture leaves: no memory but the program's, and no folders of the machine in files."""
+"""Leftovers of a capture: only the program's memory, and no local folders in files."""
 
 from __future__ import annotations
 

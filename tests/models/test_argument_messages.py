@@ -1,4 +1,4 @@
-"""What is said of arguments that differ in a field, are nested too deep, or cannot be watched."""
+"""Messages about arguments that differ in a field, are nested too deep, or cannot be watched."""
 
 from __future__ import annotations
 

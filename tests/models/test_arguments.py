@@ -77,7 +77,7 @@ def reads_in_order(first, *, scale, **rest):
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_own_keywords_keep_their_order(saved, tmp_path):
-    """The model's own **kwargs show their order to it; parameters with names do not."""
+    """The model sees the order of its own **kwargs; named parameters have no order."""
     captured = capture(reads_in_order, normal(2), scale=normal(2), a=normal(2), b=normal(2))
     if saved:
         captured.save(tmp_path / "own.offload")
@@ -164,7 +164,7 @@ def test_input_requires_grad():
 
 
 def test_operators_are_chosen_as_for_the_argument_itself():
-    """`matmul` folds a batch, or not, by whether an operand requires gradients."""
+    """`matmul` folds a batch, or not, depending on whether an operand requires gradients."""
     x, weight = normal(5, 2, 8).transpose(0, 1), normal(8, 8)
     check(nn.functional.linear, Call(x, weight, normal(8)))
     with torch.no_grad():
@@ -226,7 +226,7 @@ def test_arguments_written_in_place_through_views(make):
 
 
 def test_attributes_on_tensors():
-    """A twin would not have them, and the next tensor may have others."""
+    """A twin would lack them, and the next tensor may have others."""
     x = normal(2)
     x.scale = 5.0
     message = refusal(lambda x: x * getattr(x, "scale", 1.0), x)
@@ -324,7 +324,7 @@ def replace_attribute(x, batch):
     ],
 )
 def test_changed_containers_are_refused(function, container):
-    """Python-side changes of an argument would not happen at a replay."""
+    """Changes of an argument in Python would not happen at a replay."""
     assert "argument" in refusal(function, normal(2), container()) or "args" in refusal(
         function, normal(2), container()
     )

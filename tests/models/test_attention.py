@@ -1,4 +1,4 @@
-"""torch's own attention layers, which take another path while they are watched: eager's counts."""
+"""torch's own attention layers, which take another path while watched: eager's counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_encoder_with_padding(first):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("kind", PADDED)
 def test_nested_encoder_with_padding(kind):
-    """Eager looks at the mask, and gives zeros at places padded at the end."""
+    """Eager reads the mask, and gives zeros at places padded at the end."""
     model = encoder(nested=True)
 
     def call(x, mask):
@@ -90,7 +90,7 @@ def test_self_attention(need_weights, masked):
 
 
 def test_layer_through_the_handle():
-    """A hook, as it would need to be watched, keeps it from the path that eager takes."""
+    """A hook, needed to watch it, would keep it from eager's path."""
     layer = encoder().layers[0]
     everything = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 0, 1]], dtype=torch.bool)
     for mask in (padding("inside"), everything):
@@ -107,7 +107,7 @@ def test_training_takes_the_long_path():
 
 
 def test_a_function_mode_of_the_user():
-    """With one around the call, eager takes the long path as well."""
+    """With a mode around the call, eager takes the long path as well."""
 
     class Mode(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -1,4 +1,4 @@
-"""Where activations lie, bucket by bucket: bounds, plans at any size within, and their memory."""
+"""Places of activations by bucket: bounds, plans at any size within, and their memory."""
 
 import random
 import statistics
@@ -43,7 +43,7 @@ for one in ENCODER.modules():
         one.dropout = 0.0
 
 MODELS = {"attention": (attention, 2), "padded": (padded, 17), "encoder": (encoder, 2)}
-"""With the least size that none of torch's guards refuses."""
+"""With the least size that passes all of torch's guards."""
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -57,7 +57,7 @@ def loaded(request):
 
 
 def sizes_at(run, n):
-    """By Value placed in the feature map its bytes at a size."""
+    """The bytes at a size of each Value placed in the feature map."""
     numbers = run.family.numbers_at([n])
     program = run.program
     found = {}

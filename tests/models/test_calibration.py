@@ -1,4 +1,4 @@
-"""Calibration measures once, keeps what it found, and measures again when it no longer holds."""
+"""Calibration measures once, stores the result, and measures again when it no longer holds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def few_executions(monkeypatch):
 
 @pytest.fixture
 def fits(monkeypatch):
-    """Counts fits, which stay as they are."""
+    """Counts fits, without changing them."""
     made: list[HeaderModel] = []
     original = fit.fit_header_model
 
@@ -51,7 +51,7 @@ def test_kept_while_it_holds_and_fitted_anew_when_it_drifted(
     save_cost_model(known, cost_key(find_backend("cpu").machine()), tmp_path)
     assert offload.calibrate(folder=tmp_path) == known
     assert len(fits) == 1
-    monkeypatch.setattr(calibration, "DRIFT", -1.0)  # whatever it measures, it has drifted
+    monkeypatch.setattr(calibration, "DRIFT", -1.0)  # any measurement then counts as drift
     again = offload.calibrate(folder=tmp_path)
     assert len(fits) == 2
     assert again.launch_ns == known.launch_ns

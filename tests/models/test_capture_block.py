@@ -1,4 +1,4 @@
-"""The with-block: exactly one call, made how the user likes, and the Program that it leaves."""
+"""The with-block: exactly one call, made in any way, and the resulting Program."""
 
 from __future__ import annotations
 

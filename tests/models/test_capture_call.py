@@ -1,4 +1,4 @@
-"""`capture(model, *args)`: records that call right away, for scripts."""
+"""`capture(model, *args)` records that call at once, for scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block of `capture` raises: the error itself, and nothing stays of the recording."""
+"""Errors of a `capture` block: the original error, and no leftovers of the recording."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class OwnError(Exception):
 
 
 class Linear(nn.Linear):
-    """Does something of the test's own behind its launch."""
+    """Runs an action of the test after its launch."""
 
     def __init__(self, then):
         super().__init__(2, 2)
-        self.then = (then,)  # no attribute of a module that the recorder looks into
+        self.then = (then,)  # not an attribute that the recorder inspects
 
     def forward(self, x):
         y = super().forward(x)
@@ -62,7 +62,7 @@ def nothing_stays():
 
 
 def in_block(model, through, *, swallowed, x=None):
-    """One call in a block, whose own code may swallow what that raises."""
+    """One call in a block, whose own code may suppress its error."""
     x = normal(1, 2) if x is None else x
     with (
         torch.no_grad(),
@@ -73,7 +73,7 @@ def in_block(model, through, *, swallowed, x=None):
 
 
 def record(model, through, *, swallowed, x=None):
-    """What such a block raises."""
+    """Return the error of such a block."""
     try:
         in_block(model, through, swallowed=swallowed, x=x)
     except BaseException as error:
@@ -84,7 +84,7 @@ def record(model, through, *, swallowed, x=None):
 
 
 def raised_with_cause(kind):
-    """An error with all that comes with one."""
+    """An error with cause, context and notes."""
     error = kind("said once")
     error.__cause__ = KeyError("why")
     error.__context__ = IndexError("meanwhile")
@@ -120,7 +120,7 @@ def test_an_error_in_the_forward_is_itself(through, swallowed, kind):
 @SWALLOWED
 @pytest.mark.parametrize("kind", TYPES)
 def test_an_error_of_a_launch_is_itself(monkeypatch, through, swallowed, kind):
-    """Also where the model's code wraps it, or goes on without the launch."""
+    """Also where the model's code wraps it, or continues without the launch."""
     error = raised_with_cause(kind)
 
     class Failing(LaunchRecorder):
@@ -181,7 +181,7 @@ def _second_time(x):
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_an_error_of_an_operator_that_is_run_again_is_itself(monkeypatch, kind):
-    """And says of which line it is."""
+    """And names its line."""
     error = raised_with_cause(kind)
     check = block_recording.recorded_program
 
@@ -296,7 +296,7 @@ def test_an_error_of_the_users_own_that_the_block_swallows(through):
 
 @THROUGH
 def test_an_error_of_the_block_beside_the_call_goes_through(through):
-    """Also after a refusal that the block swallowed, and from within its handling."""
+    """Also after a refusal that the block swallowed, and while that is being handled."""
     model = Linear(lambda y: y.sum().item())
     error = OwnError("stop")
 
@@ -316,7 +316,7 @@ def test_an_error_of_the_block_beside_the_call_goes_through(through):
 
 @THROUGH
 def test_an_interrupt_is_no_refusal(through):
-    """Though something was refused before it."""
+    """Though an earlier refusal exists."""
 
     def interrupted(y):
         with contextlib.suppress(offload.CaptureError):
@@ -344,7 +344,7 @@ def test_an_interrupted_call_whose_interrupt_is_swallowed():
 
 @THROUGH
 def test_the_last_of_several_calls_counts(through):
-    """A later one may succeed, and then nothing is raised."""
+    """A later call may succeed, and then nothing is raised."""
     failures = [OwnError("first"), offload.PlanError("second")]
     model = Linear(lambda _: _raise(failures.pop(0)) if failures else None)
 
@@ -420,7 +420,7 @@ def test_what_a_call_is_given_goes_without_the_collector(fails):
 
 
 def test_loading_inside_of_the_block():
-    """What a load raises there is itself, too, and what was recorded stays recorded."""
+    """A load's error is also raised unchanged, and the recording stays valid."""
     model = nn.Linear(2, 2)
     with torch.no_grad(), offload.capture(model) as captured:
         with pytest.raises(offload.CaptureError, match="nothing is recorded yet"):

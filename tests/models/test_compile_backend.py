@@ -23,7 +23,7 @@ from offload.integrations.torch_compile import CAPTURE_LIMIT, backend
 pytestmark = pytest.mark.usefixtures("compiler_reset")
 
 
-# ---- how torch finds it -------------------------------------------------------------------------
+# ---- discovery by torch --------------------------------------------------------------------------
 
 
 def test_registered_by_entry_point():
@@ -116,7 +116,7 @@ def test_one_tensor_given_twice(graphs):
 
 
 def test_inputs_that_overlap_otherwise_are_refused():
-    """torch guards no overlap, and what was recorded apart would give other results together."""
+    """torch guards no overlap, and a recording without overlap would give wrong results."""
 
     def function(x, y):
         x.add_(1)
@@ -201,7 +201,7 @@ def test_changed_weights_of_a_compiled_model(change):
 
 @pytest.mark.parametrize("change", [change_in_place, change_data])
 def test_changed_weights_held_by_the_graph(change):
-    """Older versions of torch leave modules in the graph; so do graphs that are traced by hand."""
+    """Older versions of torch leave modules in the graph; so do graphs traced by hand."""
     model = nn.Sequential(nn.Linear(3, 2))
     x = normal(4, 3)
     run = backend(torch.fx.symbolic_trace(model), [x])
@@ -235,7 +235,7 @@ def test_one_capture_of_all_sizes_serves_those_that_it_has_not_seen(graphs):
 
 
 def test_a_graph_that_writes_is_called_once_for_each_call(graphs):
-    """A capture for all sizes may be refused, and the call made again: its writes would be, too."""
+    """A capture for all sizes may be refused and the call repeated: its writes would be, too."""
 
     def function(x, total):
         total.add_(x.sum())
@@ -258,7 +258,7 @@ def test_what_draws_is_called_once_for_each_call(graphs, monkeypatch, is_refused
 
 
 def test_sizes_that_break_a_guard_are_captured_by_themselves(graphs, monkeypatch):
-    """Which torch's own guards would keep away: it would trace another graph."""
+    """Torch's own guards would prevent it by tracing another graph."""
     run = compiled(lambda x: x * 2, dynamic=True)
     with torch.no_grad():
         for size in (3, 9):

@@ -1,4 +1,4 @@
-"""What `torch.compile(model, backend="offload")` refuses, and how the user sees it."""
+"""Refusals of `torch.compile(model, backend="offload")`, and how the user sees them."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_switching_gradients_for_good_is_refused(enabled):
         compiled(function)(normal(2))
 
 
-# ---- refusals reach the user as they are --------------------------------------------------------
+# ---- refusals reach the user unchanged -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("suppress", [False, True])
 def test_refusal_names_operator_and_line(suppress):
-    """Even where torch would run in eager what a backend cannot compile."""
+    """Even where torch would run code in eager that a backend cannot compile."""
 
     def function(x):
         return (x * 2).nonzero()

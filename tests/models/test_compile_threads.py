@@ -56,7 +56,7 @@ def test_a_pool_of_threads_while_new_lengths_arrive(graphs, monkeypatch, may_var
         with torch.no_grad():
             return torch.equal(run(tokens), model(tokens))
 
-    assert request(0)  # or torch compiles once for each thread that comes before it has compiled
+    assert request(0)  # otherwise torch compiles once for each thread that arrives earlier
     with warnings.catch_warnings(record=True) as warned, ThreadPoolExecutor(6) as pool:
         warnings.simplefilter("always")
         assert all(pool.map(request, range(1, 600)))

@@ -1,4 +1,4 @@
-"""Tensors that the forward makes from Python numbers, from NumPy's memory, or without content."""
+"""Tensors that the forward makes from Python numbers, NumPy memory, or without content."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CONSTANTS_TO_WRITE = {
 
 @pytest.mark.parametrize("kind", CONSTANTS_TO_WRITE)
 def test_constants_that_are_written(kind):
-    """Each execution makes its own: nothing accumulates. NumPy's memory cannot be made again."""
+    """Each execution makes its own: nothing accumulates. NumPy memory cannot be made again."""
 
     def function(x):
         constant = CONSTANTS_TO_WRITE[kind]()
@@ -110,7 +110,7 @@ def test_empty_without_elements_may_be_read_before_it_is_written():
 
 
 def test_a_result_of_constants_beside_others_that_nobody_uses():
-    """A norm of a constant makes its mean too, which no one returns."""
+    """A norm of a constant also makes its mean, which is not returned."""
 
     def forward(x):
         constant = torch.tensor([[0.5, 1.5], [2.5, 0.5]])

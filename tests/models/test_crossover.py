@@ -1,4 +1,4 @@
-"""From which sizes on products and attention stay as recorded."""
+"""The sizes from which products and attention stay as recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_tiles(request, monkeypatch):
 
 
 def kept(model, *given):
-    """Why launches stay as recorded; what they give is near eager's."""
+    """Why launches stay as recorded; their results are near eager's."""
     with torch.no_grad():
         run = offload.capture(model, *given).load(fuse=True)
         torch.testing.assert_close(run(*given), model(*given), rtol=2e-2, atol=2e-2)

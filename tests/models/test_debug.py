@@ -1,4 +1,4 @@
-"""OFFLOAD_DEBUG: what each level says of a capture, a load and an execution."""
+"""OFFLOAD_DEBUG: the output of each level for a capture, a load and an execution."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def level(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str]) -> Callable[[], list[str]]:
-    """The lines on stderr since it was asked last."""
+    """The lines on stderr since the last query."""
 
     def lines() -> list[str]:
         return capsys.readouterr().err.splitlines()
@@ -63,7 +63,7 @@ def test_unset_it_says_nothing_and_calls_stay_native(
             run(x)
         finally:
             sys.setprofile(None)
-    assert "call" not in frames  # no function of Python's
+    assert "call" not in frames  # no Python function
     assert said() == []
 
 
@@ -147,7 +147,7 @@ def test_weights_that_are_streamed(
     level(1)
     with captured.load(weights_budget=40 * KIB) as run:
         plan = run.streaming.plan
-    (line,) = said()  # the load that timed launches is none of the user's
+    (line,) = said()  # the load that timed launches is not the user's
     assert plan.streamed_bytes == 64 * KIB
     assert ", 64.00 KiB of weights streamed by each execution, 33.00 KiB in memory; " in line
     with captured.load(weights_budget="1MiB"):
@@ -312,11 +312,11 @@ def test_submitted_executions_are_told_by_the_wait(
         assert line.startswith("execution 3: m_l_t ")
         for one in tickets:
             one.wait()
-        assert said() == []  # that was said
+        assert said() == []  # already reported
         run(x)
         (line,) = said()
         assert line.startswith("offload: execution 4: ")
-        assert "moved" not in line  # nobody has seen where the third one lay
+        assert "moved" not in line  # the location of the third one was not observed
 
 
 def test_a_refused_call_says_nothing(telling: Any, said: Callable[[], list[str]]) -> None:

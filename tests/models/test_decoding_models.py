@@ -1,4 +1,4 @@
-"""Generation by a captured step over a cache that grows: the tokens are eager's, of each model."""
+"""Generation by a captured step over a growing cache: the tokens are eager's, for each model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS = {
             n_embd=64,
             n_layer=2,
             n_head=4,
-            tie_word_embeddings=False,  # a model of random weights repeats its token otherwise
+            tie_word_embeddings=False,  # otherwise a model with random weights repeats its token
             bos_token_id=None,
             eos_token_id=None,
         )
@@ -37,7 +37,7 @@ MODELS = {
 
 
 class Decoder:
-    """A model's step: a token and the keys and values of those before it."""
+    """A model's step: a token, and the keys and values of earlier tokens."""
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)
@@ -75,5 +75,5 @@ def test_512_tokens_of_three_prompts(name):
             expected = decoder.generate(decoder, prompt)
             assert len(expected.unique()) > 8, "the tokens vary, so that a wrong cache would show"
             assert torch.equal(decoder.generate(run, prompt), expected)
-        # Steps from a cache of 3 to one of 530 tokens: each length was met once.
+        # Steps from a cache of 3 to one of 530 tokens: each length occurs once.
         assert run.instances.kept + run.instances.evicted == 20 + N_TOKENS - 1 - 3

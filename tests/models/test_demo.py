@@ -1,4 +1,4 @@
-"""The demo on the real encoder: what `make demo` prints must be true."""
+"""The demo on the real encoder: the output of `make demo` must be true."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_execution_was_at_new_addresses(search: demo.Search) -> None:
     report = search.report
     assert report.n_executions == len(demo.read_page()) + len(demo.QUERIES)
     assert report.last.n_executions == report.n_executions + 1
-    # Both inputs at least: results that nobody keeps may come back at an old address.
+    # Both inputs at least: results that are not kept may return at an old address.
     assert report.last.slots_changed >= 2
     assert report.last.words_patched >= report.last.slots_changed
     assert report.m_l_t_ns > 0

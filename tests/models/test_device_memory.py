@@ -1,4 +1,4 @@
-"""Devices with memory of their own: what crosses is copied once, and results are those of one."""
+"""Devices with separate memories: crossing Values are copied once; results are one device's."""
 
 import dataclasses
 import gc
@@ -72,7 +72,7 @@ def test_every_placement_of_a_small_program():
 )
 @torch.no_grad()
 def test_random_programs_in_several_memories(steps, returned, seed, n, is_local, kind):
-    """Results, inputs, weights and the generator, as eager has them; unread memory is poisoned."""
+    """Results, inputs, weights and the generator equal eager's; unread memory is poisoned."""
     torch.manual_seed(len(steps))
     model = RandomProgram(steps, returned, is_local)
     x, y = normal(4, 4), normal(4, 4)
@@ -99,7 +99,7 @@ def test_random_programs_in_several_memories(steps, returned, seed, n, is_local,
 
 
 class poisoned:
-    """Fills what crosses as soon as its last reader has ended; results and inputs are left."""
+    """Overwrites crossing Values once their last reader has ended; results and inputs stay."""
 
     def __enter__(self):
         self._queued = queued = placed_queue.PlacedQueue.queued
@@ -162,7 +162,7 @@ def test_a_value_is_copied_once_to_each_memory_and_what_goes_together_together()
         assert "1 value" in lines[0]
         assert "2 values" in lines[1]
     with apart(captured.bound, {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}) as run:
-        assert len(run.segments) == 2  # the result in between goes back as soon as it is made
+        assert len(run.segments) == 2  # the result in between is copied back as soon as it is made
         run(x)
         assert run._queue.links.n_copies == 3
         assert "copies of weights on cpu: 256 bytes" in run.explain()
@@ -243,7 +243,7 @@ def test_nothing_stays_of_executions(monkeypatch):
     for _ in range(3):
         run(x)
     gc.collect()
-    gc.disable()  # nothing is to wait for it
+    gc.disable()  # no collection is to free them
     try:
         before = n_tensors()
         for _ in range(20):
@@ -348,7 +348,7 @@ class Table(nn.Module):
 
 
 class Limited(CpuBackend):
-    """A processor with so much memory."""
+    """A processor with this much memory."""
 
     def __init__(self, memory_bytes):
         super().__init__(threads=1)
@@ -359,7 +359,7 @@ class Limited(CpuBackend):
 
 
 def let_devices_be(monkeypatch, costs_ns, backends=None):
-    """A load on two devices that have memories of their own, and launches that take so long."""
+    """A load on two devices with separate memories, with these durations of launches."""
     devices = apart_devices(2, backends)
     monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
     monkeypatch.setattr(
@@ -386,7 +386,7 @@ def test_a_table_that_a_device_has_no_room_for_stays(monkeypatch):
 
 @torch.no_grad()
 def test_activations_count_as_well(monkeypatch):
-    """Weights fit the second device; with what crosses and activations they do not."""
+    """Weights fit the second device; with crossing Values and activations they do not."""
     model, x = Towers(32, 4, n=1), normal(512, 32)
     captured = offload.capture(model, x)
     weights = sum(one.nbytes for one in model.parameters())
@@ -612,7 +612,7 @@ def test_a_timeline_has_launches_on_their_devices_and_transfers_between(tmp_path
 
 @torch.no_grad()
 def test_the_quicker_device_has_no_room_for_all(monkeypatch):
-    """It is neither tried alone nor the end of the load; what is not timed is estimated."""
+    """It is not tried alone, and the load continues; untimed devices are estimated."""
     model, tokens = Table(), torch.tensor([1, 2, 3])
     captured = offload.capture(model, tokens)
     devices = apart_devices(2, (CpuBackend(threads=1), Limited(100_000)))

@@ -1,7 +1,8 @@
-"""A wrong result of any part of the models that run on a device would be seen there.
+"""A wrong result of any part of the models that run on a device would be detected there.
 
-As where an address is stale: a part gives what it gave for the batch before. The comparison with
-eager, by the tolerances of the device, must fail; and must not for the rounding of all operators.
+As with a stale address, a part gives its result for the preceding batch. The comparison with eager,
+by the tolerances of the device, must then fail, and must not fail for the rounding of all
+operators.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import nn
 
 @contextmanager
 def hooks(model: nn.Module, hook: Callable[[str, Any], Any]) -> Iterator[None]:
-    """Have each part's result seen, or replaced by what is not None."""
+    """Show each part's result to a hook, and replace it by the hook's result if not None."""
     handles = [
         part.register_forward_hook(lambda _, __, result, name=name: hook(name, result))
         for name, part in model.named_modules()
@@ -42,7 +43,7 @@ def results_of_parts(model: nn.Module, batch: Batch) -> tuple[Any, dict[str, Any
 
 
 def is_blind(model: nn.Module, batch: Batch, expected: Any, part: str, stale: Any) -> bool:
-    """Whether nobody would see that a part gave a stale result."""
+    """Return whether a stale result of a part would go unnoticed."""
     with hooks(model, lambda name, _: stale if name == part else None):
         got = model(**batch)
     try:
@@ -53,7 +54,7 @@ def is_blind(model: nn.Module, batch: Batch, expected: Any, part: str, stale: An
 
 
 def batches(name: str, dtype: torch.dtype) -> list[Batch]:
-    """Of small images where the model takes any, since a processor is slow."""
+    """Of small images where the model takes any size, since a processor is slow."""
     made = [cast(MODELS[name].make(turn), dtype) for turn in (1, 2)]
     if made[0].get("x", torch.empty(0)).shape[1:] == (3, 224, 224) and name != "vit":
         made = [{"x": one["x"][:, :, :64, :64].contiguous()} for one in made]

@@ -1,4 +1,4 @@
-"""`load(device=[...])`: launches on several devices give what one gives, and errors once."""
+"""`load(device=[...])`: launches on several devices give one device's results; errors once."""
 
 import threading
 
@@ -26,7 +26,7 @@ TWO = [CpuBackend(threads=1), CpuBackend(threads=1)]
 
 
 def at_random(bound, seed, n_processors=2, placement=Placement.STATIC):
-    """A PlacedExecutable for costs that are drawn; all segments on all devices, but statically."""
+    """A PlacedExecutable for random costs; all segments on all devices, unless static."""
     found, tasks = placed_at_random(bound.program, seed, n_processors)
     groups = [one.tasks for one in found.segments()]
     group_of = {task: at for at, group in enumerate(groups) for task in group}
@@ -55,7 +55,7 @@ def at_random(bound, seed, n_processors=2, placement=Placement.STATIC):
 
 
 def let_launches_take(monkeypatch, costs_ns):
-    """What launches take on each device, by its place; and no calls are timed."""
+    """Set the durations of launches on each device, by its index; calls are not timed."""
 
     def launch_ns(self, at, name):
         n_launches = len(self._bound.program.launches)
@@ -66,7 +66,7 @@ def let_launches_take(monkeypatch, costs_ns):
 
 
 def alternating(period, other):
-    """Ten launches are dear here, and ten there, so that all devices get some."""
+    """Ten launches are expensive here, and ten there, so that every device gets some."""
     return [
         lambda index: 1e6 if index // period % 2 else 1e3,
         lambda index: 1e3 if index // period % 2 else other,
@@ -84,7 +84,7 @@ def alternating(period, other):
 )
 @torch.no_grad()
 def test_random_programs_on_devices(steps, returned, seed, n_processors, is_local, placement):
-    """Calls and submissions: results, inputs, weights and the generator, as eager has them."""
+    """Calls and submissions: results, inputs, weights and the generator equal eager's."""
     torch.manual_seed(len(steps))
     model = RandomProgram(steps, returned, is_local)
     x, y = normal(4, 4), normal(4, 4)
@@ -228,7 +228,7 @@ def test_inputs_are_refused_before_anything_runs(monkeypatch):
 @pytest.mark.parametrize(("times_ns", "n_devices"), [((1e3, 2e3), 2), ((2e3, 1e3), 1)])
 @torch.no_grad()
 def test_launches_are_timed_and_the_quicker_way_is_kept(monkeypatch, times_ns, n_devices):
-    """Calls of one device take tenfold what its launches do: they are stretched to that."""
+    """Calls on one device take ten times their launches' durations, which are scaled to that."""
     monkeypatch.setattr(
         device_loading, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
     )
@@ -334,7 +334,7 @@ def test_threads_of_a_backend_are_those_of_its_launches():
 
 
 class Counts(nn.Module):
-    """Counts what it has seen, and picks of that."""
+    """Counts what it has seen, and selects by the count."""
 
     def __init__(self, size=4):
         super().__init__()
@@ -348,7 +348,7 @@ class Counts(nn.Module):
 
 @torch.no_grad()
 def test_inputs_that_share_written_memory_are_refused(monkeypatch):
-    """No segment has both; an Executable of the whole says the same."""
+    """No segment has both; an Executable of the whole raises the same."""
     let_launches_take(monkeypatch, alternating(1, 1e6))
 
     def write(x, y):
@@ -395,7 +395,7 @@ def test_inputs_that_shared_memory_when_recorded_do_so_again(monkeypatch):
 @pytest.mark.parametrize("placement", Placement)
 @torch.no_grad()
 def test_executions_behind_one_that_failed(placement, monkeypatch):
-    """Where they leave something they wait for it, and do not fail as it has."""
+    """Where they leave something they wait for it, and do not fail with it."""
     let_launches_take(monkeypatch, alternating(1, 1e6))
     model, x, at = Counts(), torch.ones(4), torch.tensor([1])
     run = offload.capture(model, x, at).load(TWO, placement=placement)
@@ -425,7 +425,7 @@ def test_executions_behind_one_that_failed(placement, monkeypatch):
 @pytest.mark.parametrize("placement", Placement)
 @torch.no_grad()
 def test_one_segment_that_leaves_something(placement, monkeypatch):
-    """Calls behind submissions: what ends these observes them, and no call keeps it from that."""
+    """Calls after submissions: the thread that ends a submission sees it; no call prevents that."""
     let_launches_take(monkeypatch, [lambda _: 1e3, lambda _: 1e6])
     model, x, at = Counts(), torch.ones(4), torch.tensor([1])
     run = offload.capture(model, x, at).load(TWO, placement=placement)
@@ -507,7 +507,7 @@ def test_done_callbacks_do_not_close(monkeypatch):
 
 @torch.no_grad()
 def test_submissions_that_wait_for_arguments_keep_their_surroundings(monkeypatch):
-    """The thread that queues them has no autocast; that of who submits counts."""
+    """The thread that queues them has no autocast; the submitter's state counts."""
     let_launches_take(monkeypatch, alternating(1, 1e6))
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)), torch.randn(2, 4)
     model.eval()

@@ -66,7 +66,7 @@ def test_one_large_matmul() -> None:
 
 
 def test_without_options_of_ours() -> None:
-    """The model's keywords are all its own."""
+    """All keywords belong to the model."""
     found = offload.diagnose(torch.add, torch.ones(2), torch.ones(2), alpha=2)
     assert found.n_launches == 1
     assert found.operators is not None
@@ -129,7 +129,7 @@ def test_a_refused_capture() -> None:
 
 
 class Stateful(nn.Module):
-    """Writes a buffer and an input, draws random numbers, looks rows up by an index input."""
+    """Writes a buffer and an input, draws random numbers, gathers rows by an index input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_buffers_and_inputs_are_put_back_and_draws_are_told(grad: bool) -> None:
 
 
 def test_operators_run_on_the_values_of_the_program() -> None:
-    """A factorisation of what is no positive definite matrix would fail."""
+    """A factorisation of a matrix that is not positive definite would fail."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.linalg.cholesky(x @ x.T + torch.eye(4))
@@ -188,7 +188,7 @@ def test_a_saved_program_with_wrong_inputs(tmp_path: Any) -> None:
         diagnose_saved(captured, (torch.randn(17),), {}, effort=SHORT)
 
 
-# ---- what timelines add --------------------------------------------------------------------------
+# ---- with timelines ------------------------------------------------------------------------------
 
 
 def test_host_time_is_eager_less_device() -> None:

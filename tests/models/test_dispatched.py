@@ -115,7 +115,7 @@ GIVEN = {
 
 @pytest.fixture
 def same_or_other():
-    """An operator that gives another tensor, as it says, until it is told what to give."""
+    """An operator that returns another tensor, as declared, until set to return its argument."""
     gives = {"what": torch.clone}
 
     def give(x):
@@ -129,7 +129,7 @@ def same_or_other():
 
 @pytest.mark.parametrize("what", GIVEN)
 def test_an_operator_that_gives_its_argument_gives_a_copy_of_it(what, same_or_other):
-    """What is handed out outlives the caller's tensor, whose memory nobody keeps for it."""
+    """A returned result outlives the caller's tensor, whose memory is not kept for it."""
     give, gives = same_or_other
     weight = torch.ones(8)
     run = load(lambda x: (give(x), give(weight)), torch.randn(8))
@@ -145,7 +145,7 @@ def test_an_operator_that_gives_its_argument_gives_a_copy_of_it(what, same_or_ot
 
 @pytest.mark.parametrize("what", GIVEN)
 def test_an_operator_that_gives_a_constant_of_sizes_gives_a_copy_of_it(what, same_or_other):
-    """What is written then, or handed out, is not what later executions at these sizes find."""
+    """Writes to it, or results handed out, do not affect later executions at these sizes."""
     give, gives = same_or_other
 
     def count(x):
@@ -167,7 +167,7 @@ def test_an_operator_that_gives_a_constant_of_sizes_gives_a_copy_of_it(what, sam
 
 
 def test_an_operator_that_gives_one_tensor_twice_is_met_before_an_input_is():
-    """What lies nowhere yet is not compared with what an operator gives."""
+    """A Value without a place is not compared with an operator's result."""
     with torch.library._scoped_library("dispatched_tests", "FRAGMENT") as library:
         twice = {"is": False}
         library.define("twice(Tensor x) -> (Tensor, Tensor)")

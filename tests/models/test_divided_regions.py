@@ -1,4 +1,4 @@
-"""Regions of which no kernel can be made as a whole are divided until what is refused is alone."""
+"""Regions for which no whole kernel can be made are divided until the refused part is alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFUSED = "aten::erfc"
 
 @pytest.fixture
 def lowered(monkeypatch) -> list[list[str]]:
-    """The operators of each region that is lowered; those with `REFUSED` are refused."""
+    """The operators of each lowered region; those with `REFUSED` are refused."""
     found: list[list[str]] = []
     lower = inductor.lower
 
@@ -66,7 +66,7 @@ def test_what_is_refused_alone_stays_as_recorded(lowered, tmp_path):
     n_lowered = len(lowered)
     again = fuse(captured.bound, cache_folder=tmp_path)
     assert kernels(again.bound.program) == kernels(fused.bound.program)
-    assert len(lowered) == n_lowered  # what was refused is known as well
+    assert len(lowered) == n_lowered  # the refusal is known as well
 
     run = captured.load(fuse=True)
     torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""OFFLOAD_DUMP: what is kept of each load, whole or not at all, and never over something else."""
+"""OFFLOAD_DUMP: the files of each load, whole or not at all, and never over other files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ AT_LOAD = {
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Of all dumps; costs that other tests keep are none of it."""
+    """The folder of all dumps, without costs that other tests keep."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.delenv("OFFLOAD_DEBUG", raising=False)
     monkeypatch.setenv("OFFLOAD_DUMP", str(tmp_path / "dumps" / "here"))
@@ -115,7 +115,7 @@ def test_the_steps_and_the_predicted_timeline_of_streamed_weights(folder: Path) 
     captured = offload.capture(deep(), torch.randn(2, 64))
     with captured.load(weights_budget=40 * KIB) as run:
         streaming = run.streaming.plan
-    assert names(folder) == {"0001-Sequential"}  # and none of the load that timed launches
+    assert names(folder) == {"0001-Sequential"}  # and none for the load that timed launches
     kept = folder / "0001-Sequential"
     assert names(kept) == {*AT_LOAD, "timeline_predicted.json"}
     lanes = read(kept / "steps.json")["lanes"]
@@ -141,7 +141,7 @@ def test_timelines_that_are_recorded(folder: Path) -> None:
     with torch.no_grad():
         run(x)
         with run.timeline():
-            pass  # of nothing
+            pass  # nothing to execute
         assert names(kept) == AT_LOAD
         for n_executions in (1, 2):
             with run.timeline() as timeline:

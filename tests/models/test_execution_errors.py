@@ -1,4 +1,4 @@
-"""What an execution that fails, or that nobody wants to wait for, tells."""
+"""Reports of executions that fail or that are not waited for."""
 
 from __future__ import annotations
 

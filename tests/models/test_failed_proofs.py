@@ -1,4 +1,4 @@
-"""Kernels whose proof fails, or is interrupted: what runs, what is said, what comes through."""
+"""Kernels whose proof fails or is interrupted: execution, messages and raised errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_fails_runs_as_recorded_and_is_not_counted(captured, monkeypatch):
     run = captured.load(fuse=True)
     run(*given())
     assert {one.mode for one in run.launch_reports()} == {"replaced"}
-    # From now on Python has no part in it.
+    # From now on Python takes no part in it.
     monkeypatch.setattr(proof, "run", None)
     held = [given() for _ in range(3)]
     for x, index in held * 2:
@@ -98,7 +98,7 @@ def test_threads_share_what_failed(captured):
 
 
 class Given(Exception):
-    """What a signal's handler raises."""
+    """Raised by a signal's handler."""
 
 
 def raise_given(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Families: what a capture with sizes that vary records, at each size, and what it refuses."""
+"""Families: recordings of captures with varying sizes, at each size, and refusals."""
 
 import contextlib
 import dataclasses
@@ -153,7 +153,7 @@ def test_a_guard_names_the_size_the_condition_and_the_users_line():
 
 @pytest.mark.parametrize("name", ["branch", "parity", "two_branches", "fraction_branch", "table"])
 def test_without_its_guards_a_family_would_be_wrong(name):
-    """Each guard matters: dropped, some size gives another program than the model."""
+    """Each guard matters: without it, some size gives another program than the model."""
     function = GOOD[name]
     family = family_of(function, rows(7)).family
     n_told = 0
@@ -367,7 +367,7 @@ def test_what_goes_with_one_size_alone_is_refused(tmp_path):
     with pytest.raises(offload.BindingError, match="capture with dynamic_shapes="):
         offload.capture(double, rows(7)).load(sizes=offload.Sizes())
     x = rows(7)
-    assert torch.equal(captured.load()(x), x * 2)  # of the recorded size alone
+    assert torch.equal(captured.load()(x), x * 2)  # only the recorded size
     with pytest.raises(offload.BindingError, match="expected float32"):
         captured.load()(rows(8))
 

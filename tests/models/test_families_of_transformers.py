@@ -50,8 +50,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5Model", {**T5, "use_cache": False}),
     "vit": ("ViTModel", IMAGE),
 }
-# They look at tensors to take short cuts, and not where they are told that they are compiled: what
-# a capture records of one size alone is another Program, of the same values.
+# They read tensors to take short cuts, except where told that they are being compiled: a capture of
+# one size alone records another Program, with the same values.
 TOLD = {
     "bart": ("BartModel", {**ENCODER_DECODER, "max_position_embeddings": 256}),
     "whisper": (
@@ -63,7 +63,7 @@ TOLD = {
 }  # fmt: skip
 
 
-# Of one token torch takes paths of its own there: other launches.
+# For one token torch takes separate paths: other launches.
 APART_AT_1 = {"mpnet", "deberta", "neox", "phi", "t5_encoder", "t5"}
 
 

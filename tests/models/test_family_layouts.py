@@ -1,4 +1,4 @@
-"""Families of inputs with gaps, and at a size of 1, where torch takes paths of its own."""
+"""Families of inputs with gaps, and at a size of 1, where torch takes separate paths."""
 
 import dataclasses
 
@@ -104,7 +104,7 @@ def test_a_size_of_1_is_refused_where_it_is_not_compared():
     def flattened(x, y):
         return x.reshape(-1).sum() + y.reshape(-1).sum()
 
-    shapes = ({0: N}, {0: Dim("m", min=1, max=9)})  # of several Dims it is no whole choice
+    shapes = ({0: N}, {0: Dim("m", min=1, max=9)})  # for several Dims it is no complete choice
     family = captured_over(flattened, rows(7), rows(6), shapes=shapes).family
     assert family.compared == ()
     with pytest.raises(offload.BindingError, match="n = 1, m = 6: expected n != 1"):

@@ -1,4 +1,4 @@
-"""Sizes as numbers: stored in tensors, given to factories, and computed with by Python's math."""
+"""Sizes as numbers: stored in tensors, given to factories, and used in Python's math."""
 
 import math
 from math import ceil, floor, isqrt, log, sqrt
@@ -127,7 +127,7 @@ def test_other_sizes_compute_what_eager_does(name):
         assert got.dtype == expected.dtype
         assert torch.equal(got, expected), n
         n_right += 1
-    assert n_right >= 5  # of some the least ones are refused
+    assert n_right >= 5  # for some the least sizes are refused
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Operators whose C++ or whose rule asks a size for a number: recorded over sizes that vary."""
+"""Operators whose C++ or rule asks for the number of a size: recorded over varying sizes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What Python code may ask of a size that varies: answered as eagerly at each size, or refused."""
+"""Questions of Python code about a varying size: answered as in eager at each size, or refused."""
 
 import collections
 import dataclasses
@@ -110,7 +110,7 @@ def test_what_may_be_written_instead_of_numbers_of_python():
         return x[:half] * torch.sym_float(n), x[torch.arange(n)] * torch.full((), n)
 
     captured = captured_over(instead, rows(7))
-    for size in (4, 5, 7, 12, 55, 300):  # of 2 and 3 a half is one row
+    for size in (4, 5, 7, 12, 55, 300):  # half of 2 and of 3 is one row
         x = rows(size)
         assert all(map(torch.equal, captured(x), instead(x)))
     with pytest.raises(offload.CaptureError, match=r"write torch\.sym_int\(a\)"):

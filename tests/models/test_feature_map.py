@@ -1,4 +1,4 @@
-"""The feature map that a caller gives: used where it lies at each execution, or refused."""
+"""A feature map given by the caller: used in place at each execution, or refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def arena(run: offload.Executable, extra: int = 0) -> torch.Tensor:
 
 
 def test_new_addresses_every_time(model, run):
-    """Inputs, outputs and feature map lie elsewhere at each execution and are used there."""
+    """Inputs, outputs and feature map have new addresses at each execution and are used there."""
     for _ in range(4):
         args, kwargs = model.arguments()
         memory = arena(run)
@@ -47,7 +47,7 @@ def test_new_addresses_every_time(model, run):
 
 
 def test_old_memory_is_left_alone(chain):
-    """What an earlier execution was given stays untouched by a later one."""
+    """Memory of an earlier execution stays unchanged in a later one."""
     x, out, memory = torch.randn(64), torch.empty(64), arena(chain)
     chain(x, out=out, feature_map=memory)
     poison = [torch.full_like(one, 77) for one in (x, out, memory)]
@@ -61,7 +61,7 @@ def test_old_memory_is_left_alone(chain):
 
 
 def test_feature_map_in_the_middle_of_memory(chain):
-    """Only the bytes that the executable asked for are written."""
+    """Only the bytes that the executable requires are written."""
     memory = torch.full((chain.feature_map_bytes + 256,), 7, dtype=torch.uint8)
     inner = memory[128 : 128 + chain.feature_map_bytes]
     x = torch.randn(64)

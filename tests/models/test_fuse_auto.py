@@ -1,4 +1,4 @@
-"""`load(fuse="auto")`: regions become kernels where these are quicker, which is kept."""
+"""`load(fuse="auto")`: regions become kernels where faster, and the decision is stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cache(monkeypatch, tmp_path) -> KernelCache:
 
 @pytest.fixture
 def n_timed(monkeypatch) -> list[int]:
-    """Grows by one for each program that is timed."""
+    """The number of timed programs."""
     found: list[int] = []
     timed = fusion_choice._timed
 
@@ -45,7 +45,7 @@ def model() -> nn.Module:
 
 
 def let_kernels_take(monkeypatch, times_ns: dict[str, float]) -> None:
-    """What launches and kernels take is by name, and 10 ns of all others."""
+    """Set durations of launches and kernels by name; all others take 10 ns."""
 
     def times(timeline: Timeline) -> dict[int, list[float]]:
         (first, *_) = timeline.executions
@@ -146,7 +146,7 @@ def test_kernels_that_fail_their_proof_stay_as_recorded(monkeypatch):
 
 
 class Counting(nn.Module):
-    """Has state of its own, and draws."""
+    """Has its own state, and draws."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def test_what_refuses_made_up_inputs_stays_and_is_not_kept(n_timed, cache):
     def guarded(x: torch.Tensor) -> torch.Tensor:
         return (x * 2).exp() if x.sum() == 10.5 else x
 
-    x = torch.tensor([4.0, 6.5] * 2**19)  # longer than what is kept of it
+    x = torch.tensor([4.0, 6.5] * 2**19)  # longer than its stored part
     x[2:] = 0
     with offload.capture(guarded, host_reads="guard") as captured:
         captured(x)

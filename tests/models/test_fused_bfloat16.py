@@ -1,4 +1,4 @@
-"""Models in bfloat16, fused: as near to float64 as eager, packed or not, with masks or without."""
+"""Models in bfloat16, fused: as near to float64 as eager, packed or not, masked or not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ except CompilerMissing as missing:
 
 
 class Block(nn.Module):
-    """A block of a transformer, of widths that fill no vector."""
+    """A transformer block of widths that fill no vector."""
 
     def __init__(self, width: int = 40, heads: int = 2) -> None:
         super().__init__()

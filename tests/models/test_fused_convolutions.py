@@ -52,7 +52,7 @@ NORMS = {
 
 
 class Ended(nn.Module):
-    """A product with a batch norm, a tensor that is added, and an activation."""
+    """A product with a batch norm, an added tensor, and an activation."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Ended(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One convolution: of images, or where `dimensions` is 1 of rows."""
+    """One convolution: of images, or of rows where `dimensions` is 1."""
 
     dimensions: int
     images: int
@@ -107,7 +107,7 @@ class Case:
         return Ended(convolution, norm, rest, ACTIVATIONS[self.activation]()).eval()
 
     def shape(self) -> tuple[int, ...]:
-        """Of the input, which is as large as the taps need at least."""
+        """The input's shape, at least as large as the taps need."""
         needed = [
             (kernel - 1) * dilation + 1 - 2 * padding
             for kernel, dilation, padding in zip(
@@ -142,7 +142,7 @@ CASES = st.builds(
 
 
 class Together(nn.Module):
-    """Several modules, each on an input of its own: one program, so one compilation."""
+    """Several modules, each on a separate input: one program, so one compilation."""
 
     def __init__(self, modules: list[nn.Module]) -> None:
         super().__init__()
@@ -258,7 +258,7 @@ def test_few_pixels_read_packed_weights_and_see_writes():
 
 
 class ActivatedInPart(nn.Module):
-    """A convolution of which an activation in place changes the first channels alone."""
+    """A convolution whose first channels alone an activation changes in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -359,7 +359,7 @@ def test_long_rows_and_steps_take_no_stack(module, shape, is_template):
 
 
 class Pools(nn.Module):
-    """Pooling of which more is used than the template gives, or of what it does not take."""
+    """Pooling with additional results or parameters that the template does not support."""
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
         last = x.to(memory_format=torch.channels_last)
@@ -386,7 +386,7 @@ def test_other_pooling_is_loops_unless_its_indices_are_used():
 
 
 class UsedBetween(nn.Module):
-    """Convolutions whose parts of an ending others use too, or that end with something like one."""
+    """Convolutions with other readers inside their ending, or with a near match of an ending."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -418,7 +418,7 @@ def test_what_others_use_in_between_is_made():
         for got, expected in zip(run(x), model(x), strict=True):
             near(got, expected)
         x = torch.randn(1, 3, 9, 11)
-    # The last one writes over what was made long before.
+    # The last one overwrites a much older result.
     assert [operator for operator, _ in run.fusion.kept] == ["aten::add_.Tensor"]
     assert not [one.failure for one in run.fusion.proofs if one.failure]
 

@@ -21,7 +21,7 @@ Function = Callable[..., torch.Tensor]
 
 
 def fused(function: Function, *given: torch.Tensor) -> offload.Executable:
-    """Fused, and executed on what is given."""
+    """The fused model, executed on the given inputs."""
     run = offload.capture(function, *(one.clone() for one in given)).load(fuse=True)
     run(*(one.clone() for one in given))
     return run
@@ -84,7 +84,7 @@ def test_sums_of_bytes_in_bytes_wrap_around(dtype):
     run = fused(lambda x: (x + 1).sum(-1, dtype=dtype), x)
     other = torch.arange(256).reshape(4, 64).to(dtype)
     assert torch.equal(run(other), (other + 1).sum(-1, dtype=dtype))
-    assert run.fusion.n_kernels == 1  # and does not take the sum down with it
+    assert run.fusion.n_kernels == 1  # and the sum stays fused
 
 
 @pytest.mark.parametrize("n", [5, 64])
@@ -188,7 +188,7 @@ MOMENTS: dict[str, Function] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @torch.no_grad()
 def test_rows_far_from_zero_have_their_moments(function, dtype):
-    """Proved on rows around 0, a row of one number or of a large mean is right as well."""
+    """Proved on rows around 0, a row of one number or of a large mean is also right."""
     x = torch.randn(16, 96, dtype=dtype)
     run = fused(function, x)
     assert run.fusion is not None
@@ -204,7 +204,7 @@ def test_rows_far_from_zero_have_their_moments(function, dtype):
         got, eager = run(far), function(far)
         error, eagers = ((one.double() - exact).abs().max() for one in (got, eager))
         rounding = 8 * torch.finfo(dtype).eps * exact.abs().max()
-        if dtype is torch.float64:  # in which torch's own are no more exact
+        if dtype is torch.float64:  # where torch's own are no more exact
             rounding = 1e-7 + 1e-8 * exact.abs().max()
         assert error <= 2 * eagers + rounding
 
@@ -225,7 +225,7 @@ def test_variances_of_too_few_numbers_are_as_torch_has_them(correction):
         return x.var(-1, correction=correction) * 1
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there are too few
+        warnings.simplefilter("ignore")  # about too few values
         run = fused(function, torch.randn(4, 32))
         for x in (torch.randn(4, 32), torch.ones(4, 32)):
             torch.testing.assert_close(run(x), function(x), equal_nan=True)

@@ -1,4 +1,4 @@
-"""Indices of fused operators: what eager refuses is refused, and what it takes gives its values."""
+"""Indices of fused operators: refused where eager refuses, else with eager's values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PyTorch's operator database, fused: the samples of many operators as one program, against eager.
 
-Operators come some at a time, since each program costs a compilation. All are executed on the
-recorded values, on which kernels are proved, and on other ones.
+Operators are grouped, since each program costs a compilation. All are executed on the recorded
+values, on which kernels are proved, and on others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from torch.testing._internal.opinfo.core import OpInfo
 
 N_SAMPLES = 2
-N_OPERATORS = 40  # of one program
+N_OPERATORS = 40  # per program
 
 Sample = tuple[str, Callable[..., Any], list[torch.Tensor]]
 
@@ -39,7 +39,7 @@ Sample = tuple[str, Callable[..., Any], list[torch.Tensor]]
 def samples_of(
     operator: OpInfo, dtype: torch.dtype = torch.float32, count: int = N_SAMPLES
 ) -> Iterator[Sample]:
-    """The first samples of an operator that are not empty, on contiguous copies."""
+    """The first nonempty samples of an operator, on contiguous copies."""
     name = f"{operator.name}.{operator.variant_test_name}".strip(".").replace(".", "_")
     inputs = operator.sample_inputs("cpu", dtype, requires_grad=False)
     for sample in itertools.islice(inputs, count):
@@ -59,10 +59,10 @@ def samples_of(
 
 
 def is_fusible(call: Callable[..., Any], tensors: list[torch.Tensor]) -> bool:
-    """Whether a kernel is made of a launch, and eager gives the same twice."""
+    """Return whether a kernel is made of a launch, and eager gives the same twice."""
     try:
         program = offload.capture(call, *tensors).program
-    except Exception:  # what is refused, and why, is the matter of another test
+    except Exception:  # refusals and their reasons are tested elsewhere
         return False
     return not program.is_random and bool(find_regions(program, {}).found)
 
@@ -82,7 +82,7 @@ def fusible_samples() -> list[Sample]:
 def tried(operator: OpInfo) -> list[Sample]:
     try:
         return list(samples_of(operator))
-    except Exception:  # of a few operators there are none for this build of torch
+    except Exception:  # this build of torch lacks a few operators
         return []
 
 
@@ -97,7 +97,7 @@ def other(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(outcome: Any) -> list[torch.Tensor]:
-    """The tensors of an outcome, lists and named tuples opened."""
+    """The tensors of an outcome, lists and named tuples flattened."""
     return [one for one in tree_flatten(outcome)[0] if isinstance(one, torch.Tensor)]
 
 
@@ -136,7 +136,7 @@ def check(some: list[Sample]) -> offload.Executable:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_operator_database(samples):
-    """What is fused of it is near eager, and no kernel fails its proof."""
+    """Its fused parts are near eager, and no kernel fails its proof."""
     names = list(dict.fromkeys(name for name, _, _ in samples))
     assert len(names) > 150
     kernels = replaced = 0
@@ -160,7 +160,7 @@ OF_TEMPLATES = (
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore")
 def test_products_in_bfloat16():
-    """Each result is within a unit in the last place of its largest number of float64."""
+    """Each result is within a unit in the last place of its largest float64 number."""
     some = [
         sample
         for operator in op_db

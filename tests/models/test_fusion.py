@@ -1,4 +1,4 @@
-"""Fused models: near eager, at moved addresses, with weights that change, beside other threads."""
+"""Fused models: near eager, at moved addresses, with changing weights, beside other threads."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_an_index_out_of_range_is_an_error_as_in_eager():
 
 
 class Deep(nn.Module):
-    """More steps for an element than a processor looks ahead, with truth values between them."""
+    """More steps per element than a processor's lookahead, with truth values between them."""
 
     def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         results = []
@@ -200,7 +200,7 @@ def test_deep_loops_of_any_size_and_dtype():
 
 @torch.no_grad()
 def test_a_division_by_zero_is_the_error_of_its_own_execution():
-    """Also where other threads divide by what is not zero."""
+    """Also while other threads divide by nonzero values."""
     a, b = torch.arange(100), torch.arange(1, 101)
     recorded = offload.capture(lambda a, b: (a // b) * 2 + a, a, b)
     zero = b.clone()
@@ -231,7 +231,7 @@ def test_a_division_by_zero_is_the_error_of_its_own_execution():
 
 
 def test_other_threads_notice_nothing_of_the_making():
-    """A process whose other thread calls what it has compiled, and compiles more, all the while."""
+    """In a process whose other thread calls compiled code and compiles more, all the while."""
     script = """
 import threading, torch, offload
 stop, failures, turns = threading.Event(), [], []
@@ -270,7 +270,7 @@ assert turns
 
 
 def test_making_kernels_traces_nothing_symbolically():
-    """All threads see that flag of torch.fx: what they have compiled is refused meanwhile."""
+    """All threads see that flag of torch.fx: compiled code is refused meanwhile."""
     script = """
 import torch, offload
 
@@ -291,7 +291,7 @@ assert run.fusion.n_kernels == 1, run.explain()
 
 @pytest.fixture
 def threads():
-    """Sets how many threads torch uses, for one test."""
+    """Set the number of torch's threads, for one test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -299,7 +299,7 @@ def threads():
 
 @torch.no_grad()
 def test_threads_share_the_work_and_give_the_same_bits(threads):
-    """Of packed and other products, attention and loops, all of a size that is shared."""
+    """For packed and other products, attention and loops, all large enough to be shared."""
     torch.manual_seed(0)
     model, few, many = Block(256, 4).eval(), torch.randn(1, 40, 256), torch.randn(2, 300, 256)
     for x in (few, many):
@@ -316,7 +316,7 @@ def test_threads_share_the_work_and_give_the_same_bits(threads):
 @torch.no_grad()
 @pytest.mark.parametrize("count", [1, 2])
 def test_errors_and_sums_of_much_work(threads, count):
-    """What may throw, and what sums in parts, is right with any number of threads."""
+    """Loops that may raise, and sums in parts, are right with any number of threads."""
     threads(count)
     torch.manual_seed(0)
     table, ids = torch.randn(50, 512), torch.randint(50, (400,))
@@ -378,7 +378,7 @@ def test_what_fails_its_proof_runs_as_recorded(captured, monkeypatch):
     reports = Counter(report.mode for report in run.launch_reports())
     assert reports.keys() == {"replaced", "kernel"}
     assert reports["replaced"] == run.proof.n_failed > 0
-    # What gives the same bits needs no tolerance, as what packs weights.
+    # A kernel with the same bits needs no tolerance, as one that packs weights.
     assert reports["kernel"] >= len(run.fusion.packed_bytes) > 0
     assert "failed its proof: result 0" in run.explain()
 
@@ -409,7 +409,7 @@ def test_a_proof_sees_nothing_of_the_callers_modes(captured, mode):
 
 @torch.no_grad()
 def test_what_has_no_reference_in_float64_is_compared_with_the_launches():
-    """Integers that are divided give the default dtype, in a wide program too."""
+    """Divided integers give the default dtype, also in a wide program."""
     count = torch.arange(8)
     run = offload.capture(lambda n: (n / 3).exp() + 1, count).load(fuse=True)
     near(run(count), (count / 3).exp() + 1)
@@ -498,7 +498,7 @@ def test_timelines_name_kernels_by_what_they_replace(captured):
 
 @torch.no_grad()
 def test_the_users_own_compiler_goes_on():
-    """What is set for Inductor here is set for nobody else."""
+    """Settings for Inductor here affect no other user."""
     script = """
 import torch, offload
 from torch._inductor import config

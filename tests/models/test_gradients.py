@@ -1,4 +1,4 @@
-"""Gradients: executions record none, and say so where eager would."""
+"""Gradients: executions record none, and raise or warn where eager would record."""
 
 import warnings
 

@@ -21,7 +21,7 @@ HERE = "test_host_reads.py:"
 
 
 class Sequence:
-    """What torch takes for a sequence: a length and items."""
+    """A sequence by torch's definition: a length and items."""
 
     def __init__(self, items):
         self.items = items
@@ -35,12 +35,12 @@ class Sequence:
 
 @torch.library.custom_op("offload_tests::largest_index", mutates_args=())
 def largest_index(x: torch.Tensor) -> int:
-    """An operator of a user's that answers with a number, and has no tag."""
+    """A user's operator that returns a number, and has no tag."""
     return int(x.detach().numpy().argmax())
 
 
 def seen_by(call):
-    """The last element that a function is shown by apply_ and its like."""
+    """The last element that a function gets from apply_ and its like."""
     seen = []
 
     def note(value):
@@ -51,7 +51,7 @@ def seen_by(call):
     return seen[-1]
 
 
-n = 2  # what the integer argument of the reads below holds when recorded
+n = 2  # the recorded value of the integer argument of the reads below
 
 READS = {
     "item": lambda x, k: x * x[0].item(),
@@ -156,7 +156,7 @@ def read_arguments(scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor([0.5, 1.5, 2.5, 3.5]) * scale, torch.tensor(n)
 
 
-# Reads of which no guard can be made, because nobody sees which values they take.
+# Reads for which no guard can be made, because their values are not observed.
 UNGUARDED = {"Tensor", "FloatTensor", "format", "storage", "typed storage", "storage bytes"}
 UNGUARDED |= {"pickle", "save and load", "apply_", "map_", "map2_"}
 
@@ -328,7 +328,7 @@ def test_guarded_array_cannot_be_written():
 
 
 def test_reads_of_constants_need_no_guard():
-    """What depends on no input, weight or generator cannot change."""
+    """A value that depends on no input, weight or generator cannot change."""
 
     def function(x):
         steps = torch.arange(4)
@@ -348,7 +348,7 @@ class PackedLSTM(nn.Module):
 
 
 def test_packed_sequences():
-    """The kernels read the lengths themselves: lengths of the same shapes must not be mixed up."""
+    """The kernels read the lengths themselves: lengths of equal shapes must be distinguished."""
     model = PackedLSTM().eval()
     x = normal(3, 4, 3)
     assert "host" in refusal(model, x, torch.tensor([4, 2, 2]))

@@ -102,7 +102,7 @@ def test_batch_norm_training(track):
 
 
 def test_batch_norm_with_many_channels():
-    """Running statistics too large to be watched byte by byte."""
+    """Running statistics too large for a bytewise comparison."""
     check(nn.BatchNorm1d(20000), *normals(3, 2, 20000), tolerance=1e-6)
 
 
@@ -122,7 +122,7 @@ def test_batch_norm_on_statistics_made_in_the_forward():
 
 
 def test_batch_norm_that_changes_nothing_when_recorded():
-    """Warmed up with momentum 1, the recorded call writes the bits that are there."""
+    """Warmed up with momentum 1, the recorded call writes the existing bits."""
     model = nn.BatchNorm1d(3, momentum=1.0)
     call = Call(normal(4, 3))
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Inputs by their layout: used where they lie, or copied and counted when strides differ."""
+"""Inputs by layout: used in place, or copied and counted when strides differ."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_recorded_elements_that_share_memory_must_share_it_again(recorded):
 
 
 def test_expanded_input_that_is_written_is_refused():
-    """Its elements share memory, so the copy cannot go back to where it came from."""
+    """Its elements share memory, so the copy cannot be written back."""
     with offload.capture(lambda x: x.add_(torch.arange(4.0))) as captured:
         captured(torch.randn(4))
     run = captured.load()
@@ -179,7 +179,7 @@ def test_conjugate_input_for_a_plain_one():
 
 
 def test_unaligned_inputs():
-    """Any address that the dtype allows: vector kernels must not expect more."""
+    """Any address that the dtype allows: vector kernels must not assume more."""
     with offload.capture(lambda x, y: torch.relu(x @ y) + x.sum()) as captured:
         captured(torch.randn(16, 16), torch.randn(16, 16))
     run = captured.load()

@@ -1,4 +1,4 @@
-"""`load(costs=)`: durations of launches from former loads take the place of timing them again."""
+"""`load(costs=)`: durations of launches from former loads replace timing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def n_measurements(costs):
 
 
 def learnt(costs, device, program):
-    """What three loads would have measured."""
+    """Measurements as of three loads."""
     for _ in range(3):
         launch_ns = [1_000.0 * (1 + at) for at in range(len(program.launches))]
         costs.take(CpuBackend().machine().name, device, program, launch_ns)

@@ -1,4 +1,4 @@
-"""Feature maps on lanes are at most 1.1 times what a solver finds that may take its time."""
+"""Feature maps on lanes are at most 1.1 times a solver's result under a long time limit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import offload
 from lane_models import Heads, Recommending
 from offload.plan import SlotKind
 
-_SECONDS = 4.0  # of the solver, of deterministic time
+_SECONDS = 4.0  # the solver's deterministic time
 
 
 def smallest_arena_bytes(run: offload.Executable, at_most_bytes: int) -> int:
-    """The best that a solver finds of what may exist at once."""
+    """A solver's best result for Values that may exist at once."""
     plan, unit = run.plan, run.plan.alignment_bytes
     placed = [
         (plan.lifetimes[value.index], -(-value.size_bytes // unit))

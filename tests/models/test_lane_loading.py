@@ -1,4 +1,4 @@
-"""`load(lanes=...)`: what is planned, tried, chosen, refused and said."""
+"""`load(lanes=...)`: plans, trials, choice, refusals and messages."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def two_threads(monkeypatch):
 
 
 def let_calls_take(monkeypatch, *times_ns: float) -> list[int]:
-    """What calls take with torch's threads, with one, and on lanes; grows by the executables.
+    """Set durations of calls with torch's threads, with one, and on lanes; grows by executables.
 
-    While torch's threads have their turns, all takes twice as long.
+    While torch's threads have their turns, everything takes twice as long.
     """
     n_runs: list[int] = []
     threads_ns, one_ns, lanes_ns = times_ns
@@ -58,7 +58,7 @@ def let_launches_take(monkeypatch, launch_ns: float) -> None:
 
 @pytest.fixture
 def few_turns(monkeypatch):
-    """Calls are measured, and not for long."""
+    """Calls are measured, but not for long."""
     monkeypatch.setattr(trial, "_TURNS_NS", 1e6)
     monkeypatch.setattr(trial, "_LEAST_TURNS", 1)
 
@@ -119,7 +119,7 @@ def test_launches_are_timed_at_the_load(captured):
     ("times_ns", "chosen"),
     [
         ((90e3, 100e3, 60e3), TWO_LANES),
-        ((90e3, 100e3, 88e3), ONE_LANE),  # too little
+        ((90e3, 100e3, 88e3), ONE_LANE),  # too small a gain
         ((100e3, 90e3, 95e3), ONE_THREAD),
         ((100e3, 100e3, 100e3), ONE_LANE),
         ((50e3, 100e3, 60e3), ONE_LANE),
@@ -286,10 +286,10 @@ def test_timelines_have_the_lanes(captured, monkeypatch):
         for launch, span in spans.items():
             assert span.lane == ("cpu", "cpu lane 1")[lane_of[launch]]
             assert span.end_ns >= span.begin_ns
-        # What the lanes order, the times show.
+        # The order of lanes shows in the times.
         for first, second in launch_conflicts(run.program):
             assert spans[first].end_ns <= spans[second].begin_ns
-    # Beside one read behind each launch, one where a lane begins a run.
+    # In addition to one read after each launch, one where a lane begins a run.
     n_runs = sum(isinstance(step, Run) for lane in run.plan.lanes for step in lane.steps)
     n_lanes_alone = 3 * len(run.program.launches)
     assert timeline.clock_reads >= n_lanes_alone

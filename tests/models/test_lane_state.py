@@ -1,4 +1,4 @@
-"""What of a thread and of a process lanes take along: torch's threads, modes, forks, the end."""
+"""State of threads and processes on lanes: torch's threads, modes, forks, the exit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def two_threads():
 
 @torch.library.custom_op("offload_lanes::look", mutates_args=())
 def look(x: torch.Tensor) -> torch.Tensor:
-    """What an operator finds on the thread that runs it."""
+    """The state that an operator finds on its thread."""
     KEPT.append((threading.get_native_id(), torch.get_num_threads()))
     return x.clone()
 
@@ -39,7 +39,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 class Looking(nn.Module):
-    """Two towers, and in one of them an operator of Python's."""
+    """Two towers, one of them with a Python operator."""
 
     def __init__(self, operator, width=64):
         super().__init__()
@@ -53,7 +53,7 @@ class Looking(nn.Module):
 
 @torch.no_grad()
 def test_a_launch_has_one_thread_and_others_keep_theirs(two_threads):
-    """Bits are those of one thread, also where torch was told of two."""
+    """Bits are those of one thread, also where torch is set to two."""
     model, x = Towers(256, 2), torch.randn(128, 256)
     torch.set_num_threads(1)
     expected = model(x)
@@ -92,7 +92,7 @@ def test_small_numbers_are_flushed_where_the_caller_does():
                 left, right = left * 0.25, right * 0.125
             return left, right * 1e6
 
-    x = torch.full((4096,), 1e-30)  # 1e-39 and 3e-44 in the end
+    x = torch.full((4096,), 1e-30)  # 1e-39 and 3e-44 at the end
     run = on_lanes(offload.capture(Small(), x).bound, 2)
     run(x)
     kept = [one.clone() for one in run(x)]
@@ -126,7 +126,7 @@ def test_inference_mode_autocast_and_gradients_of_the_caller():
 
 @torch.no_grad()
 def test_a_launch_that_calls_its_own_executable_is_told():
-    """On whichever thread it runs: there, waiting for the end would never end."""
+    """On whichever thread it runs: a wait for the end there would never end."""
     runs: list[offload.Executable] = []
     told: list[str] = []
 
@@ -183,7 +183,7 @@ def test_a_child_has_helpers_of_its_own():
     ],
 )
 def test_a_process_ends_whatever_helpers_do(end):
-    """The loops let no tensor go: daemon threads that do so at the exit abort in torch itself."""
+    """The loops release no tensor: daemon threads that do so at the exit abort in torch itself."""
     source = f"""
 import threading, time
 import torch, offload

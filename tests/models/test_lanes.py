@@ -1,4 +1,4 @@
-"""Launches on several lanes: the bits of one, at every placement, whoever runs them."""
+"""Launches on several lanes: the bits of one lane, for every placement and any helpers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROGRAMS = programs()
 @pytest.mark.parametrize("name", PROGRAMS)
 @torch.no_grad()
 def test_results_have_the_bits_of_one_lane(name, n_lanes):
-    """Memory is overwritten as soon as nobody needs it any more, and inputs move."""
+    """Memory is overwritten once it is unused, and inputs move."""
     model, calls = PROGRAMS[name]
     captured = offload.capture(model, *calls[0])
     run = poisoned(on_lanes(captured.bound, n_lanes))
@@ -54,7 +54,7 @@ def test_helpers_run_launches():
 @given(steps=STEP_LISTS, returned=RETURNED, n_lanes=st.integers(2, 4), data=st.data())
 @torch.no_grad()
 def test_random_programs_on_lanes(steps, returned, n_lanes, data):
-    """Views, writes, draws and reads in any order, on lanes for any times of launches."""
+    """Views, writes, draws and reads in any order, on lanes for any durations of launches."""
     torch.manual_seed(len(steps))
     model = RandomProgram(steps, returned)
     call = Call(normal(4, 4), normal(4, 4))
@@ -87,7 +87,7 @@ def test_a_plan_without_one_of_its_waits_is_refused(steps, returned, n_lanes):
     run = on_lanes(captured.bound, n_lanes)
     check_plan(run.program, run.plan)
     for lane, one in enumerate(run.plan.lanes):
-        # Those at the end are for the caller, of whom the checker knows nothing.
+        # Those at the end are for the caller, whom the checker does not model.
         runs = [at for at, step in enumerate(one.steps) if isinstance(step, Run)]
         last = max(runs, default=0)
         for at, step in enumerate(one.steps[:last]):
@@ -97,7 +97,7 @@ def test_a_plan_without_one_of_its_waits_is_refused(steps, returned, n_lanes):
 
 
 class Rows(nn.Module):
-    """Two towers that begin with rows of tables, which may not be there."""
+    """Two towers that begin with rows of tables, which may not exist."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ def test_a_launch_that_fails_ends_the_execution_and_the_next_is_right():
         with pytest.raises(ExecutionError, match="aten::embedding: index out of range") as error:
             run(first, second) if turn % 3 else run.submit(first, second).result()
         assert str(error.value).count("aten::embedding") == 1
-        with pytest.raises(ExecutionError):  # whichever it is
+        with pytest.raises(ExecutionError):  # either error
             run(bad, bad)
         assert_same(run(*good), expected)
     assert run.lanes.counts().n_shared == 180
@@ -155,7 +155,7 @@ def test_a_guard_ends_an_execution_before_a_generator_has_moved():
 
 @torch.no_grad()
 def test_memory_that_operators_allocate_is_given_back():
-    """Each execution makes 24 results of 1 MiB, of which it hands out three."""
+    """Each execution makes 24 results of 1 MiB, of which it returns three."""
     resource = pytest.importorskip("resource")
     model, _ = PROGRAMS["sorted"]
     x = torch.randn(512, 512)

@@ -1,4 +1,4 @@
-"""What must hold over many executions: flat memory, counted allocations, many threads."""
+"""Invariants over many executions: flat memory, counted allocations, many threads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ print(resident_bytes() - before, run.last_execution.n_executions)
 
 @pytest.mark.slow
 def test_a_million_replays_in_flat_memory():
-    """In a process of its own: what other tests leave behind would be counted too."""
+    """In a separate process: leftovers of other tests would be counted too."""
     done = subprocess.run(
         [sys.executable, "-c", MILLION_REPLAYS], capture_output=True, text=True, check=True
     )
@@ -111,7 +111,7 @@ def test_a_program_with_only_out_variants_allocates_nothing_else():
 
 
 def test_an_out_variant_that_strays_is_not_used():
-    """binary_cross_entropy.out takes its one-element output for scratch of the inputs' size."""
+    """binary_cross_entropy.out uses its one-element output as scratch of the inputs' size."""
 
     def loss(probability, target):
         return torch.nn.functional.binary_cross_entropy(probability, target) * 1

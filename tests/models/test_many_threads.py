@@ -1,7 +1,7 @@
 """Threads that draw, train, run eager, compile and capture at once, against each of them alone.
 
-Each job gives the same bits whenever it is done; a thread does its own again and again while others
-do theirs. `OFFLOAD_STRESS_SECONDS` says how long.
+Each job gives the same bits at every repetition; threads repeat their jobs concurrently.
+`OFFLOAD_STRESS_SECONDS` sets the duration.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Job = Callable[[], list[torch.Tensor]]
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Threads take turns ten times as often as Python lets them."""
+    """Threads switch ten times as often as by default."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(interval / 10)
     yield
@@ -38,7 +38,7 @@ def quick_switches() -> Iterator[None]:
 
 
 class Texts:
-    """Inputs of growing lengths, from a generator of their own."""
+    """Inputs of growing lengths, from a separate generator."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ class Texts:
         return torch.randint(32, (2, length), generator=self._generator)
 
 
-# ---- what threads do ----------------------------------------------------------------------------
+# ---- jobs of threads -----------------------------------------------------------------------------
 
 
 def draws_of_its_own() -> list[torch.Tensor]:
@@ -56,7 +56,7 @@ def draws_of_its_own() -> list[torch.Tensor]:
 
 
 def default_draws() -> list[torch.Tensor]:
-    """For one thread at a time: others that drew from this generator would change its numbers."""
+    """For one thread at a time: other draws from this generator would change its numbers."""
     torch.manual_seed(11)
     drawn = [torch.rand(50) for _ in range(200)]
     dropped = [nn.functional.dropout(torch.ones(50)) for _ in range(50)]
@@ -91,7 +91,7 @@ def inference(model: Callable[..., torch.Tensor], seed: int, n_lengths: int) -> 
 
 
 def captures(model: nn.Module, seed: int) -> Job:
-    """Recordings, loads and executions; what an execution gives is also what eager gave."""
+    """Recordings, loads and executions; results of executions are also eager's."""
 
     def capture() -> list[torch.Tensor]:
         texts, results = Texts(seed), []
@@ -116,10 +116,10 @@ def differing(got: list[torch.Tensor], expected: list[torch.Tensor]) -> str:
 
 
 def at_once(jobs: dict[str, Job]) -> tuple[collections.Counter[str], collections.Counter[str]]:
-    """Do the jobs alone, then at once until the time is over, each at least twice.
+    """Run the jobs alone, then at once until the time is over, each at least twice.
 
     Returns:
-        How often each was done at once, and what went wrong, with its number.
+        How often each ran at once, and the failures with their job numbers.
     """
     alone = {name: job() for name, job in jobs.items()}
     done: collections.Counter[str] = collections.Counter()
@@ -157,7 +157,7 @@ def words() -> nn.Module:
 
 @pytest.fixture
 def encoder() -> nn.Module:
-    """Takes another path, with other bits, where it is told that it is watched or compiled."""
+    """Takes another path, with other bits, where told that it is watched or compiled."""
     torch.manual_seed(1)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
@@ -220,7 +220,7 @@ def test_two_threads_train_and_draw_while_a_program_is_executed_by_others(encode
 
 
 def test_everything_at_once(words, encoder):
-    """The models that are captured are called by other threads meanwhile."""
+    """Other threads call the captured models meanwhile."""
     assert_as_alone(
         {
             "draws of its own": draws_of_its_own,
@@ -253,7 +253,7 @@ def test_captures_beside_draws_from_the_default_generator(words):
 
 
 def test_the_first_execution_on_a_thread_has_eagers_bits():
-    """Torch tells a thread late how many threads libraries may use there; their sums differ."""
+    """Torch sets a thread's library threads late; their sums differ."""
     n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Memory that an execution uses: freed, shrunk or moved before it, and while its ticket runs."""
+"""Memory in use by an execution: freed, shrunk or moved before it, and while its ticket runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gate(threading.Event):
 
 @pytest.fixture
 def gate() -> Iterator[Gate]:
-    """Of the operator `offload_test_gate::doubled`."""
+    """The gate of the operator `offload_test_gate::doubled`."""
     opened = Gate()
     library = torch.library.Library("offload_test_gate", "DEF")
     library.define("doubled(Tensor x) -> Tensor")
@@ -49,7 +49,7 @@ def gate() -> Iterator[Gate]:
 
 
 class Gated(nn.Module):
-    """Waits at the gate, and then reads all that it was given."""
+    """Waits at the gate, then reads all its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +219,7 @@ def test_memory_that_moved_while_it_was_queued_is_refused(gate: Gate) -> None:
     x, out = torch.randn(64), torch.empty(64)
     gate.clear()
     ahead, ticket = run.submit(x), run.submit(x, out=out)
-    out.share_memory_()  # moves it, which torch does without asking
+    out.share_memory_()  # moves it, which torch permits
     gate.set()
     ahead.wait()
     with pytest.raises(offload.BindingError, match=r"out\[0\]: its memory was freed or moved"):
@@ -344,7 +344,7 @@ MAPS: dict[str, tuple[Callable[[int], Any], str]] = {
 
 
 def without_memory(tensor: torch.Tensor, n_bytes: int) -> torch.Tensor:
-    """The tensor, on a storage of so many bytes; its shape is what it was."""
+    """The tensor on a storage of this many bytes; its shape is unchanged."""
     tensor.untyped_storage().resize_(n_bytes)
     return tensor
 

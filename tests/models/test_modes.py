@@ -1,4 +1,4 @@
-"""The caller's modes: recording follows them, replays do not, and both leave them as they were."""
+"""The caller's modes: recording follows them, replays do not, and both leave them unchanged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ MODES: dict[str, Callable[[], Any]] = {
 }
 
 
-# Eager would compute other values in these than outside of them.
+# Eager would compute other values inside these than outside.
 SURROUNDINGS = {
     "autocast": (
         lambda: torch.autocast("cpu", torch.bfloat16),
@@ -172,7 +172,7 @@ def test_training_of_the_root_module_is_compared(recorded, called):
     captured(x)
     del model, function
     gc.collect()
-    captured(x)  # the module has gone, and nothing can have changed it
+    captured(x)  # the module is gone, so nothing can have changed it
 
 
 @pytest.mark.parametrize("mode", ["enable_grad", "no_grad", "inference", *SURROUNDINGS])

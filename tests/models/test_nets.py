@@ -1,4 +1,4 @@
-"""Convolutional and recurrent nets: captured once, the model gone, replayed over other values."""
+"""Convolutional and recurrent nets: captured once, the model dropped, replayed on other values."""
 
 from __future__ import annotations
 

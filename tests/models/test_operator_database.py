@@ -63,7 +63,7 @@ REFUSED = {
     "unique_consecutive": SHAPE,
 }
 
-# Operators of which eager has no CPU kernel, or none for the samples.
+# Operators without a CPU kernel in eager, or without one for the samples.
 NOT_ON_CPU = {
     "jiterator_2inputs_2outputs": "compiles GPU code",
     "jiterator_4inputs_with_extra_args": "compiles GPU code",
@@ -120,7 +120,7 @@ Change = Callable[[torch.Tensor, torch.Generator], None]
 
 @pytest.fixture(autouse=True, scope="module")
 def only_own_objects_are_collected() -> Iterator[None]:
-    """The libraries' objects are many, and each collection would visit them."""
+    """The libraries have many objects, and each collection would visit them."""
     gc.collect()
     gc.freeze()
     yield
@@ -179,7 +179,7 @@ def each_element_once(tensor: torch.Tensor) -> torch.Tensor:
 def permute(tensor: torch.Tensor, generator: torch.Generator) -> None:
     elements = each_element_once(tensor)
     flat = elements.reshape(-1)
-    if flat.numel() > 4096:  # cheaper, and as different
+    if flat.numel() > 4096:  # cheaper, and equally different
         flat = flat.flip(0)
     else:
         flat = flat[torch.randperm(flat.numel(), generator=generator)]
@@ -199,8 +199,8 @@ def keep(tensor: torch.Tensor, generator: torch.Generator) -> None:
     pass
 
 
-# How floating-point and other operands are changed; the first that eager takes is used. Scaling
-# keeps what an operator may need: order, sign, symmetry, positive definiteness.
+# How floating-point and other operands are changed; the first that eager accepts is used. Scaling
+# keeps properties that an operator may need: order, sign, symmetry, positive definiteness.
 FIRST_REPLAY = ((permute, permute), (permute, keep), (scale, keep))
 SECOND_REPLAY = ((scale, permute), (scale, keep))
 
@@ -261,7 +261,7 @@ def same_values(got: torch.Tensor, expected: torch.Tensor, rounded: bool) -> boo
 
 
 def difference(got: Any, expected: Any, rounded: bool) -> str:
-    """What differs between a replayed leaf and eager's; empty if nothing does."""
+    """The difference between a replayed leaf and eager's; empty if there is none."""
     if not is_tensor(expected):
         return "" if type(got) is type(expected) and got == expected else f"{got} for {expected}"
     for what in ("dtype", "shape", "requires_grad"):
@@ -294,7 +294,7 @@ def replayed_wrong(
     seed: int,
     replays: tuple[tuple[tuple[Change, Change], ...], ...],
 ) -> list[str]:
-    """Capture the sample's call, replay it with other values; what differs from eager.
+    """Capture the sample's call, replay it with other values; return the differences from eager.
 
     Raises:
         CaptureError: the call is refused.
@@ -326,7 +326,7 @@ def eager(
     strategies: tuple[tuple[Change, Change], ...],
     seed: int,
 ) -> tuple[tuple[Change, Change], Any, list[torch.Tensor]]:
-    """The first strategy whose values the operator takes, its result, its operands afterwards."""
+    """The first strategy whose values the operator accepts, its result, its operands afterwards."""
     refusals = []
     for strategy in strategies:
         args, kwargs, own = operands.changed(strategy, seed)
@@ -369,7 +369,7 @@ def run_samples(
     *replays: tuple[tuple[Change, Change], ...],
     refused: dict[str, str] = REFUSED,
 ) -> list[str]:
-    """Run the samples; the messages of those refused. Fails where one is wrong."""
+    """Run the samples; return the messages of refused ones. Fails if a result is wrong."""
     name = operator.formatted_name
     refusals, wrong = [], []
     for position, sample in enumerate(samples):

@@ -1,4 +1,4 @@
-"""As many threads share an operator's work on an executable's own thread as on the caller's."""
+"""An operator uses as many threads on an executable's own thread as on the caller's."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_several_results_and_tensor_lists(function):
 
 @torch.no_grad()
 def test_lists_that_an_operator_writes_into_stay_as_recorded():
-    """`_unsafe_masked_index` puts what it has clamped into the list of indices that it is given."""
+    """`_unsafe_masked_index` puts clamped indices into its argument list."""
     x, mask = torch.randn(8), torch.arange(8) != 2
 
     def function(x, mask, index):

@@ -1,4 +1,4 @@
-"""Buffers given as `out`: written where they lie or by copy, and refused before anything ran."""
+"""Buffers given as `out`: written in place or by copy, and refused before anything runs."""
 
 from __future__ import annotations
 

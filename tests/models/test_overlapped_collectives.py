@@ -1,4 +1,4 @@
-"""Collectives that are exchanged while launches run: simulated, and executed on a virtual clock."""
+"""Collectives that overlap launches: simulated, and executed on a virtual clock."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from offload.timeline import Scheduling, SpanKind
 
 N_PROGRAMS = 30
 JITTER = 0.1
-"""By which each launch and exchange takes more or less than the simulation was told."""
+"""The relative jitter of each launch and exchange against the simulation's duration."""
 
 
 @pytest.fixture(scope="module")
 def programs() -> list[VirtualProgram]:
-    """Random programs with sums over ranks in them."""
+    """Random programs with sums over ranks."""
     found = (virtual_program(seed, JITTER) for seed in range(2 * N_PROGRAMS))
     with_sums = [one for one in found if one.bound.program.groups]
     assert len(with_sums) >= N_PROGRAMS
@@ -91,7 +91,7 @@ def test_a_collective_starts_when_its_input_is_there_and_waits_for_its_first_rea
     (received,) = program.launches[collective.start].writes
     readers = [at for at in program.launches if received in at.reads and not at.is_collective]
     behind = {at.index for at in readers}
-    for launch in program.launches:  # in recorded order each comes behind what it reads
+    for launch in program.launches:  # in recorded order each follows its operands
         if any(program.launches[at].writes[0] in launch.reads for at in behind):
             behind.add(launch.index)
     assert all(

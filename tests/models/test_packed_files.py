@@ -1,4 +1,4 @@
-"""Kernels of models whose weights are in files: packed where no budget is given, made again."""
+"""Kernels of models with weights in files: packed without a budget, and packed again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except CompilerMissing as missing:
 
 
 class Tied(nn.Module):
-    """Products of which one has a table's weight, a convolution with few pixels, and a norm."""
+    """Products, one with a table's weight, a convolution with few pixels, and a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ TOKENS = torch.tensor([3, 1, 4, 1, 5])
 
 @pytest.fixture
 def model(tmp_path: Path) -> nn.Module:
-    """Whose weights are in `tmp_path`."""
+    """A model with its weights in `tmp_path`."""
     torch.manual_seed(0)
     made = Tied().eval()
     save_weights(made, tmp_path)
@@ -78,7 +78,7 @@ def test_weights_in_files_are_packed(model, tmp_path):
 
 
 class Wide(nn.Module):
-    """Products with matrices of whole pages, of which one is used as it is as well."""
+    """Products with matrices of whole pages, one of which is also used unpacked."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ WIDE_BYTES = 2 * 512 * 1024 * 4  # of `up` and `down`
 
 @pytest.fixture
 def wide(tmp_path: Path) -> nn.Module:
-    """Whose weights are in `tmp_path`."""
+    """A model with its weights in `tmp_path`."""
     torch.manual_seed(0)
     made = Wide().eval()
     save_weights(made, tmp_path)
@@ -127,7 +127,7 @@ def test_memory_of_packed_weights_is_given_back(wide, tmp_path):
 
 @torch.no_grad()
 def test_what_was_given_back_is_read_again(wide, tmp_path):
-    """By itself: another weight's memory stays given back meanwhile."""
+    """Alone: another weight's memory stays released meanwhile."""
     run = loaded_wide(tmp_path)
     x = torch.randn(4, 512)
     for name in ("up.weight", "down.bias", "both.weight", "down.weight"):
@@ -150,7 +150,7 @@ def test_what_was_given_back_is_read_again(wide, tmp_path):
 
 @torch.no_grad()
 def test_a_weight_whose_kernel_fails_its_proof_stays(wide, tmp_path, monkeypatch):
-    """Its launches run as recorded, and read it; `down` lies beside it and is given back."""
+    """Its launches run as recorded, and read it; `down` lies beside it and is released."""
     proved = KernelProof.prove
 
     def prove(self: KernelProof, addresses: list[int]) -> bool:
@@ -216,7 +216,7 @@ def test_a_weight_that_is_replaced_is_packed_again(model, tmp_path):
 
 @torch.no_grad()
 def test_other_threads_see_old_weights_or_new_ones(model, tmp_path):
-    """All of a call's weights are of the same content, whenever it is replaced."""
+    """All weights of a call have content of the same version, whenever it is replaced."""
     run = loaded(tmp_path)
     names = ("up.weight", "up.bias", "down.weight")
     contents = []

@@ -1,4 +1,4 @@
-"""Weights that kernels read as panels: which, when they are made again, and what they take."""
+"""Weights that kernels read as panels: which, when they are repacked, and their memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_panels_are_counted_and_placed_together():
 @torch.no_grad()
 @pytest.mark.parametrize("depth", [24, 25])
 def test_weights_in_bfloat16_are_packed_in_pairs(depth):
-    """Two rows of a panel are one, behind an odd last one are zeros."""
+    """Two rows of a panel are combined; zeros follow an odd last row."""
     model, x = net_of(depth, torch.bfloat16)
     run = fused(model, x)
     near(run(x), model(x))
@@ -262,7 +262,7 @@ def test_tensors_of_inference_mode_are_read_in_place():
 
 @torch.no_grad()
 def test_memory_that_other_processes_share_is_read_in_place():
-    """They may write it, of which torch's count here tells nothing."""
+    """They may write it, which torch's count here does not show."""
     model, x = net()
     model.share_memory()
     run = fused(model, x)

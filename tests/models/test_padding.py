@@ -1,4 +1,4 @@
-"""Calls padded to the end of a bucket: results, what is refused, and the first call's proof."""
+"""Calls padded to the end of a bucket: results, refusals, and the first call's proof."""
 
 import copy
 import pickle
@@ -142,7 +142,7 @@ def test_calls_that_look_like_padding_prove_nothing():
         pad={"x": 0, "kinds": 0},
         shapes=({0: N}, {0: N}),
     )
-    for _ in range(10):  # the kinds never tell
+    for _ in range(10):  # the kinds do not show it
         assert torch.equal(masked(x, torch.zeros(9, dtype=torch.long)), x * 2)
 
 
@@ -205,7 +205,7 @@ def test_after_the_warm_up_of_buckets_no_primitive_is_created(layer, capfd):
         return result[0] if isinstance(result, tuple) else result
 
     def created(call, lengths):
-        """How many primitives oneDNN makes; it keeps 1024 of them (primitive_cache.hpp)."""
+        """The number of primitives that oneDNN makes; it keeps 1024 (primitive_cache.hpp)."""
         capfd.readouterr()
         with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON_CREATION):
             for n in lengths:
@@ -217,4 +217,4 @@ def test_after_the_warm_up_of_buckets_no_primitive_is_created(layer, capfd):
         assert created(run, (3, 5, 16, 17, 20, 32, 33, 40, 64)) > 0
         assert run.padding.loaded == ((16,), (32,), (64,))
         assert created(run, range(2, 65)) == 0
-    assert created(model, (21, 22, 23)) > 0  # each length has primitives of its own
+    assert created(model, (21, 22, 23)) > 0  # each length has separate primitives

@@ -1,4 +1,4 @@
-"""Models that read their padding are found by the first call, and models that are right kept."""
+"""The first call detects models that read their padding, and accepts correct models."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_a_model_that_is_right_is_kept(name):
     for n in (9, 3, 16, 20, 63):
         x = positive(n)
         torch.testing.assert_close(run(x), function(x))
-    assert run.padding.calls == 5  # executions that compare are none
+    assert run.padding.calls == 5  # comparing executions do not count
 
 
 def test_masks_that_are_fractions_stay_as_they_are():

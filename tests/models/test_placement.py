@@ -13,7 +13,7 @@ from offload.plan import place_values
 
 
 def encoder() -> nn.Module:
-    # With an odd number of heads torch does not take one operator for a whole layer.
+    # With an odd number of heads torch does not use one operator for a whole layer.
     layer = nn.TransformerEncoderLayer(60, 3, 128, batch_first=True)
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
 
@@ -29,7 +29,7 @@ def captured(model: nn.Module, x: torch.Tensor) -> offload.Captured:
 def test_feature_map_is_at_the_lower_bound(net):
     x = torch.randn(1, 16, 60) if net is encoder else images(0)["x"]
     program = captured(net(), x).program
-    # Of the null backend every activation lies in the feature map, what convolutions return too.
+    # On the null backend every activation lies in the feature map, also results of convolutions.
     everything = place_values(program, NullBackend().machine())
     on_the_cpu = captured(net(), x).load().plan
     for plan in (everything, on_the_cpu):

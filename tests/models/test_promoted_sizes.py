@@ -1,4 +1,4 @@
-"""Sizes that repeat get kernels of their own: results, reports, turns, memory."""
+"""Sizes that repeat get separate kernels: results, reports, turns, memory."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_integers_that_are_sizes_and_nested_results(at_once, waited):
 
 
 def arena_of(run):
-    """Where the turn's arena lies, which a promoted execution has used last."""
+    """The address of the turn's arena, last used by a promoted execution."""
     return run._native.arena
 
 

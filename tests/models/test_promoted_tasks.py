@@ -86,7 +86,7 @@ def test_promoted_sizes_share_one_arena_that_is_poisoned_between(at_once):
 
 
 def test_a_feature_map_of_the_callers_own(at_once):
-    """One that is large enough is used; with another one the host delivers the launches."""
+    """A large enough one is used; with another one the host delivers the launches."""
     run = loaded()
     executed_until_promoted(run, 8, 40)
     own = dict(run._promoter.executables())
@@ -113,7 +113,7 @@ def test_out_buffers_and_tickets_keep_their_order(at_once):
     for ticket, one in zip(tickets, expected, strict=True):
         assert torch.equal(ticket.result()[1], one[1])
     assert torch.equal(result, expected[-1][0])  # the last one wrote last
-    assert promoted_sizes(run) == [8]  # tickets are counted once their results are asked for
+    assert promoted_sizes(run) == [8]  # tickets are counted once their results are requested
 
 
 def test_memory_that_is_too_small_is_told(at_once):
@@ -254,7 +254,7 @@ def test_buckets_are_promoted_too(at_once):
     assert run.padding.promotion.promoted == ()
 
 
-# ---- what is asked for ---------------------------------------------------------------------------
+# ---- options -------------------------------------------------------------------------------------
 
 
 def test_options_that_contradict_one_another_are_refused():
@@ -291,7 +291,7 @@ def test_programs_that_leave_more_than_results_are_refused(name):
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Makes what executions at the recorded sizes are found to take: as a task, by launches."""
+    """Set measured durations of executions at the recorded sizes: as a task, by launches."""
 
     def make(one_task_ns, launches_ns):
         times = {"offload": one_task_ns, "host": launches_ns}

@@ -1,4 +1,4 @@
-"""What becomes of calls, threads, tickets, closing and errors while sizes are promoted to tasks."""
+"""Calls, threads, tickets, closing and errors while sizes are promoted to tasks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def executed_until_promoted(run, *sizes):
 
 @pytest.fixture
 def during(monkeypatch):
-    """What is called while sizes are prepared, in the thread that waits."""
+    """Called while sizes are prepared, in the waiting thread."""
     calls = []
     made = CapturedSizes.made
 
@@ -173,7 +173,7 @@ def test_an_interrupt_ends_the_call_alone(at_once, during):
 
 
 def test_a_call_that_is_refused_has_nothing_prepared(at_once, during):
-    """Its sizes are due, and no fault of theirs what it is given."""
+    """Its sizes are due, and its invalid arguments are not their fault."""
     asked = []
     during.append(asked.append)
     run = loaded()
@@ -242,7 +242,7 @@ def test_a_chain_of_tickets_across_the_promotion(at_once):
 
 
 def test_what_waits_for_a_ticket_is_executed_as_a_task_where_there_is_one(at_once):
-    """Bound on another thread, by what there is then; it has nothing prepared there."""
+    """Bound on another thread, by the tasks that exist then; it prepares nothing there."""
     model = Layer().eval()
     run = loaded(model=model)
     x = torch.randn(8, 16)

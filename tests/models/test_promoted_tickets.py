@@ -1,4 +1,4 @@
-"""Tickets of sizes that are promoted: as arguments, waiting for others, and counted."""
+"""Tickets of promoted sizes: as arguments, waiting for others, and counted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(captured):
 
 @pytest.fixture
 def copied(monkeypatch):
-    """The tensors of the calls that were copied, by which kernels are proved."""
+    """The tensors of calls that were copied, by which kernels are proved."""
     tensors: list[torch.Tensor] = []
     copy = FusedSizes.kept
 
@@ -63,7 +63,7 @@ def copied(monkeypatch):
 
 @contextlib.contextmanager
 def held_up(run, x):
-    """Keep an executable's thread from going on, in a done-callback."""
+    """Block an executable's thread in a done-callback."""
     entered, gate = threading.Event(), threading.Event()
 
     def wait(_):
@@ -102,7 +102,7 @@ def test_a_chain_across_the_promotion(run):
 
 
 def test_results_without_content_prove_nothing(run, copied):
-    """A call is copied where it is bound, when an execution before it may not have begun."""
+    """A call is copied when bound, possibly before an earlier execution has begun."""
     model, x = Layer().eval(), torch.randn(8, 16)
     run(x)  # from now on its sizes are due
     with offload.capture(lambda x: x + 1, x).load() as before:
@@ -120,7 +120,7 @@ def test_results_without_content_prove_nothing(run, copied):
 
 
 def test_what_waits_for_a_ticket_is_bound_by_what_there_is_then(run, copied):
-    """On another thread, whose state is no call's; by kernels where sizes have them."""
+    """On another thread, whose state is not the call's; by kernels where sizes have them."""
     model, x = Layer().eval(), torch.randn(8, 16)
     run(x)
     later = Ticket()
@@ -140,11 +140,11 @@ def test_what_waits_for_a_ticket_is_bound_by_what_there_is_then(run, copied):
 
 
 def test_executions_that_nobody_asks_for_are_counted(run):
-    """When their tickets go; those that somebody asks for once."""
+    """When their tickets end; requested results count once."""
     x = torch.randn(8, 16)
     for _ in range(2):
         tickets = [run.submit(x) for _ in range(5)]
-        run.submit(torch.randn(9, 16)).wait()  # behind them
+        run.submit(torch.randn(9, 16)).wait()  # after them
         del tickets
         for _ in range(2):
             ticket = run.submit(x)

@@ -1,4 +1,4 @@
-"""What becomes of calls, threads, closing, forks and errors while sizes are promoted."""
+"""Calls, threads, closing, forks and errors while sizes are promoted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("kernels_folder")
 
 
 class Held:
-    """Holds a preparation until it is let go."""
+    """Blocks a preparation until it is released."""
 
     def __init__(self, monkeypatch):
         self.begun, self.go = threading.Event(), threading.Event()
@@ -82,7 +82,7 @@ def test_the_caller_may_write_its_inputs_meanwhile(at_once, held):
     for _ in range(2):
         run(x)
     assert held.begun.wait(60)
-    x.fill_(float("nan"))  # of which kernels would prove nothing
+    x.fill_(float("nan"))  # kernels proved on it would prove nothing
     held.go.set()
     ended(run)
     assert promoted_sizes(run) == [8]
@@ -262,7 +262,7 @@ def test_kernels_and_promotion_are_asked_for_together():
 
 @torch.library.custom_op("promotion::unknown", mutates_args=())
 def unknown(x: torch.Tensor) -> torch.Tensor:
-    """May do anything."""
+    """May have any effect."""
     return x.clone()
 
 

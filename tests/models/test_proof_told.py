@@ -1,4 +1,4 @@
-"""What is said of the proof that the first execution makes."""
+"""Reports of the proof that the first execution makes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offload.timeline import Scheduling
 
 
 class Net(nn.Module):
-    """A convolution has no out-variant; the other launches have."""
+    """A convolution has no out-variant; the other launches do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def test_an_execution_that_fails_has_proved_nothing() -> None:
 
 
 def test_variants_that_fail_are_told() -> None:
-    """binary_cross_entropy.out takes its one-element output for scratch of the inputs' size."""
+    """binary_cross_entropy.out uses its one-element output as scratch of the inputs' size."""
 
     def loss(probability: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return nn.functional.binary_cross_entropy(probability, target) * 1

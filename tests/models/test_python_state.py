@@ -29,7 +29,7 @@ class Slotted:
 
 
 class Stateful(nn.Module):
-    """Holds state of many kinds, and changes one of them in its forward."""
+    """Holds state of many kinds, and changes some of it in its forward."""
 
     n_of_class = 0
 
@@ -52,7 +52,7 @@ class Stateful(nn.Module):
 
 
 def setter(path):
-    """A change that assigns to what stands at a path of attributes."""
+    """A change that assigns to a path of attributes."""
     *owners, name = path.split(".")
 
     def change(model, x):
@@ -234,13 +234,13 @@ def test_own_generator_seeded_in_the_forward():
     assert "generator" in refusal(function, normal(2))
 
 
-# ---- what may change -----------------------------------------------------------------------------
+# ---- allowed changes -----------------------------------------------------------------------------
 
 logger = logging.getLogger("offload.tests")
 
 
 class Ordinary(nn.Module):
-    """Assigns what it held already, fills caches of Python's own, and works with containers."""
+    """Assigns unchanged values, fills Python's own caches, and uses containers."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random operators: a replay draws the numbers that eager would, and leaves generators alike."""
+"""Random operators: a replay draws eager's numbers, and advances generators equally."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RANDOM = {
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_random_operators(kind):
-    """From the same seed the numbers that eager draws, also after a launch whose result is dead."""
+    """From the same seed eager's numbers, also after a launch whose result is dead."""
     draw = RANDOM[kind]
     check(lambda x: (draw(x), torch.rand(2)), *normals(2, 16))
 
@@ -109,7 +109,7 @@ def draws_from(x, generator):
 
 @pytest.mark.parametrize("how", ["position", "keyword", "object"])
 def test_generator_as_an_argument(how):
-    """Executions draw from the one that was recorded, wherever it stands then."""
+    """Executions draw from the recorded generator, in its current state."""
     generator, other = torch.Generator(), torch.Generator()
 
     def call(function, one):
@@ -238,7 +238,7 @@ def test_an_operator_that_does_not_say_that_it_draws():
 
 
 def test_memory_that_nobody_wrote_is_found_before_a_random_launch():
-    """Also where the launch's own numbers are alike."""
+    """Also where the launch's own numbers are equal."""
     assert "nobody wrote" in refusal(lambda x: x + torch.normal(torch.empty(8), 1.0), normal(8))
 
 
@@ -283,7 +283,7 @@ def attention(x, dropout):
 
 
 def recurrent(x, *, train):
-    """A recurrent layer that drops out between two layers in training alone."""
+    """A recurrent layer with dropout between two layers only in training."""
     return torch._VF.lstm(
         x.view(4, 1, 4), [torch.zeros(2, 1, 3)] * 2, lstm_weights, True, 2, 0.5, train, False, False
     )[0]
@@ -307,7 +307,7 @@ lstm_weights = [one.detach() for one in nn.LSTM(4, 3, 2).parameters()]
     ],
 )
 def test_what_drops_nothing_draws_nothing(call, draws):
-    """torch tags fused attention and the like as random, whatever they are given."""
+    """torch tags fused attention and the like as random for any arguments."""
     x = torch.randn(16)
     with torch.no_grad(), offload.capture(call) as captured:
         captured(x)

@@ -1,4 +1,4 @@
-"""Other threads draw from the same generators: no number comes twice, and no capture fails."""
+"""Other threads draw from the same generators: no number repeats, and no capture fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import offload
 from offload.observe.diagnosis.models import diagnose_call, diagnose_saved
 from offload.observe.diagnosis.stopwatch import Effort
 
-_RANGE = 2**31  # one number of the generator each
+_RANGE = 2**31  # each takes one number of the generator
 _N_CAPTURES = 20
 _SEED = 17
 _BUDGETS = (None, 200_000, "auto")
@@ -31,7 +31,7 @@ def _numbers(count: int, generator: torch.Generator | None = None) -> torch.Tens
 
 @contextlib.contextmanager
 def _drawing_elsewhere(generator: torch.Generator | None = None) -> Iterator[list[torch.Tensor]]:
-    """Another thread draws from a generator, torch's own if none is given, until the end."""
+    """Another thread draws from a generator, by default torch's own, until the end."""
     drawn: list[torch.Tensor] = []
     ended, begun = threading.Event(), threading.Event()
 
@@ -56,7 +56,7 @@ def _stream(count: int) -> torch.Tensor:
 
 
 def _assert_drawn_forward(drawn: list[torch.Tensor]) -> None:
-    """Each number stands further on in the seeded stream than the one before it."""
+    """Each number is later in the seeded stream than the preceding one."""
     numbers = torch.cat(drawn)
     stream = _stream(numbers.numel() + 4_000_000)
     values, order = stream.sort()
@@ -132,7 +132,7 @@ def test_captures_beside_a_thread_that_draws(function: Callable[..., Any]) -> No
 
 
 def test_captures_beside_a_thread_that_seeds() -> None:
-    """Whose generator is torch's own, also by the name that torch's functions look up."""
+    """With torch's own generator, also by the name that torch's functions look up."""
     real, found, ended = torch.default_generator, set(), threading.Event()
 
     def seed() -> None:

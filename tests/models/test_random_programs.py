@@ -1,4 +1,4 @@
-"""Views, writes and reads in any order, made at random and replayed against eager."""
+"""Views, writes and reads in random order, replayed against eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Regions of programs made at random: what stands for launches gives what they leave."""
+"""Regions of random programs: their replacements give the launches' results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def has_compiler() -> bool:
 
 
 class Recorded:
-    """The launches of a program as recorded, on memory of its own."""
+    """The launches of a program as recorded, on separate memory."""
 
     def __init__(self, bound: BoundProgram, inputs: list[torch.Tensor]) -> None:
         self.program = bound.program
@@ -51,7 +51,7 @@ class Recorded:
 
 
 def made_model(steps, returned) -> tuple[nn.Module, list[torch.Tensor]]:
-    """A module whose writes eager allows: what is read does not overlap in part."""
+    """A module whose writes eager allows: reads have no partial overlap."""
     torch.manual_seed(len(steps))
     model, inputs = RandomProgram(steps, returned, is_local=True), [normal(4, 4), normal(4, 4)]
     try:
@@ -72,7 +72,7 @@ def check_region(recorded: Recorded, region: Region) -> None:
 
 
 def check_regions(model: nn.Module, inputs: list[torch.Tensor]) -> list[Region]:
-    """Run a model's launches, and each region beside those that it stands for."""
+    """Run a model's launches, and each region beside the launches that it replaces."""
     with torch.no_grad():
         bound = offload.capture(model, *inputs).bound
         recorded = Recorded(bound, inputs)
@@ -143,7 +143,7 @@ class Chain(nn.Module):
 
 
 class Overlapping(nn.Module):
-    """A part is read that is neither the one that was written nor beside it."""
+    """A read part is neither the written part nor disjoint from it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -153,7 +153,7 @@ class Overlapping(nn.Module):
 
 
 class Escaping(nn.Module):
-    """Parts are written of what is used later as a whole."""
+    """Parts are written of a Value that is later used as a whole."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -164,7 +164,7 @@ class Escaping(nn.Module):
 
 
 class Foreign(nn.Module):
-    """A part is written of what is made elsewhere and used later."""
+    """A part is written of a Value that is made elsewhere and used later."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.sort().values
@@ -173,7 +173,7 @@ class Foreign(nn.Module):
 
 
 class Narrow(nn.Module):
-    """An in-place operator keeps the dtype of what it writes."""
+    """An in-place operator keeps the dtype of its target."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x.half()

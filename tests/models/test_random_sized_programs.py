@@ -1,4 +1,4 @@
-"""Numbers that follow from a size, used in any way: eager's bits at each size, or a refusal."""
+"""Numbers computed from a size, used in any way: eager's bits at each size, or a refusal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZES = (2, 3, 5, 8, 17, 32, 33, 60)
 
 
 def outcome(steps, recorded):
-    """What becomes of a program: whether it was captured, sizes that are right, and wrong ones."""
+    """The outcome of a program: whether it was captured, its right sizes, and its wrong ones."""
     function = program_of(steps)
     with torch.no_grad():
         try:

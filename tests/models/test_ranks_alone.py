@@ -8,7 +8,7 @@ from ranks import Found, run_by_torchrun
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """What one rank found in all cases."""
+    """Results of one rank in all cases."""
     return run_by_torchrun("one_rank_cases", 1)
 
 

@@ -1,7 +1,6 @@
 """Ranks that end, hang, refuse or differ: a typed error on the others, and no hang.
 
-What a rank waits at most is its group's timeout; the processes end by themselves here, or the run
-fails.
+A rank waits at most its group's timeout; the processes end by themselves here, or the run fails.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import pytest
 from ranks import Found, run_alone
 
-# After these the groups are as they were, so that one run has all of them.
+# These leave the groups unchanged, so that one run has all of them.
 _WHOLE = (
     "refused",
     "refused_behind_the_call",
@@ -27,7 +26,7 @@ _WHOLE = (
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """What two ranks found in the cases that leave their groups whole."""
+    """Results of two ranks in the cases that leave their groups whole."""
     return run_alone("failing_rank_cases", 2, *_WHOLE)[0]
 
 
@@ -41,7 +40,7 @@ def test_what_one_rank_refuses_to_record_all_do(found, case, why):
     assert first["message"].startswith("rank 1 refused the capture of call, so that all ranks do")
     assert why in first["message"]
     assert why in second["message"]
-    assert again == again_there == [5.0] * 4  # the next capture finds the groups as they were
+    assert again == again_there == [5.0] * 4  # the next capture finds the groups unchanged
 
 
 def test_an_error_of_the_model_on_one_rank_ends_the_capture_of_all(found):
@@ -100,7 +99,7 @@ def test_a_rank_that_hangs_is_an_error_after_the_timeout():
     (failed, other), _ = found.of("hung")
     assert failed["kind"] == "ExecutionError"
     assert "Timed out waiting 6000ms" in failed["message"]
-    assert other == [1.0, 1.0, 1.0]  # what needs no other rank goes on
+    assert other == [1.0, 1.0, 1.0]  # work without other ranks continues
 
 
 def test_a_rank_that_never_records_is_named():

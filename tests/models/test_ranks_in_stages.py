@@ -8,7 +8,7 @@ from ranks import Found, run_alone, run_by_torchrun
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request) -> Found:
-    """What two and four ranks found in all cases."""
+    """Results of two and four ranks in all cases."""
     return run_by_torchrun("stage_rank_cases", request.param)
 
 

@@ -1,4 +1,4 @@
-"""Ways to load programs with collectives, and what their executions leave: on two ranks."""
+"""Ways to load programs with collectives, and leftovers of their executions: on two ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ranks import Found, run_by_torchrun
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """What two ranks found in all cases."""
+    """Results of two ranks in all cases."""
     return run_by_torchrun("rank_loading_cases", 2)
 
 
@@ -78,7 +78,7 @@ def test_timelines_of_ranks_are_on_one_axis(found):
     assert said[1]["error_ns"] == first["errors"][1]
     events = trace["traceEvents"]
     assert sum(one.get("cat") == "collective" for one in events) == 4
-    exchanges = []  # by rank from the begin of each start to the end of its wait
+    exchanges = []  # by rank from the beginning of each start to the end of its wait
     for rank in (0, 1):
         launches = [one for one in events if one.get("cat") == "kernel" and one["pid"] == rank]
         starts = [one["ts"] for one in launches if one["name"].endswith("all_reduce")]
@@ -86,7 +86,7 @@ def test_timelines_of_ranks_are_on_one_axis(found):
         exchanges.append(list(zip(sorted(starts), sorted(waits), strict=True)))
         assert len(starts) == 2
     for (begin, end), (other_begin, other_end) in zip(*exchanges, strict=True):
-        # None has ended before the other rank began to start it.
+        # None ended before the other rank began to start it.
         assert max(begin, other_begin) <= min(end, other_end) + said[1]["error_ns"] / 1e3
 
 

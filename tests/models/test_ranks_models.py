@@ -8,7 +8,7 @@ from ranks import Found, run_by_torchrun
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """What two ranks found in all cases."""
+    """Results of two ranks in all cases."""
     return run_by_torchrun("rank_cases", 2)
 
 

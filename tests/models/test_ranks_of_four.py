@@ -8,7 +8,7 @@ from ranks import Found, run_by_torchrun
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    """What four ranks found in all cases."""
+    """Results of four ranks in all cases."""
     return run_by_torchrun("four_rank_cases", 4)
 
 

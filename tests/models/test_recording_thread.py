@@ -1,4 +1,4 @@
-"""A recording sees what eager sees, and other threads see nothing of it."""
+"""A recording sees the same as eager, and other threads see nothing of it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def on_another_thread(function):
 
 
 def found():
-    """What a thread finds where torch's state is looked up."""
+    """A thread's view of torch's state."""
     return (
         torch.compiler.is_compiling,
         torch.overrides.has_torch_function,
@@ -90,7 +90,7 @@ def found():
 
 
 class Asks(nn.Module):
-    """Reads a tensor on the host unless it is told that it is being compiled."""
+    """Reads a tensor on the host unless told that it is being compiled."""
 
     def __init__(self, told=lambda x: x * 2):
         super().__init__()
@@ -106,7 +106,7 @@ class Asks(nn.Module):
         return x * 2 if (x == x).all() else x
 
 
-# ---- what the model is told ----------------------------------------------------------------------
+# ---- compilation flags seen by the model ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("host_reads", ["avoid", "guard"])
@@ -116,7 +116,7 @@ def test_a_recording_is_not_told_that_it_is_compiled(host_reads, monkeypatch):
 
     with offload.capture(function, host_reads=host_reads) as captured:
         assert not captured(normal(2))[1]
-    # As another thread finds it that compiles at the same time.
+    # As seen from another thread that compiles at the same time.
     monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
     assert not offload.capture(function, normal(2)).recorded_result[1]
 
@@ -168,7 +168,7 @@ def test_a_told_model_that_is_not_close(x, told):
 
 
 def test_results_of_a_told_model_are_the_plain_calls():
-    """The caller gets what eager gives, also where kernels differ."""
+    """The caller gets eager's result, also where kernels differ."""
     x = torch.ones(3)
     captured = offload.capture(Asks(lambda x: x * 2 + 1e-6), x)
     assert torch.equal(captured.recorded_result, x * 2)
@@ -191,7 +191,7 @@ def test_a_told_model_that_gives_something_else(told, said, through):
     ):
         (model if through == "model" else handle)(x, into)
     assert "test_recording_thread.py:" in str(raised.value)
-    assert model.count.item() == 1  # what one eager call leaves
+    assert model.count.item() == 1  # the effect of one eager call
     assert torch.equal(into, x)
     notes = getattr(raised.value, "__notes__", [])
     assert any("torch.empty" in note for note in notes) == ("differs by" in said)
@@ -257,7 +257,7 @@ def test_a_read_is_refused_at_once_where_nobody_asks():
 
 
 def asks_and_draws(x):
-    """Draws in place, into a result, as a function, and for a batch of its own."""
+    """Draws in place, into a result, as a function, and for a separate batch."""
     noise = torch.rand(3) + torch.empty(3).uniform_(1, 2)
     noise = nn.functional.dropout(noise, 0.5) + torch.bernoulli(torch.full((3,), 0.5))
     noise += torch.multinomial(torch.ones(8), 3) + torch.randperm(3)
@@ -316,7 +316,7 @@ def test_other_threads_find_torchs_own():
         return nn.functional.relu(x)
 
     captured = offload.capture(function, normal(2))
-    assert captured.program.host_reads  # so it was told
+    assert captured.program.host_reads  # so the flag was set
     assert [seen.get(), seen.get()] == [before, before]
     assert seen.empty()
     assert found() == before
@@ -345,13 +345,13 @@ def test_the_same_model_in_another_thread_is_eager():
         assert_same(captured(x), inner(x))
         assert len(captured.program.launches) == 2
         there = elsewhere.get()
-        assert there.requires_grad  # which a recording switches off, on its own thread
+        assert there.requires_grad  # a recording switches it off, on its own thread
         assert_same(there.detach(), inner(torch.ones(2, 4)))
 
 
 @pytest.mark.parametrize("has_hooks", [False, True])
 def test_a_model_is_copied_while_it_is_captured(has_hooks):
-    """A copy has no part in the recording, and the model is left without its hooks."""
+    """A copy takes no part in the recording, and lacks the model's hooks."""
     model, x = nn.Linear(2, 2), normal(1, 2)
     called = queue.SimpleQueue()
     if has_hooks:
@@ -390,7 +390,7 @@ assert torch.equal(model(x), expected)
 
 
 def test_hooks_that_were_unpickled_in_another_process_stay(tmp_path, monkeypatch):
-    """torch counts hooks by process, so that ours may get the numbers that those have."""
+    """torch counts hooks by process, so that ours may get the same numbers."""
     source = "def doubled(module, given):\n    return tuple(2 * one for one in given)\n"
     (tmp_path / "hooks_of_a_user.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -437,7 +437,7 @@ def test_a_hook_that_another_thread_registers_in_between_is_kept(when, monkeypat
 
 
 def test_captures_of_one_model_beside_eager_calls_and_copies():
-    """In processes of its own: what went wrong here ended the process, or all later captures."""
+    """In separate processes: failures here ended the process, or all later captures."""
     done = subprocess.run(
         [sys.executable, "-c", CROWD], capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,4 +1,4 @@
-"""What an execution refuses before anything ran: inputs of another kind, number or structure."""
+"""Refusals before anything runs: inputs of another kind, number or structure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import offload
 
 
 def assert_still_works(model: nn.Module, run: offload.Executable) -> None:
-    """A refused call leaves an executable that computes."""
+    """After a refused call an executable still computes."""
     args, kwargs = model.arguments()
     scores, sums, history = run(*args, **kwargs)
     with torch.no_grad():
@@ -192,7 +192,7 @@ def test_a_launch_may_not_execute_its_own_executable(scheduling):
 
 
 def test_a_launch_may_not_execute_its_own_executable_behind_what_is_submitted():
-    """What is submitted waits for this execution, which then would wait for it."""
+    """The submission waits for this execution, which then would wait for it."""
     runs: list[offload.Executable] = []
     refused: list[str] = []
     tickets: list[offload.Ticket] = []
@@ -222,7 +222,7 @@ def test_a_launch_may_not_execute_its_own_executable_behind_what_is_submitted():
 
 @torch.library.custom_op("offload_tests::closes", mutates_args=())
 def closes(x: torch.Tensor) -> torch.Tensor:
-    """Closes the executable that it is a launch of, and takes memory that then is free."""
+    """Closes the executable that it is a launch of, and allocates memory that then is free."""
     if CLOSED:
         CLOSED[0].close()
         KEPT.extend(torch.full_like(x, float("nan")) for _ in range(16))
@@ -247,7 +247,7 @@ def around_closes(x):
 @pytest.mark.parametrize("options", [{}, {"scheduling": "host"}, {"lanes": 2}], ids=str)
 @torch.no_grad()
 def test_a_launch_may_close_its_own_executable(options, form):
-    """The execution ends well, and is the last; the memory is given back by another close."""
+    """The execution completes, and is the last; another close frees the memory."""
     x = torch.randn(256, 256)
     expected = around_closes(x)
     run = offload.capture(around_closes, x).load(**options)
@@ -271,7 +271,7 @@ def test_a_launch_may_close_its_own_executable(options, form):
 @pytest.mark.parametrize("scheduling", ["offload", "host"])
 @pytest.mark.parametrize("within", ["submit", "call"])
 def test_a_launch_of_a_call_may_not_wait_for_what_is_queued(scheduling, within):
-    """Which waits for the call: with a submission of its own, or behind another thread's."""
+    """The queue waits for the call: with its own submission, or behind another thread's."""
     runs: list[offload.Executable] = []
     queued: list[offload.Ticket] = []
 

@@ -16,7 +16,7 @@ from offload.backends.dispatched import DispatchBackend
 N = Dim("n", min=0, max=4096)
 
 
-# Two residents: one places what launches make, the other leaves that to operators, as on devices.
+# Two residents: one places results of launches, the other leaves that to operators, as on devices.
 on_both = pytest.mark.parametrize(
     "device",
     [None, DispatchBackend("dispatched", CpuBackend().machine, "cpu")],
@@ -94,7 +94,7 @@ def test_any_size_gives_eagers_bits(name, device):
                 run(x)
             continue
         torch.manual_seed(size)
-        if size < 4:  # torch, and what asks for parts, may have guards
+        if size < 4:  # torch and users of parts may have guards
             with contextlib.suppress(offload.BindingError):
                 assert same(run(x), expected)
                 n_seen += 1
@@ -137,7 +137,7 @@ def test_no_size_is_larger_than_a_tensor_can_be(size):
 
 
 def test_places_of_one_choice_of_sizes_alone_are_counted_and_stay_proved():
-    """From n = 769 on, to where nothing is left, no places hold for all of the bucket."""
+    """From n = 769 on, up to the maximum, no places hold for all of the bucket."""
     part = Dim("n", min=0, max=1000)
     run = load(
         lambda x, n: ((x[n:] * 2).exp() + 1).sum(),
@@ -295,7 +295,7 @@ def _(x):
 
 
 def test_a_tickets_numbers_are_ready_before_the_executions_ahead_of_it_end():
-    """The thread that submits computes them, while the lane executes."""
+    """The submitting thread computes them, while the lane executes."""
     HOLD.set()
     run = load(lambda x: held(x) * x.shape[0], torch.randn(24, 4))
     inputs = [torch.randn(size, 4) for size in (9, 40, 100)]

@@ -111,7 +111,7 @@ def test_model_output():
 
 
 def test_caches_flattened_into_tensors():
-    """A static cache among the arguments is written in place; each replay may bring another."""
+    """A static cache among the arguments is written in place; each replay may have another."""
     transformers = pytest.importorskip("transformers", reason="the caches are its classes")
     config = transformers.GPT2Config(
         n_layer=2, n_head=2, n_embd=16, vocab_size=32, n_positions=16, use_cache=True

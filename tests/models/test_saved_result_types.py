@@ -1,4 +1,4 @@
-"""Results of an opened program are of the types that the model returned."""
+"""Results of an opened program have the types that the model returned."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Rows(list):
 
 
 class Holder:
-    """Attributes, which its constructor does not take."""
+    """Attributes that its constructor does not take."""
 
     def __init__(self) -> None:
         raise AssertionError("an object is made without its constructor")
@@ -46,7 +46,7 @@ class Holder:
 
 @dataclasses.dataclass
 class Checked(collections.OrderedDict):
-    """A dataclass that is a mapping too, as transformers' outputs, and checks what it is given."""
+    """A dataclass that is also a mapping, as transformers' outputs, and checks its arguments."""
 
     logits: Any
     hidden: Any = None
@@ -77,7 +77,7 @@ def of_own_types(x: torch.Tensor) -> dict[str, Any]:
 
 
 def assert_alike(one: Any, other: Any) -> None:
-    """The same types and tensors, all the way down."""
+    """Require the same types and tensors, recursively."""
     assert type(one) is type(other)
     if isinstance(one, torch.Tensor):
         assert torch.equal(one, other)
@@ -284,7 +284,7 @@ def test_plain_results_and_types_of_arguments_warn_of_nothing(tmp_path: Path) ->
 
 
 def renamed(path: Path, names: dict[str, str]) -> None:
-    """Let a file name the containers of its result otherwise."""
+    """Let a file give other names to the containers of its result."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     root = json.loads(members["program.json"])

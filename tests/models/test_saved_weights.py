@@ -1,4 +1,4 @@
-"""What `save` writes of weights that were changed since the capture."""
+"""The output of `save` for weights that changed since the capture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offload.api.captured import Captured
 
 
 class Net(nn.Module):
-    """One weight of each kind that can be laid out anew."""
+    """One weight of each kind whose layout can change."""
 
     def __init__(self) -> None:
         super().__init__()

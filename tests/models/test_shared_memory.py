@@ -49,7 +49,7 @@ def test_written_inputs_overlap_as_recorded():
 
 
 def test_written_inputs_overlap_in_a_row():
-    """The first and the last one lie apart, on the memory of those between them."""
+    """The first and the last one are disjoint, on the memory of those between them."""
 
     def function(first, second, third, fourth):
         first.add_(third[: first.numel()])
@@ -78,7 +78,7 @@ def test_same_tensor_recorded_then_two():
 
 
 def test_attention_recorded_with_one_tensor():
-    """Python's `is` must not decide for later calls: query, key and value differ then."""
+    """Python's `is` must not decide for later calls, where query, key and value differ."""
     model = nn.MultiheadAttention(8, 2, batch_first=True).eval()
     x = normal(2, 5, 8)
     with torch.no_grad(), offload.capture(model) as captured:

@@ -1,4 +1,4 @@
-"""What the page on threads promises of one captured program: its methods in many threads."""
+"""The promises of the page on threads about one captured program: its methods in many threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INPUTS = [torch.full((2, 8), float(number)) for number in range(30)]
 
 
 class Shared:
-    """A captured program, its executable, and what the model gives for each of INPUTS."""
+    """A captured program, its executable, and the model's result for each of INPUTS."""
 
     def __init__(self, folder: Path) -> None:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
@@ -91,7 +91,7 @@ def test_all_methods_in_many_threads(shared):
 
 
 def test_executables_of_one_program_run_beside_each_other(shared):
-    """One for each worker thread: no call waits for another's, and weights lie in memory once."""
+    """One for each worker thread: calls do not wait for each other; weights are in memory once."""
     own = threading.local()
 
     def call(number: int) -> None:
@@ -104,7 +104,7 @@ def test_executables_of_one_program_run_beside_each_other(shared):
 
 
 def test_close_beside_calls(shared):
-    """Each call gives its result, or says that the executable is closed."""
+    """Each call gives its result, or an error that the executable is closed."""
     refused = []
     closing = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Recording and loading change what one eager call changes; state replaced in Python is refused."""
+"""Recording and loading have one eager call's effects; state replaced in Python is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import offload
 
 
 def test_capture_and_load_leave_state_alone():
-    """Capture changes what one eager call changes; load, verification and proofs change nothing."""
+    """Capture has one eager call's effects; load, verification and proofs have none."""
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
     twin = copy.deepcopy(model)
     x = normal(4, 3)
@@ -133,7 +133,7 @@ class ReplacesParameter(nn.Module):
     ],
 )
 def test_state_replaced_in_the_forward(kind):
-    """The next eager call would use other tensors, which a replay does not know."""
+    """The next eager call would use other tensors, unknown to a replay."""
     assert "attribute" in refusal(kind(), normal(2))
 
 

@@ -25,7 +25,7 @@ def model():
 
 
 def for_each_size(captured, sizes):
-    """What a device has whose residents take no other sizes."""
+    """A device whose residents support only one size."""
     pipeline = importlib.import_module("offload.load.pipeline")
 
     def load(bound):
@@ -67,7 +67,7 @@ def loaded(load):
 
 
 def instance_bytes(load, one):
-    """What an instance takes."""
+    """The bytes of an instance."""
     run = load(captured_model(one), offload.Sizes(instances="1GiB"))
     run(torch.randn(2, 8, 16))
     return run.instances.kept_bytes
@@ -102,7 +102,7 @@ def test_the_least_recently_used_goes_first(load):
     assert not run.instances.was_hit
     small = load(captured_model(one), offload.Sizes(instances=1))
     small(torch.randn(2, 9, 16))
-    small(torch.randn(2, 300, 16))  # more than all room: the one in use stays
+    small(torch.randn(2, 300, 16))  # more than the whole limit: the one in use stays
     assert small.instances.kept == 1
     assert "1 instance of" in str(small.instances)
     assert "prepared in" in small.explain()

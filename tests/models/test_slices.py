@@ -1,4 +1,4 @@
-"""Slices of Programs: executed one after the other they do what the whole does."""
+"""Slices of Programs: executed in order they have the whole Program's effect."""
 
 import pytest
 import torch

@@ -27,7 +27,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any, torc
 
 
 def run_eagerly(bound: BoundProgram, folder: Path, given: torch.Tensor) -> list[torch.Tensor]:
-    """The results of a Program by plain torch calls, its weights read from the file."""
+    """The results of a Program by plain torch calls, with its weights read from the file."""
     program, bindings = bound.program, bound.bindings
     content = safetensors.torch.load_file(folder / "model.safetensors")
     bases = {  # cloned, since alignment may decide which kernel runs
@@ -77,7 +77,7 @@ def test_the_launches_are_those_of_a_recording_in_memory(
 
 
 def in_memory_alone(bindings: Bindings, model: nn.Module) -> list[torch.Tensor]:
-    """Weights of a recording in memory that the model does not hold: folded constants."""
+    """In-memory weights of a recording that the model does not hold: folded constants."""
     state = {tensor.data_ptr() for tensor in model.state_dict().values()}
     held = [tensors[0] for tensors in bindings.weights.values()]
     return [tensor for tensor in held if tensor.data_ptr() not in state]
@@ -109,7 +109,7 @@ class Failing(nn.Module):
 
 
 def prefixed(folder: Path) -> Path:
-    """The same weights under the names that they have in `Failing`."""
+    """The same weights under their names in `Failing`."""
     content = safetensors.torch.load_file(folder / "model.safetensors")
     target = folder / "prefixed.safetensors"
     safetensors.torch.save_file({f"model.{name}": one for name, one in content.items()}, target)

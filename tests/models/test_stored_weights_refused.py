@@ -1,4 +1,4 @@
-"""What a recording under fake tensors must not take for something else, and files that change."""
+"""Identities that a recording under fake tensors must keep apart, and files that change."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Viewing(nn.Module):
 
 
 class Listing(nn.Module):
-    """Holds a parameter in a list as well."""
+    """Also holds a parameter in a list."""
 
     def __init__(self) -> None:
         super().__init__()

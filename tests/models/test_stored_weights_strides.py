@@ -1,4 +1,4 @@
-"""Strides that are never used: fake kernels set them otherwise than real ones."""
+"""Strides that are never used: fake kernels set them differently from real ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[type[nn.Module], Any]] = {
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Any, torch.Tensor]:
-    """A model in memory, it captured with its weights in files, and an input."""
+    """A model in memory, a capture of it with weights in files, and an input."""
     build, make = CASES[request.param]
     model, given = build().eval(), make()
     save_weights(model, tmp_path)
@@ -82,7 +82,7 @@ def test_one_token_and_one_image_are_executed(case: Any) -> None:
 
 
 def test_a_warm_up_takes_strides_that_are_never_used(case: Any) -> None:
-    """What devices do that capture real launches of a recording under fake tensors."""
+    """As on devices that capture real launches of a recording under fake tensors."""
     model, captured, given = case
     program, state = captured.program, model.state_dict()
     bases = {

@@ -1,4 +1,4 @@
-"""Executions under a budget of weights: the same bits as with all of them resident."""
+"""Executions under a budget of weights: the bits of executions with resident weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OWN = {
 def case(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> tuple[Callable[[], Any], Callable[[], torch.Tensor], Path, Any]:
-    """What builds a model, an input, the folder of its weights, and it in memory."""
+    """A function that builds a model, an input, the folder of its weights, the model in memory."""
     build, make = {**MODELS, **OWN}[request.param]
     model = build().eval()
     save_weights(model, tmp_path)
@@ -66,7 +66,7 @@ def test_resident_weights_give_the_bits_of_the_model_in_memory(case: Any) -> Non
     given = make()
     with torch.no_grad(), offload.capture(model) as in_memory:
         model(given)
-    save_weights(model, folder)  # as the recorded call has left them
+    save_weights(model, folder)  # as the recorded call left them
     with in_memory.load() as run:
         expected = [one.clone() for one in results(run(given))]
     captured = offload.capture(without_memory(build), given, weights=folder)
@@ -85,7 +85,7 @@ def test_a_shared_block_is_copied_for_each_layer_where_it_does_not_fit(tmp_path:
         256 * 128 * 4,
         sum(one.numel() * 4 for one in model.parameters() if one.dim() == 1),
     )
-    assert wide + small <= floor < 2 * wide  # of 2.5: a block that stays would take all of it
+    assert wide + small <= floor < 2 * wide  # of 2.5: a resident block would take all of it
     with captured.load() as whole, captured.load(weights_budget=floor) as run:
         expected = whole(given)
         for _ in range(3):
@@ -109,7 +109,7 @@ def test_packed_weights_are_streamed_packed(tmp_path: Path) -> None:
     save_weights(Packed().eval(), tmp_path)
     captured = offload.capture(without_memory(Packed), torch.randn(4, 128), weights=tmp_path)
     packed_bytes = sum(one.numel() * one.element_size() for one in Packed().buffers())
-    assert weight_bytes(captured.program) == packed_bytes  # of floats they would be four times that
+    assert weight_bytes(captured.program) == packed_bytes  # as floats they would be four times that
     given = torch.randn(4, 128)
     with captured.load() as run:
         expected = run(given)
@@ -230,7 +230,7 @@ def test_a_truncated_file_fails_at_the_call_and_is_well_again_afterwards(
             _ = [run(given) for _ in range(3)]
         path.write_bytes(content)
         run.streaming.refresh()
-        assert torch.equal(run(given), expected[0])  # the buffer is read again as well
+        assert torch.equal(run(given), expected[0])  # the buffer is also read again
     path.write_bytes(content[: len(content) // 4])
     with pytest.raises(offload.FileError, match=r"model.safetensors"):
         deep.load()
@@ -326,7 +326,7 @@ def test_a_model_larger_than_the_memory_of_its_process(tmp_path: Path) -> None:
 
 
 class Layers(nn.Module):
-    """Layers of 64 KiB, and something at their end that made-up inputs may not do."""
+    """Layers of 64 KiB, and a last operation that may refuse made-up inputs."""
 
     def __init__(self, end: Any) -> None:
         super().__init__()
@@ -357,7 +357,7 @@ def test_inputs_that_cannot_be_made_up_leave_estimates(
     budget: Any,
     known: bool,
 ) -> None:
-    """What the recorded inputs held need not be made up; a file's program has none of it."""
+    """The content of recorded inputs need not be made up; a file's program has none of it."""
     if not known:
         monkeypatch.setattr("offload.record.watched_call.input_samples", lambda given: ())
     model = Layers(end)

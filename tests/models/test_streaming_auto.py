@@ -1,4 +1,4 @@
-"""The budget that takes what memory is free, and what tries it out."""
+"""The budget that takes the free memory, and its trial."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_auto_leaves_room_for_the_feature_map(
 
 
 def test_auto_tries_out_what_it_has_loaded(deep: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All weights would stay, but executions find no memory beside them."""
+    """All weights would fit, but executions find no memory beside them."""
     budgets = []
     real = streamed_load.execute_made_up
 
@@ -171,9 +171,9 @@ except offload.OutOfMemory as error:
 
 @pytest.mark.alone
 def test_an_operator_that_finds_no_memory_is_out_of_memory() -> None:
-    """Memory of its own, outside of the plan: only trying it out shows that it is not there."""
+    """Its own memory is outside the plan: only a trial shows that it is missing."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED], capture_output=True, text=True, timeout=120, check=True
     )
     assert "constant_pad_nd" in done.stdout
-    assert "320" in done.stdout  # MB that it wanted
+    assert "320" in done.stdout  # MB that it requested

@@ -1,4 +1,4 @@
-"""Weights of a model in memory under a budget: what is written to them is seen."""
+"""Weights of a model in memory under a budget: executions see writes to them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_weights_in_memory_that_are_written_are_seen(mode: Any) -> None:
     for budget in budgets:
         with captured.load(weights_budget=budget) as run, mode():
             assert torch.equal(run(given), model(given))
-            for parameter in model.parameters():  # one by one: alike, streamed or resident
+            for parameter in model.parameters():  # one by one: the same, streamed or resident
                 parameter.add_(1)
                 assert torch.equal(run(given), model(given))
             model[2].weight[1:].mul_(2)  # through a view
@@ -52,7 +52,7 @@ def test_without_a_budget_nothing_is_streamed_and_all_that_tells_copes(tmp_path:
         with run.timeline() as timeline:
             run(x)
         assert timeline.executions[0].bytes_streamed == 0
-        captured.save(tmp_path / "model.offload")  # asks each open executable what it replaced
+        captured.save(tmp_path / "model.offload")  # asks open executables what they replaced
         run.rebind_weights()
     assert run.streaming is None
     with offload.open(tmp_path / "model.offload").load() as opened:
@@ -131,7 +131,7 @@ def test_tied_weights_in_memory_are_seen() -> None:
             super().__init__()
             self.first = nn.Linear(64, 64)
             self.second = nn.Linear(64, 64)
-            self.second.weight = nn.Parameter(self.first.weight.data)  # counts for itself
+            self.second.weight = nn.Parameter(self.first.weight.data)  # counts separately
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.second(torch.tanh(self.first(x)))

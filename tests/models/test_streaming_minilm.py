@@ -1,6 +1,6 @@
 """MiniLM, a sentence encoder of 87 MiB, under budgets of its weights.
 
-Its table of words is half of it, and one launch takes some rows of it, which are gathered.
+Its word table is half of it, and one launch reads some rows of it, which are gathered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def folder(encoder: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Words(nn.Module):
-    """The whole model, on numbers of words."""
+    """The whole model, on word indices."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Words(nn.Module):
 
 
 class Embedded(Words):
-    """The model on words that were looked up."""
+    """The model on embedded words."""
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.model(inputs_embeds=words)[0]
@@ -76,7 +76,7 @@ def weight_bytes(captured: Captured) -> int:
 def results_and_bytes(
     captured: Captured, inputs: list[torch.Tensor], budget_bytes: int | None
 ) -> tuple[list[torch.Tensor], int]:
-    """The results, and what each execution streamed."""
+    """The results, and the bytes that each execution streamed."""
     with captured.load(weights_budget=budget_bytes) as run:
         results, streamed = [], set()
         for one in inputs:

@@ -1,4 +1,4 @@
-"""Weights that get other content, and which executions have it."""
+"""New content of weights, and the executions that see it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_submitted_before_has_the_old_content(tmp_path: Path, in_memory
         before, after = model(given), other(given)
     for budget in (floor_of(captured), weight_bytes(captured.program) // 2, 10**9):
         with captured.load(weights_budget=budget) as run:
-            if run.streaming is None:  # the model's tensors are used where they are
+            if run.streaming is None:  # the model's tensors are used in place
                 continue
             tickets = [run.submit(given) for _ in range(20)]
             run.streaming.replace(new)

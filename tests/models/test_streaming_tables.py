@@ -28,7 +28,7 @@ TABLE_BYTES, ROW_BYTES = N_WORDS * WIDTH * 4, WIDTH * 4
 
 
 class Encoder(nn.Module):
-    """Words, places that it looks up by numbers of its own, layers."""
+    """Words, positions looked up by the model's own indices, layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class TwoTexts(Encoder):
 
 
 class Tied(Encoder):
-    """The table of words is the output's weight as well."""
+    """The table of words is also the output's weight."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return functional.linear(super().forward(ids), self.words.weight)
@@ -64,7 +64,7 @@ def ids_of(shape: tuple[int, ...] = (2, 7), dtype: torch.dtype = torch.int64) ->
 
 @pytest.fixture(params=["file", "memory"])
 def capture(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., Any]:
-    """Gives a model in memory, and it captured with its weights in a file or in memory."""
+    """A model in memory, and a capture of it with its weights in a file or in memory."""
 
     def make(build: type[nn.Module], given: torch.Tensor) -> tuple[nn.Module, Captured]:
         model = build().eval()
@@ -86,7 +86,7 @@ def stored(tmp_path: Path) -> tuple[nn.Module, Captured, Path]:
 
 
 def tables_of(run: Any) -> dict[str, int]:
-    """How many rows an execution gathers, by the table's name."""
+    """The number of rows that an execution gathers, by the table's name."""
     rows: dict[str, int] = {}
     for one in run.streaming.plan.gathers:
         name = run.program.values[one.value].name
@@ -355,7 +355,7 @@ def test_forks_gather_for_themselves(capture: Any) -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
-# ---- what it says of itself ---------------------------------------------------------------------
+# ---- its reports ---------------------------------------------------------------------------------
 
 
 def test_what_is_gathered_is_told(capture: Any, request: pytest.FixtureRequest) -> None:

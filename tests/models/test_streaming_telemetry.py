@@ -1,4 +1,4 @@
-"""What streamed executions say of themselves: explain, the report, the timeline, progress."""
+"""Reports of streamed executions: explain, the report, the timeline, progress."""
 
 from __future__ import annotations
 
@@ -72,13 +72,13 @@ def test_a_timeline_shows_waits_by_launch_beside_what_was_predicted(deep: Captur
     assert {span.name for span in brought} == streamed
     assert all(span.duration_ns > 0 and span.size_bytes > 0 for span in brought)
     ends = 0
-    for span in brought:  # one lane, one at a time; moments are rounded to a ns
+    for span in brought:  # one lane, one at a time; times are rounded to a ns
         assert span.begin_ns >= ends - 1
         ends = span.end_ns
     launches = [span for span in one.predicted if span.kind is SpanKind.LAUNCH]
     waits = {span.launch: span for span in one.predicted if span.kind is SpanKind.WAIT}
     assert [span.launch for span in launches] == list(range(len(program.launches)))
-    assert waits  # at the floor nothing is brought ahead
+    assert waits  # at the floor nothing is copied ahead
     for span in launches:
         if span.launch in waits:
             assert waits[span.launch].end_ns == span.begin_ns

@@ -1,4 +1,4 @@
-"""Which writes to weights in memory the next execution under a budget sees, and which not."""
+"""Writes to weights in memory that the next execution under a budget sees or misses."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_only_what_was_stepped_is_read_again() -> None:
         run.close()
         for one in model.parameters():
             one.grad = torch.ones_like(one)
-        torch.optim.SGD(model.parameters(), lr=0.1, fused=True).step()  # of one that is closed
+        torch.optim.SGD(model.parameters(), lr=0.1, fused=True).step()  # of a closed executable
 
 
 def in_inference_mode(model: nn.Sequential) -> None:

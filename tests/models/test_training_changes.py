@@ -1,4 +1,4 @@
-"""What is changed between the steps: seen as eager sees it, or refused; never left unseen."""
+"""Changes between steps: seen as in eager, or refused; never ignored."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_parameter_that_is_trained_later():
 
 
 def test_a_frozen_parameter_that_is_given_a_gradient():
-    """Optimizers step whatever has a gradient."""
+    """Optimizers step every parameter that has a gradient."""
     pair = Pair(adding_step, model=half_frozen())
     weight = pair.ours.model[0].weight
     weight.grad = torch.ones_like(weight)
@@ -64,7 +64,7 @@ def test_a_frozen_parameter_that_is_given_a_gradient():
 
 
 def test_a_step_that_freezes_for_a_while_and_leaves_it_so():
-    """As one that trains two models in turn."""
+    """Such as a step that trains two models in turn."""
 
     def make_step(model, optimizer):
         def step(x, target):
@@ -218,11 +218,11 @@ def test_what_is_put_in_order_waits_for_tickets(make_step):
         assert_alike(ours, eager)
 
 
-# ---- who compares --------------------------------------------------------------------------------
+# ---- where comparisons run -----------------------------------------------------------------------
 
 
 def frames_of(call, *given) -> list[str]:
-    """The functions of Python's that run in a call."""
+    """The Python functions that run in a call."""
     names: list[str] = []
     sys.setprofile(
         lambda frame, event, _: names.append(frame.f_code.co_qualname) if event == "call" else None
@@ -238,7 +238,7 @@ def test_an_execution_where_nothing_changed_runs_no_python():
     pair = Pair(adding_step)
     pair.steps(2)
     assert frames_of(pair.run, *batch()) == []
-    pair.ours.optimizer.zero_grad()  # which is put in order natively
+    pair.ours.optimizer.zero_grad()  # which native code repairs
     assert frames_of(pair.run, *batch()) == []
     pair.ours.optimizer.param_groups[0]["lr"] = float("0.001")  # equal, and another object
     assert frames_of(pair.run, *batch()) == []
@@ -256,9 +256,9 @@ def test_gradients_that_are_dropped_after_the_load():
 
 
 def test_a_step_that_the_model_holds_is_collected():
-    """What is watched is shown to Python's garbage collector."""
+    """Watched objects are visible to Python's garbage collector."""
     pair = Pair()
-    pair.ours.model[0].run = pair.run  # a cycle through what the executable watches
+    pair.ours.model[0].run = pair.run  # a cycle through the watched objects of the executable
     references = [weakref.ref(one) for one in (pair.ours.model, pair.ours.optimizer, pair.run)]
     del pair
     gc.collect()

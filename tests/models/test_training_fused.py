@@ -1,4 +1,4 @@
-"""Steps that train with compiled kernels: near eager, and whatever they write is written alike."""
+"""Training steps with compiled kernels: near eager, with the same tensors written."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Tied(nn.Module):
 
 
 def written_between(model, optimizer):
-    """A weight is written by a view of it, and read again in the same step."""
+    """A weight is written through a view, and read again in the same step."""
 
     def step(x, target):
         optimizer.zero_grad()
@@ -160,7 +160,7 @@ def accumulated(model, optimizer):
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_what_is_found_at_the_load_is_left_as_it_was(drops):
-    """Trials of kernels write gradients and state, which are put back, and puts none in place."""
+    """Trials of kernels write gradients and state, which are restored; dropped ones stay None."""
     ours, eager = twins(mlp(), sgd, accumulated)
     given = batches()
     captured = captured_step(ours.step, *given[0])

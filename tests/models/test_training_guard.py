@@ -1,4 +1,4 @@
-"""What each execution of a step compares, puts in order or refuses; and what is seen as it is."""
+"""What each execution of a step compares, repairs or refuses; and changes that need neither."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Pair(training.Pair):
         super().__init__(net(), batch, make_step, optimizer)
 
 
-# ---- what is seen as it is -----------------------------------------------------------------------
+# ---- changes seen directly -----------------------------------------------------------------------
 
 
 def test_parameters_and_buffers_that_are_written_in_place():
@@ -259,7 +259,7 @@ def test_steps_in_eager_and_captures_of_other_shapes_between():
 
 
 def test_accumulation_over_executions():
-    """One step adds to gradients, another one takes them."""
+    """One step adds to gradients, another one applies them."""
 
     def adds(model):
         def add(x, target):
@@ -313,7 +313,7 @@ def test_a_hyperparameter_that_is_another(key, value, shown):
     before = group[key]
     group[key] = value
     pair.refused(rf"optimizer\.param_groups\[0\]\['{key}'\]: {shown}")
-    group[key] = copy.copy(before)  # equal is enough
+    group[key] = copy.copy(before)  # equality is enough
     pair.steps()
 
 

@@ -1,4 +1,4 @@
-"""What must hold over many steps: flat memory, and activations in no more than eager needs."""
+"""Invariants over many steps: flat memory, and activations in no more than eager needs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ print(after - before, n_after - n_before, int(step))
 
 
 def test_ten_thousand_steps_in_flat_memory():
-    """In a process of its own: what other tests leave behind would be counted too."""
+    """In a separate process: leftovers of other tests would be counted too."""
     done = subprocess.run(
         [sys.executable, "-c", MANY_STEPS], capture_output=True, text=True, check=True
     )
@@ -57,7 +57,7 @@ def test_ten_thousand_steps_in_flat_memory():
 
 
 def peak_bytes(step, *batch: torch.Tensor) -> int:
-    """The most memory that one step in eager has allocated at once, beyond what was there."""
+    """The peak memory that one step in eager allocates, beyond what existed before."""
     with torch.profiler.profile(profile_memory=True) as profile:
         step(*batch)
     events = profile.profiler.kineto_results.events()
@@ -93,7 +93,7 @@ def test_activations_need_no_more_than_eager(make, fused):
     loss_fn = F.cross_entropy if make is residual else F.mse_loss
     step = simple_step(model, optimizer, loss_fn)
     step(*batch)
-    optimizer.zero_grad()  # so that those of the last step are not taken for freed by this one
+    optimizer.zero_grad()  # so that those of the last step do not count as freed by this one
     eager = peak_bytes(step, *batch)
     run = captured_step(step, *batch).load()
     run(*batch)

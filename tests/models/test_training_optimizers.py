@@ -1,4 +1,4 @@
-"""torch's optimizers in recorded steps: with eager's bits, or refused by what to set."""
+"""torch's optimizers in recorded steps: with eager's bits, or refused with the option to set."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_optimizer_of_some_parameters():
     )
 
 
-# They branch by a counter, or give numbers where torch takes no tensors in their place.
+# They branch on a counter, or use numbers where torch accepts no tensors.
 REFUSED = [
     ("Adamax", {"foreach": True}, r"capturable=True where.*; or leave its step out"),
     ("ASGD", {}, r"capturable=True where.*; or leave its step out"),
@@ -131,7 +131,7 @@ def test_refused_with_what_to_set(name, options, advice):
 
 
 def test_a_step_that_is_made_behind_each_execution():
-    """What is advised for optimizers that read on the host."""
+    """The advice for optimizers that read on the host."""
     model = net()
     twin = copy.deepcopy(model)
     sides = []
@@ -174,7 +174,7 @@ def test_parameters_in_float64_and_bfloat16():
 
 
 class Momentum(torch.optim.Optimizer):
-    """One of somebody's own, which keeps its state in tensors that it writes in place, or not."""
+    """A user's optimizer, which keeps its state in tensors that it writes in place, or not."""
 
     def __init__(self, parameters, how="in place"):
         self.how = how
@@ -216,7 +216,7 @@ def test_state_that_is_not_written_in_place_is_refused(how, message):
 
 
 class Counting(torch.optim.Optimizer):
-    """One whose state is in attributes, or in containers."""
+    """An optimizer whose state is in attributes, or in containers."""
 
     def __init__(self, parameters, how):
         super().__init__(parameters, {"lr": 0.1})
@@ -286,7 +286,7 @@ def test_numbers_of_counters_that_are_alike_are_computed_once(foreach):
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     step = mse_step(model, optimizer)
     step(*batches()[0])
-    optimizer.state[model[0].weight]["step"] += 5  # each by itself then
+    optimizer.state[model[0].weight]["step"] += 5  # separate counters from then on
     captured = offload.capture(step, *batches()[0], training=True)
     assert n_launches(captured, "aten::equal") == 0
     assert n_launches(captured, "aten::_to_copy") == 4

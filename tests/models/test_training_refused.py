@@ -1,4 +1,4 @@
-"""Steps that would be silently wrong when they are executed again: refused when recorded."""
+"""Steps that would be silently wrong when executed again: refused when recorded."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_call_without_training_is_what_it_was():
     assert torch.equal(run(x), model(x).detach())
 
 
-# ---- what is found in the call -------------------------------------------------------------------
+# ---- found in the call ---------------------------------------------------------------------------
 
 
 def test_a_scheduler_in_the_step_is_refused():
@@ -309,7 +309,7 @@ def test_loads_and_files_that_are_refused(tmp_path):
         captured.save(tmp_path / "step.offload")
 
 
-# ---- what a refused or first step leaves ---------------------------------------------------------
+# ---- leftovers of a refused or first step --------------------------------------------------------
 
 
 def counted_step(model, counts=None):
@@ -329,7 +329,7 @@ def counted_step(model, counts=None):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_capture_is_one_step_and_a_refused_one_too(fails):
-    """The step behind the first is undone, whatever comes of it."""
+    """The step after the first is undone, whatever its outcome."""
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2))
     twin = copy.deepcopy(model)
     optimizer, ours = counted_step(model, {"steps": 0} if fails else None)

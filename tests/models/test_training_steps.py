@@ -1,4 +1,4 @@
-"""Steps that train, recorded once: 20 steps with eager's bits in all that a step leaves."""
+"""Training steps, recorded once: 20 steps with eager's bits in all that a step leaves."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_small_nets(optimizer, layers):
 
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.Mish])
 def test_kernels_that_could_be_decomposed_are_those_of_eager(activation):
-    """Their gradients have kernels and decompositions, of other roundings."""
+    """Their gradients have kernels and decompositions with different rounding."""
     check(mlp(activation()), sgd, mse_step, batches())
 
 
@@ -75,7 +75,7 @@ def test_gpt_blocks(optimizer):
 
 
 def test_a_bert_classifier():
-    """Its masks are read on the host, and are not where it is told that it is being compiled."""
+    """Its masks are read on the host, except where it is told that it is being compiled."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         hidden_size=32,
@@ -119,7 +119,7 @@ def sequences() -> list[Batch]:
     return [(torch.randint(50, (3, 7)), torch.randint(5, (3,))) for _ in range(3)]
 
 
-@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's own, of the flags
+@pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's own, about the flags
 def test_a_recurrent_net():
     def make_step(model, optimizer):
         def step(x, target):
@@ -143,7 +143,7 @@ def test_a_recurrent_kernel_that_asks_for_the_grad_mode_is_refused():
 
 
 class Tied(nn.Module):
-    """A weight that is used twice, a number that is learned, and a parameter of no use."""
+    """A weight that is used twice, a learned number, and an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -279,7 +279,7 @@ STEPS = [
 @pytest.mark.parametrize("make_step", STEPS)
 @pytest.mark.parametrize("n_before", [0, 2])
 def test_steps(make_step, n_before):
-    """The first step makes gradients and state: it is made, and the one behind it recorded."""
+    """The first step makes gradients and state: it is executed, and the next one recorded."""
     check(mlp(), fused_adamw, make_step, batches(), n_before=n_before)
 
 
@@ -297,7 +297,7 @@ def test_gradients_that_are_dropped_between_steps():
         side.optimizer.zero_grad()
 
     check(mlp(), adamw, make_step, batches(), between=drop)
-    check(mlp(), adamw, make_step, batches())  # they add up
+    check(mlp(), adamw, make_step, batches())  # they accumulate
 
 
 @pytest.mark.parametrize("preserve_rng_state", [True, False])
@@ -408,7 +408,7 @@ def test_tickets_train_in_their_order():
 
 
 def test_a_step_is_recorded_while_another_executable_watches_steps():
-    """Under a budget executables look at the memory of what any optimizer has stepped."""
+    """Under a budget executables check the memory of everything that optimizers step."""
     other = nn.Linear(64, 64)
     with torch.no_grad():
         captured = offload.capture(other, torch.randn(2, 64))

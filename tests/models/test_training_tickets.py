@@ -1,4 +1,4 @@
-"""Steps that train as submissions: what is compared, and when, where they wait for tickets."""
+"""Training steps as submissions: comparisons, their times, and waits for tickets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def training(make_step):
-    """A step that is loaded, its side, and eager's, which is at the same state."""
+    """A loaded step, its side, and eager's, which has the same state."""
     ours, eager = twins(net(), adamw, make_step)
     first = batch()
     run = captured_step(ours.step, *first).load()
@@ -76,13 +76,13 @@ def test_what_is_refused_is_so_at_the_submission():
         run.submit(later, target)
     ticket = run.submit(later, target)
     with torch.no_grad():
-        later._set_result(x)  # which binds, by the grad mode of the submission
+        later._set_result(x)  # which binds, with the grad mode of the submission
     assert torch.equal(ticket.result(), eager.step(x, target))
     assert_alike(ours, eager)
 
 
 def test_a_callback_in_which_a_step_would_wait_is_refused():
-    """It keeps the thread from going on that the steps in the queue wait for."""
+    """It blocks the thread that the steps in the queue wait for."""
     run, ours, eager = training(adding_step)
     x, target = batch()
     before = offload.capture(lambda x: x + 1, x).load()
@@ -103,7 +103,7 @@ def test_a_callback_in_which_a_step_would_wait_is_refused():
     first = before.submit(x)
     first.add_done_callback(submit)
     assert entered.wait(60)
-    second = before.submit(x)  # behind the callback
+    second = before.submit(x)  # after the callback
     step = run.submit(second, target)  # waits for it on the executable's thread
     submitted.set()
     assert isinstance(told.result(60), offload.ExecutionError)

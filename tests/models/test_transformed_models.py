@@ -83,7 +83,7 @@ def test_script_modules_through_the_handle():
 
 
 def refused_or_right(model: Callable[..., Any], *calls: Call, **options: Any) -> None:
-    """What may be refused is never wrong, and a refused capture leaves nothing behind."""
+    """A call that may be refused is never wrong, and a refused capture leaves nothing behind."""
     try:
         check(model, *calls, **options)
     except offload.CaptureError:

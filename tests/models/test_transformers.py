@@ -43,7 +43,7 @@ def pixels(turn: int) -> Batch:
 
 
 def build(transformers: Any, model: str, **options: Any) -> nn.Module:
-    """A model of this class, with the options its own configuration takes."""
+    """A model of this class, with the options of its configuration."""
     cls = getattr(transformers, model)
     return cls(cls.config_class(**options))
 
@@ -259,7 +259,7 @@ MASKED = {
 
 @pytest.mark.parametrize("family", MASKED)
 def test_masked_encoders_and_decoders_of_long_texts(transformers, family):
-    """Their eager forward reads the mask on the host, and asks whether it is being compiled."""
+    """Their eager forward reads the mask on the host, and checks whether it is being compiled."""
     name, options = MASKED[family]
     sizes = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
     model = build(transformers, name, vocab_size=64, **sizes, **options).eval()
@@ -276,7 +276,7 @@ def test_masked_encoders_and_decoders_of_long_texts(transformers, family):
 
 
 def test_a_model_that_gives_another_result_when_it_is_compiled(transformers):
-    """PaliGemma's mask is another one then: with a mask of ones it differs from eager."""
+    """PaliGemma's mask then differs: with a mask of ones the result differs from eager."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     text = {**sizes, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 8}
     vision = {**sizes, "num_attention_heads": 4, "image_size": 28, "patch_size": 14}

@@ -1,4 +1,4 @@
-"""Executables inside of what traces or transforms calls: refused, never a constant in the trace."""
+"""Executables inside code that traces or transforms calls: refused, never a traced constant."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 class Around(nn.Module):
-    """A model that calls something with its input, or with a tensor that it holds."""
+    """A model that calls a function with its input, or with a tensor that it holds."""
 
     def __init__(self, inner, *, held):
         super().__init__()
@@ -86,7 +86,7 @@ def test_a_capture_inside_of_a_transform_is_refused(name):
     assert_same(capture(torch.sin, x)(x), x.sin())
 
 
-# ---- what only watches ---------------------------------------------------------------------------
+# ---- code that only watches ----------------------------------------------------------------------
 
 WATCHERS = {
     "flops": lambda: FlopCounterMode(display=False),

@@ -1,4 +1,4 @@
-"""Work that the recorder cannot see: on other threads, through other names of the memory."""
+"""Work that the recorder cannot see: on other threads, through aliases of the memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are no view of plain memory: named in a typed refusal, and no end of the process."""
+"""Tensors that do not view plain memory: named in a typed refusal, without ending the process."""
 
 import json
 import subprocess
@@ -25,9 +25,9 @@ KINDS = {
     "meta": "is on meta",
 }
 PLACES = {"buffer": "'held'", "list": "'held[0]'", "closure": "'tensor'", "input": "args[0]"}
-# Of these the recorder meets another tensor object, the memory alone, or what is computed with it.
+# For these the recorder sees another tensor object, only the memory, or values computed from it.
 UNNAMED = ("functional", "quantized", "meta", "TwoTensor")
-# What the model's own line raises in eager too: it adds a plain tensor.
+# The model's own line raises this in eager too: it adds a plain tensor.
 RAISED_BY_TORCH = "RuntimeError: aten.add.Tensor got mixed torch.Tensor and DTensor"
 
 

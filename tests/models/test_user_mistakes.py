@@ -1,4 +1,4 @@
-"""What a user may try that no execution can do: each is a typed error that says what to do."""
+"""Uses that no execution supports: each is a typed error that says what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import offload
 
 
 class Scaled(torch.Tensor):
-    """A subclass of a user's, which doubles sums."""
+    """A user's subclass, which doubles sums."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -69,7 +69,7 @@ def test_parameters_and_buffers_are_plain(kind):
 
 
 def test_a_subclass_that_is_a_parameter_is_none_of_torchs_own():
-    """isinstance says that it is one."""
+    """isinstance accepts it."""
     x = normal(3)
     own = nn.Parameter(x.as_subclass(Scaled))
     assert isinstance(own, nn.Parameter)
@@ -142,7 +142,7 @@ def by_method(x):
 
 @pytest.mark.parametrize("function", [by_grad, by_backward, by_method])
 def test_gradients_of_what_was_computed_without(function):
-    """Torch would say that a tensor does not require grad, which the user's does in eager."""
+    """Torch would report that a tensor does not require grad, although in eager it does."""
     x = normal(4)
     assert_same(function(x), 3 * x**2)
     message = refusal(function, x)
@@ -194,7 +194,7 @@ def outside_by_method(x):
     ],
 )
 def test_gradients_are_recorded_wherever_they_are_asked_for(function):
-    """What was computed with gradients has them, also where the mode is off again."""
+    """Results computed with gradients have them, also where the mode is off again."""
     captured, x = capture(function, normal(4)), normal(4)
     assert_same(captured(x), function(x), tolerance=1e-6)
 
@@ -224,7 +224,7 @@ def test_one_tensor_without_gradients_is_enough(by_name):
 )
 @pytest.mark.parametrize("through", ["model", "handle"])
 def test_numbers_that_are_drawn_outside_of_torch(draw, who, through):
-    """An execution has the ones of the recording; a model may have no use for them."""
+    """An execution has those of the recording; a model may not use them."""
 
     class Model(nn.Module):
         def forward(self, x):
@@ -239,7 +239,7 @@ def test_numbers_that_are_drawn_outside_of_torch(draw, who, through):
 
 @pytest.mark.parametrize("through", ["model", "handle", "function"])
 def test_each_call_that_draws_is_told_of_at_its_own_line(through):
-    """Python shows a warning once for each line: one of offload's would hide the second model's."""
+    """Python shows a warning once for each line: one of offload's lines would hide the second."""
 
     class Model(nn.Module):
         def forward(self, x):
@@ -274,7 +274,7 @@ def test_another_bit_generator_of_numpys():
 
 
 def test_functions_without_a_module_of_their_own():
-    """Cython's have a descriptor for it, and what is executed without one has None."""
+    """Cython's have a descriptor for it, and functions from executed code have None."""
     names: dict[str, object] = {"square": np.square, "draw": np.random.rand}
     exec("def double(x):\n    return x * 2 if square(2.0) == 4.0 else draw()", names)
     x = normal(2)
@@ -302,7 +302,7 @@ def test_what_is_loaded_is_not_copied(copied):
     for one, advice in ((captured, r"offload\.open"), (run, "save"), (ticket, r"result\(\)")):
         with pytest.raises(offload.CopyError, match=advice) as caught:
             copied(one)
-        assert isinstance(caught.value, TypeError)  # as what copies others expects
+        assert isinstance(caught.value, TypeError)  # as copying code expects
     assert torch.equal(run(x), x.sin())
     assert torch.equal(ticket.result(), x.sin())
 
@@ -343,7 +343,7 @@ def test_parts_of_offload_say_what_to_call(name, advice):
     assert getattr(offload, name) is part
     with pytest.raises(offload.BindingError, match=f"offload.{name} is a part of .*: {advice}"):
         part("model.offload", device="cpu")
-    # Whoever has used nothing of it yet has no such attribute.
+    # Before any use of offload there is no such attribute.
     script = f"import offload; offload.{name}('model.offload')"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=False

@@ -82,7 +82,7 @@ def test_storage_offsets_are_the_callers():
 
 
 def test_views_beyond_the_input_are_refused():
-    """A replay's input may have nothing there."""
+    """A replay's input may have no memory there."""
     base = normal(20)
     assert HERE in refusal(lambda x: x.as_strided((2,), (1,), 2) * 2, base[5:15])
     assert HERE in refusal(lambda x: x.as_strided((2,), (1,), 14) * 2, base[5:15])

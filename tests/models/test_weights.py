@@ -68,7 +68,7 @@ def test_a_weight_laid_out_anew_on_its_own_storage_is_refused():
 
 
 def test_swapped_between_capture_and_load():
-    """The program holds what was recorded: refused, or the new storage, never a mixture."""
+    """The program holds the recorded weights: refused, or the new storage, never a mixture."""
     model = nn.Linear(3, 2)
     captured = capture(model, normal(1, 3))
     model.weight.data = normal(2, 3)

@@ -1,4 +1,4 @@
-"""What the tests of steps that train share: a captured step against the same one in eager."""
+"""Helpers of the tests of training steps: a captured step against the same step in eager."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def simple_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Step) -> Step:
-    """The loop's body that most people write."""
+    """The usual body of a training loop."""
 
     def step(x, target):
         optimizer.zero_grad()
@@ -44,7 +44,7 @@ def simple_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss_fn: Ste
 
 
 def adding_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-    """Gradients are not set to zero in it."""
+    """A step that does not set gradients to zero."""
 
     def step(x, target):
         loss = functional.mse_loss(model(x), target)
@@ -70,7 +70,7 @@ def captured_step(step: Step, *batch: torch.Tensor) -> offload.Captured:
 
 
 class Side:
-    """One of two twins: a model, its optimizer and a step, with random numbers of their own."""
+    """A twin: a model, its optimizer and a step, with a separate random generator."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: Step) -> None:
         self.model, self.optimizer, self.step = model, optimizer, step
@@ -86,7 +86,7 @@ class Side:
             torch.set_rng_state(before)
 
     def named(self) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """All that a step leaves: parameters, buffers, gradients, the optimizer's state."""
+        """All state that a step leaves: parameters, buffers, gradients, the optimizer's state."""
         yield from self.model.state_dict().items()
         for name, one in self.model.named_parameters():
             yield f"{name}.grad", one.grad
@@ -110,7 +110,7 @@ def assert_alike(ours: Side, eager: Side) -> None:
 def twins(
     model: nn.Module, optimizer: MakeOptimizer, make_step: Callable[..., Step]
 ) -> tuple[Side, Side]:
-    """The same model twice, each with an optimizer and a step of its own."""
+    """The same model twice, each with its optimizer and step."""
     sides = []
     for one in (model, copy.deepcopy(model)):
         own = optimizer(one.parameters())
@@ -132,12 +132,12 @@ def check(
 
     Args:
         model: what is trained.
-        optimizer: makes one for parameters.
+        optimizer: makes an optimizer for parameters.
         make_step: makes the step of a model and its optimizer.
         batches: taken in turn.
-        between: what is done to each side after a step, with the step's number.
-        n_steps: how many.
-        n_before: how many of them are made before the capture.
+        between: called on each side after a step, with the step's number.
+        n_steps: number of steps.
+        n_before: number of steps before the capture.
     """
     ours, eager = twins(model, optimizer, make_step)
     run: Any = ours.step
@@ -167,7 +167,7 @@ def _tensors(result: Any) -> list[torch.Tensor]:
 
 
 class Pair:
-    """A captured step and the same one in eager, which are to do the same."""
+    """A captured step and the same step in eager, which must give the same."""
 
     def __init__(
         self,

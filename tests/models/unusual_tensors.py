@@ -1,7 +1,7 @@
-"""A process that captures models and inputs with tensors that are no view of plain memory.
+"""A process that captures models and inputs with tensors that do not view plain memory.
 
-In a process apart, since one that is taken for plain memory ends it. Prints JSON: for each kind
-what the capture raised, as `Class: message`, or what it captured.
+A separate process, since such a tensor taken for plain memory would end it. Prints JSON: for each
+kind the error of the capture, as `Class: message`, or what it captured.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ KINDS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 class Holding(nn.Module):
-    """A module that holds a tensor by an attribute, a buffer or in a list; or does not use it."""
+    """A module that holds a tensor as an attribute, a buffer or in a list, or does not use it."""
 
     def __init__(self, tensor: torch.Tensor, how: str) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Holding(nn.Module):
             self.register_buffer("held", tensor)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Use the held tensor, unless it is held for nothing."""
+        """Use the held tensor, unless it is to stay unused."""
         y = self.linear(x)
         if self.how == "unused":
             return y
@@ -66,7 +66,7 @@ class Holding(nn.Module):
 
 
 def outcome(capture: Callable[[], object]) -> str:
-    """What came of a capture."""
+    """The outcome of a capture."""
     try:
         capture()
     except Exception as error:

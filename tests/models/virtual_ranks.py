@@ -1,7 +1,7 @@
-"""A process group and kernels on a virtual clock, and random programs of both.
+"""A process group and kernels on a virtual clock, and random programs with both.
 
-Time passes only where something is executed: a kernel that is called, a collective that is started
-or waited for. No plan is asked.
+Time passes only in executions: when a kernel is called, or a collective started or waited for. No
+plan is consulted.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class VirtualClock:
         self._draws = random.Random(seed)
 
     def jittered(self, duration_ns: float) -> float:
-        """What something takes this time."""
+        """A duration with random jitter."""
         return duration_ns * self._draws.uniform(1 - self._jitter, 1 + self._jitter)
 
 
 class VirtualWork(torch._C._distributed_c10d.Work):
-    """What is waited for: only then are the tensors those of the sum."""
+    """A work handle: the tensors hold the sum only after the wait."""
 
     def __init__(self, clock: VirtualClock, end_ns: float, tensor: torch.Tensor) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class VirtualWork(torch._C._distributed_c10d.Work):
 
 
 class VirtualGroup(dist.ProcessGroup):
-    """Two ranks that hold the same, of which this process is the first.
+    """Two ranks with equal tensors, of which this process is the first.
 
     A collective takes the stated time once the one before has ended.
     """
@@ -101,7 +101,7 @@ class VirtualGroup(dist.ProcessGroup):
 
 @dataclasses.dataclass
 class VirtualProgram:
-    """A random program, what it takes on the virtual clock, and what it computes.
+    """A random program, its durations on the virtual clock, and its result.
 
     Attributes:
         bound: kernels and collectives.
@@ -116,7 +116,7 @@ class VirtualProgram:
     callbacks: list[Any]
 
     def executable(self, program: Program) -> Executable:
-        """The launches in the order of a program, proved."""
+        """The launches in a program's order, proved."""
         backend = find_backend("cpu")
         prepared = backend.prepare(dataclasses.replace(self.bound, program=program))
         run = Executable(prepared, place(prepared, backend), backend)
@@ -127,7 +127,7 @@ class VirtualProgram:
         return [torch.arange(float(NUMBERS)), torch.ones(NUMBERS)]
 
     def makespan_ns(self, run: Executable) -> tuple[float, torch.Tensor]:
-        """What an execution takes on the virtual clock, and its result."""
+        """Return the duration of an execution on the virtual clock, and its result."""
         begin_ns = self.clock.now_ns
         result = run(*self.inputs())
         return self.clock.now_ns - begin_ns, result
@@ -249,7 +249,7 @@ def _whole(program: Program, value: int) -> TensorView:
 
 
 def _kernel(launch: Launch, clock: VirtualClock, duration_ns: float) -> Any:
-    """Code that computes what a launch does, and takes its time on the virtual clock."""
+    """Code that computes a launch and advances the virtual clock by its duration."""
     name = launch.name.removeprefix("aten::").partition(".")[0]
     order = list(dict.fromkeys(view.value for view in launch.views()))
     given = [order.index(view.value) for view in launch.views()]

@@ -1,6 +1,6 @@
 """torch_npu on the simulated NPU (`make test-npu-sim`) or on an installed one (`make test-npu`).
 
-Elsewhere modules are skipped with why.
+Elsewhere modules are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ pytest.register_assert_rewrite("on_npu", "npu_draws")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """torch_npu warns when it is imported and when it is used."""
+    """Allow warnings of torch_npu at import and in use."""
     item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="session")
 def npu_runtime() -> AscendSimulator | None:
-    """torch_npu imported; the simulated runtime that it runs on, None for an installed one."""
+    """Import torch_npu; return the simulated runtime that it runs on, None for an installed one."""
     try:
         return npu_device.load_torch_npu()
     except SimulatorUnavailable as reason:
@@ -38,7 +38,7 @@ def npu_runtime() -> AscendSimulator | None:
 
 @pytest.fixture
 def simulated_npu(npu_runtime: AscendSimulator | None) -> AscendSimulator:
-    """The simulated runtime, for tests that control it or look into it."""
+    """The simulated runtime, for tests that control or inspect it."""
     if npu_runtime is None:
         pytest.skip("controls the simulated runtime, or looks into it")
     return npu_runtime
@@ -46,7 +46,7 @@ def simulated_npu(npu_runtime: AscendSimulator | None) -> AscendSimulator:
 
 @pytest.fixture(autouse=True)
 def npu(npu_runtime: AscendSimulator | None) -> Iterator[torch.device]:
-    """The device, for inference. What fails on it fails the test that made it fail."""
+    """The device, for inference. A failure on it fails the test that caused it."""
     device = torch.device("npu", 0)
     with torch.no_grad():
         torch.npu.manual_seed_all(0)
@@ -54,13 +54,13 @@ def npu(npu_runtime: AscendSimulator | None) -> Iterator[torch.device]:
             npu_runtime.forget_calls()
         yield device
         torch.npu.synchronize()
-        # An operator that fails stops the thread that launches, and later ones are lost in silence.
+        # A failing operator stops the thread that launches, and later operators are lost silently.
         assert (torch.ones(1, device=device) + 1).item() == 2, "torch_npu launches nothing any more"
 
 
 @pytest.fixture(params=FORMS)
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who copies inputs and outputs, if anybody does."""
+    """The form in which inputs and outputs are copied, if they are."""
     make = functools.partial(TorchAscendBackend, **FORMS[request.param])
     try:
         make().machine()

@@ -27,7 +27,7 @@ def check_draws(
     model: Callable[..., torch.Tensor],
     *inputs: torch.Tensor | torch.Generator,
 ) -> torch.Tensor:
-    """That an execution gives what eager gives from the same states, and moves them on alike."""
+    """Check that an execution gives eager's results from the same states, and advances them so."""
     used = [default_generator(), *(one for one in inputs if isinstance(one, torch.Generator))]
     before = [one.get_state() for one in used]
     expected, after = model(*inputs), states(used)
@@ -57,7 +57,7 @@ OPERATORS = {
 def draw_from_both(
     x: torch.Tensor, first: torch.Generator, second: torch.Generator
 ) -> torch.Tensor:
-    """From each generator, and from torch's own."""
+    """Draw from each generator, and from torch's own."""
     x = x.clone().uniform_(generator=second) + torch.rand_like(x)
     return x + x.clone().normal_(generator=first) * x.clone().uniform_(generator=second)
 
@@ -65,7 +65,7 @@ def draw_from_both(
 def copies_of(
     simulator: AscendSimulator, run: offload.Executable, *inputs: torch.Tensor
 ) -> list[str]:
-    """The calls of one execution that copy or launch something."""
+    """The calls of an execution that copy or launch."""
     torch.npu.synchronize()
     simulator.start_trace()
     run(*inputs[:-1], out=inputs[-1])

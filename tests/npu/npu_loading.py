@@ -1,4 +1,4 @@
-"""Models loaded on an NPU: forms of copies, calls that a load makes, and what the runtime holds."""
+"""Models loaded on an NPU: forms of copies, the calls of a load, and live runtime objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models whose operators the simulator has."""
+"""Small models of operators that the simulator has."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MODELS = {
 
 
 class Layers(nn.Module):
-    """Layers of unlike sizes, so that places in the ring are shared by several."""
+    """Layers of different sizes, so that several share places in the ring."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""What tests with torch_npu share: comparing with the CPU, and capturing.
+"""Helpers of tests with torch_npu: comparison with the CPU, and capturing.
 
-Every module of tests imports it, and is skipped where torch_npu is missing.
+Every test module imports it, and is skipped where torch_npu is missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if importlib.util.find_spec("torch_npu") is None:
     pytest.skip("torch_npu is not in this environment: make test-npu-sim", allow_module_level=True)
 
 # Largest difference from the CPU: the simulator sums in double precision, the CPU does not. A
-# device has algorithms of its own; a stale or mixed-up address gives other values altogether.
+# device has other algorithms; a stale or mixed-up address gives other values altogether.
 SIMULATED_TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 DEVICE_TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -35,7 +35,7 @@ def to_npu(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def check_same(found: torch.Tensor, expected: torch.Tensor, tolerance: float | None = None) -> None:
-    """That a result of the device is the CPU's: its values, shape and type."""
+    """Check that a device's result equals the CPU's in values, shape and type."""
     if tolerance is None:
         tolerance = SIMULATED_TOLERANCES.get(expected.dtype, 0)
     if npu_device.uses_installed():
@@ -44,7 +44,7 @@ def check_same(found: torch.Tensor, expected: torch.Tensor, tolerance: float | N
 
 
 def capture(function: Callable[..., Any], *inputs: torch.Tensor) -> tuple[Any, Any]:
-    """The graph of one call on these inputs, and its result, after a call to warm up."""
+    """Return the graph of one call on these inputs, and its result, after a warm-up call."""
     function(*inputs)
     torch.npu.synchronize()
     graph = torch.npu.NPUGraph()
@@ -59,13 +59,13 @@ def fail_each_call(
     load: Callable[[], object],
     check: Callable[[str], object],
 ) -> None:
-    """Load with the first call of a function failing, then the second, until none is left.
+    """Load with the first call of a function failing, then the second, until no call is left.
 
     Args:
         simulator: the simulated runtime.
-        function: of the runtime; it is called by every load, and fails with 507000.
+        function: a runtime function that every load calls; it fails with 507000.
         load: loads and closes.
-        check: asserts that nothing is left; it is given the call, in words.
+        check: asserts that nothing is left; its argument describes the call.
     """
     n_failed = 0
     for nth in range(1, 200):

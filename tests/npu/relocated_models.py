@@ -1,4 +1,4 @@
-"""What tests of relocated models ask of an executable, and how they have discovery miss a word."""
+"""Checks on executables of relocated models, and a way to make discovery miss a word."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import offload
 from offload import backends
 from offload.backends.ascend import TorchAscendBackend, captured_words, torch_relocation
 
-# The notes of a model that was relocated, and of one that works on copies.
+# The notes of a relocated model, and of a model that works on copies.
 RELOCATED, COPIED = "addresses of kernel arguments", "are not relocated"
 
 
@@ -25,7 +25,7 @@ def notes(run: offload.Executable) -> str:
 
 
 def without(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
-    """Have discovery miss one word."""
+    """Make discovery miss one word."""
     find = captured_words.relocated_words
 
     def miss(*args: Any) -> captured_words.RelocatedWords:
@@ -40,6 +40,6 @@ def without(monkeypatch: pytest.MonkeyPatch, index: int) -> None:
 
 
 def require_relocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading fails where addresses cannot be patched, or where the proof does."""
+    """Fail the load where addresses cannot be patched or the proof fails."""
     make = functools.partial(TorchAscendBackend, relocation=True)
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})

@@ -1,10 +1,10 @@
-"""Runs the tests of this folder with torch_npu on the simulated NPU, in an environment of its own.
+"""Runs the tests of this folder with torch_npu on the simulated NPU, in a separate environment.
 
     python tests/npu/run_on_simulator.py ENVIRONMENT REQUIREMENT [arguments of pytest]
 
 torch_npu is never among the project's own packages: where CANN is missing it breaks `import torch`.
-The environment therefore holds nothing but its wheel, and takes torch and all else from the one
-whose Python runs this. Where no wheel exists for the platform, nothing is run, which is said.
+The environment therefore holds only its wheel, and takes torch and all else from the environment
+whose Python runs this. Without a wheel for the platform nothing is run, and a message says so.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import sysconfig
 import venv
 from pathlib import Path
 
-# What the index has of torch_npu 2.13.0: Linux with glibc 2.28 or later, CPython 3.10 to 3.14.
+# Platforms of torch_npu 2.13.0 in the index: Linux with glibc 2.28 or later, CPython 3.10 to 3.14.
 MACHINES = ("x86_64", "aarch64")
 OLDEST_PYTHON, NEWEST_PYTHON = (3, 10), (3, 14)
 OLDEST_GLIBC = (2, 28)
 
-# Of the conformance suite; "npu" is in "input".
+# Selects from the conformance suite; "npu" is in "input".
 ON_NPU = "npu and not (simulated or cuda or cpu or null)"
 
 
 def why_no_wheel() -> str:
-    """Why torch_npu has no wheel for this platform; empty if it has one."""
+    """Return why torch_npu has no wheel for this platform; empty if it has one."""
     python = sys.version_info[:2]
     name, version = platform.libc_ver()
     if sys.platform != "linux" or platform.machine() not in MACHINES:
@@ -44,9 +44,9 @@ def why_no_wheel() -> str:
 
 
 def make_environment(directory: Path, requirement: str) -> Path:
-    """The Python of an environment with the wheel, made unless it is there.
+    """Return the Python of an environment with the wheel, made unless it exists.
 
-    CalledProcessError where pip fails, after it has said why.
+    CalledProcessError where pip fails, after pip's message.
     """
     python = directory / "bin" / "python"
     stamp = directory / f"{requirement.replace('==', '-')}-{sys.implementation.cache_tag}"
@@ -65,7 +65,7 @@ def make_environment(directory: Path, requirement: str) -> Path:
 
 
 def main() -> int:
-    """Pytest's exit status; 0 where there is no wheel."""
+    """Return pytest's exit status; 0 where there is no wheel."""
     directory, requirement, *arguments = sys.argv[1:]
     if reason := why_no_wheel():
         print(f"skipped: {reason}")

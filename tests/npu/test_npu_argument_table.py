@@ -34,7 +34,7 @@ def chain(x: torch.Tensor) -> torch.Tensor:
 
 
 def check_chain(run: offload.Executable) -> None:
-    """Right at addresses of the caller's, for the input, the output and the feature map."""
+    """Right at the caller's addresses of the input, the output and the feature map."""
     for number, moves in ((2.0, False), (-3.0, True), (3.0, False)):
         x, out = torch.full((64,), number).npu(), torch.full((64,), float("nan")).npu()
         memory = torch.full((run.feature_map_bytes,), 255, dtype=torch.uint8).npu()
@@ -133,7 +133,7 @@ def test_what_is_loaded_is_given_back(simulated_npu: AscendSimulator) -> None:
         assert live(simulated_npu) == before
 
 
-# ---- where there is none ------------------------------------------------------------------------
+# ---- models without a table ----------------------------------------------------------------------
 
 
 def test_what_was_not_asked_for_is_not_done(
@@ -184,7 +184,7 @@ def test_a_kernel_that_may_not_move_keeps_all_blocks(
 def test_an_update_that_is_refused_has_the_model_captured_again(
     function: str, nth: int, simulated_npu: AscendSimulator
 ) -> None:
-    """It may do nothing any more; the next one's kernels keep the runtime's blocks."""
+    """It may no longer work; the next one's kernels keep the runtime's blocks."""
     captured = offload.capture(chain, torch.ones(64).npu())
     captured.load().close()
     before = live(simulated_npu)
@@ -214,7 +214,7 @@ def test_a_runtime_that_loses_the_address_has_the_model_captured_again(
 def test_a_proof_that_fails_with_a_table_is_made_without_one(
     monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
 ) -> None:
-    """Two words of a kernel stand where the other one should."""
+    """Two words of a kernel are swapped."""
     captured = offload.capture(chain, torch.ones(64).npu())
     captured.load().close()
     before = live(simulated_npu)

@@ -25,7 +25,7 @@ SIZES = (24, 9, 64, 5, 128, 24, 9, 33, 2, 64)
 
 
 def load(function: Callable[..., Any], *args: Any, shapes: Any = ({0: N},)) -> Any:
-    """A function of all sizes on the NPU; None in the place of shapes: of one size."""
+    """A function of all sizes on the NPU; with None for shapes, of one size."""
     captured = offload.capture(function, *on_npu(args), dynamic_shapes=shapes)
     run = captured.load(sizes=offload.Sizes())
     assert isinstance(run, offload.SizedExecutable)
@@ -38,7 +38,7 @@ def on_npu(args: Any) -> list[Any]:
 
 
 def same(found: Any, expected: Any) -> bool:
-    """Whether both are nested alike and have the same bits."""
+    """Return whether both have the same nesting and the same bits."""
     if isinstance(expected, torch.Tensor):
         one, other = found.cpu(), expected.cpu()
         return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
@@ -85,7 +85,7 @@ def test_any_size_gives_eagers_bits(name: str) -> None:
         try:
             found = run(x)
         except offload.BindingError:
-            assert size == 2  # torch answers otherwise for half of it, which is 1
+            assert size == 2  # torch takes another path for half of it, which is 1
             continue
         n_seen += 1
         assert same(found, function(x)), size
@@ -175,7 +175,7 @@ def test_tickets_in_flight_while_sizes_change() -> None:
 
 
 def test_executions_on_other_streams_follow_one_another() -> None:
-    """What follows from sizes is made on one stream and read on another one."""
+    """Values computed from sizes are made on one stream and read on another."""
     run = load(attention, torch.randn(24, 4))
     inputs = [torch.randn(size, 4).npu() for size in (24, 9, 24, 9)]
     expected = [attention(x) for x in inputs]
@@ -191,14 +191,14 @@ def test_executions_on_other_streams_follow_one_another() -> None:
 
 @pytest.fixture
 def executor_cache(simulated_npu: AscendSimulator) -> Iterator[None]:
-    """The operator library keeps what first phases gave, as on hardware."""
+    """The operator library caches results of first phases, as on hardware."""
     npu_device.set_executor_cache(True)
     yield
     npu_device.set_executor_cache(False)
 
 
 def phases(simulator: AscendSimulator, run: Any, size: int) -> int:
-    """How many first phases an execution of a size calls."""
+    """The number of first phases that an execution of a size calls."""
     x = torch.randn(size, 4).npu()
     torch.npu.synchronize()
     simulator.forget_calls()

@@ -1,7 +1,7 @@
 """Each call of the runtime that a load, an execution and a close make through torch_npu fails once.
 
-Calls that torch_npu itself makes for its queue and its memory it does not survive:
-docs/backends/ascend_to_confirm.md says which. Of these only offload's own are failed here.
+torch_npu does not survive failures of its own calls for its queue and its memory, listed in
+docs/backends/ascend_to_confirm.md. Of these only offload's own calls are failed here.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ BY_ANYBODY = [
     "aclrtGetCurrentContext",
     "aclrtGetMemInfo",
 ]
-OURS = "_native"  # a part of the name of offload's library, and of no other
+OURS = "_native"  # part of the name of offload's library, and of no other
 EVENTS_AND_MEMORY = ("aclrtRecordEvent", "aclrtDestroyEvent", "aclrtFree")
 BY_OFFLOAD = [f"{name} by {OURS}" for name in EVENTS_AND_MEMORY]
-# What a call leaves that was to give it back, and nothing else can: the place in `live`.
+# Objects left by a failed release, which nothing else can release: the index in `live`.
 LEFT_BY = {f"aclrtDestroyEvent by {OURS}": 2, f"aclrtFree by {OURS}": 3}
 
 
 @pytest.fixture
 def runtime(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
-    """The simulated runtime; it tells offload's calls from others until the test ends."""
+    """The simulated runtime; it distinguishes offload's calls until the test ends."""
     simulated_npu.set_caller(OURS)
     yield simulated_npu
     simulated_npu.set_caller("")
@@ -51,7 +51,7 @@ def runtime(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
 def test_each_call_fails_once(
     function: str, form: str, runtime: AscendSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A typed error or none; nothing stays behind, and the next load and execution are right."""
+    """A typed error or none; nothing is left behind, and the next load and execution are right."""
     make = functools.partial(TorchAscendBackend, **FORMS[form])
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
     x = torch.ones(64).npu()
@@ -129,7 +129,7 @@ print("offload" in sys.modules)
 def test_what_torch_npu_does_not_survive_by_itself(
     function: str, ends: str, tmp_path: Path
 ) -> None:
-    """Without offload in the process: this is why its own calls are not failed above."""
+    """Without offload in the process: the reason why its own calls are not failed above."""
     path = str(Path(npu_device.__file__).parent)
     script = tmp_path / "script.py"
     script.write_text(TORCH_ALONE.format(path=path, function=function), encoding="utf-8")
@@ -143,7 +143,7 @@ def test_what_torch_npu_does_not_survive_by_itself(
 def test_a_load_that_fails_in_a_capture_block_is_itself(
     runtime: AscendSimulator, swallowed: bool
 ) -> None:
-    """What was recorded stays recorded, and can be loaded once the runtime answers again."""
+    """The recording stays valid, and can be loaded once the runtime works again."""
     x = torch.ones(64).npu()
     blocks = []
 

@@ -1,4 +1,4 @@
-"""Operators whose results on an NPU have other shapes than torch's fake tensors say."""
+"""Operators whose results on an NPU have other shapes than torch's fake tensors predict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Dropping(nn.Module):
 
 
 def in_files(folder: Path, given: torch.Tensor) -> tuple[nn.Module, offload.Captured]:
-    """The model on the device, and captured with its weights in files."""
+    """The model on the device, and a capture of it with its weights in files."""
     model = Dropping().train()
     save_weights(model, folder)
     captured = offload.capture(without_memory(Dropping).train(), given, weights=folder)

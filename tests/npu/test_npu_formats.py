@@ -1,4 +1,4 @@
-"""Models whose weights lie in a format of the device's own; inputs and results may not."""
+"""Models whose weights are in a device format; inputs and results may not be."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def format_of(tensor: torch.Tensor) -> int:
 
 
 def cast(tensor: torch.Tensor, device_format: int = FRACTAL_NZ) -> torch.Tensor:
-    """The tensor in a format, its bytes laid out anew."""
+    """The tensor in a format, its bytes rearranged."""
     import torch_npu
 
     made = torch_npu.npu_format_cast(tensor, device_format)
@@ -67,13 +67,13 @@ def in_fractals(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_on_device(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's storage, as they lie."""
+    """The bytes of a tensor's storage on the device."""
     content = torch.empty(0, dtype=torch.uint8, device="npu").set_(tensor.untyped_storage())
     return torch.utils.dlpack.from_dlpack(content).cpu()
 
 
 class Mixed(nn.Module):
-    """A weight with a bias, one without, a buffer that is read turned, and plain operators."""
+    """A weight with a bias, one without, a buffer that is read transposed, and plain operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def mixed() -> tuple[nn.Module, nn.Module]:
 
 
 def test_a_cast_lays_matrices_out_in_fractals() -> None:
-    """So that nothing which takes the bytes for plain gives what the tests below expect."""
+    """So that readers which assume plain bytes miss the expected results below."""
     matrix = torch.randn(SHAPE).half()
     made = cast(matrix.npu())
     assert made.untyped_storage().nbytes() == STORAGE_BYTES
@@ -133,7 +133,7 @@ def test_the_feature_map_moves_beside_weights_in_fractals() -> None:
 
 
 def test_the_host_delivers_launches_on_weights_in_fractals() -> None:
-    """By the storage that knows of the format; another one is refused."""
+    """By the storage that knows the format; another one is refused."""
     model, on_npu = mixed()
     run = offload.capture(on_npu, torch.zeros(4, 33).half().npu()).load(scheduling="host")
     for _ in range(3):
@@ -184,7 +184,7 @@ def test_other_inputs_and_results_are_refused() -> None:
 
 
 def test_arguments_in_a_format_of_the_device_are_refused_at_an_execution() -> None:
-    """With both sizes multiples of 16 neither shape, strides nor bytes tell it."""
+    """If both sizes are multiples of 16, neither shape, strides nor bytes show it."""
     x = torch.randn(16, 32).half()
     run = load(lambda x: x + 1, x.npu())
     result = run(x.npu())
@@ -299,7 +299,7 @@ def test_files_hold_no_formats_of_a_device(tmp_path: Path) -> None:
     assert not path.exists()
     model.weight.data = cast(model.weight.data, PLAIN)
     plain = offload.capture(model, torch.ones(4, 32).half().npu())
-    model.weight.data = cast(model.weight.data)  # as many bytes
+    model.weight.data = cast(model.weight.data)  # the same number of bytes
     with pytest.raises(offload.FileError, match="weight lies in the device's format FRACTAL_NZ"):
         plain.save(path)
 
@@ -355,7 +355,7 @@ def test_loads_that_fail_leave_weights_as_they_were(
 
 
 class NoKernels:
-    """A capturer of kernels of one's own, of which it makes none."""
+    """A capturer of own kernels, of which it makes none."""
 
     sized = None
 
@@ -371,7 +371,7 @@ class NoKernels:
 
 
 def test_kernels_of_ones_own_are_given_plain_memory_alone() -> None:
-    """They would read the bytes as shape and strides say."""
+    """They would read the bytes by shape and strides."""
     x, capturer = torch.ones(4, 33).half().npu(), NoKernels()
     captured = offload.capture(mixed()[1], x)
     with pytest.raises(offload.CaptureError, match=r"up\.weight lies in .* FRACTAL_NZ"):

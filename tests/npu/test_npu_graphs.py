@@ -118,7 +118,7 @@ def test_graphs_that_go_take_everything_with_them(simulated_npu: AscendSimulator
 def test_argument_blocks_of_a_captured_model_can_be_read_and_patched(
     simulated_npu: AscendSimulator,
 ) -> None:
-    """What binding a model to other addresses stands on, with a model that torch_npu captured."""
+    """The basis of binding a model to other addresses, on a model that torch_npu captured."""
     first, moved = torch.randn(4, 6), torch.randn(4, 6)
     static, elsewhere = first.npu(), moved.npu()
     graph, status, model = torch.npu.NPUGraph(), ctypes.c_int(), ctypes.c_uint64()

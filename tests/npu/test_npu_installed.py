@@ -1,4 +1,4 @@
-"""`make test-npu` as far as it can be tried: the simulator's libraries as installed ones."""
+"""`make test-npu` as far as testable: the simulator's libraries as installed ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def run_installed(report: Path, libraries: Path, *what: str) -> subprocess.CompletedProcess[str]:
-    """Pytest on the runtime that the loader finds in this folder, with a report."""
+    """Run pytest on the runtime that the loader finds in this folder, with a report."""
     environment = {**os.environ, "NPU_RUNTIME": "installed", "LD_LIBRARY_PATH": str(libraries)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "default"]
     return subprocess.run(

@@ -1,4 +1,4 @@
-"""Launches of torch_npu models, timed before weights are planned; and what streaming tells."""
+"""Launches of torch_npu models, timed before weights are planned; and reports of streaming."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_runtime_without_events_that_tell_times_leaves_estimates(
 
 
 class FailingTimer:
-    """A timer of which one call of the runtime fails, at the nth call of one method.
+    """A timer with one failing runtime call, at the nth call of one method.
 
     By then torch's queue is empty, so that the call is not torch's.
     """
@@ -221,7 +221,7 @@ def test_timing_that_fails_fails_the_load_and_leaves_nothing(
         check_same(run(x.npu()), model(x))
 
 
-# ---- what an execution tells ---------------------------------------------------------------------
+# ---- reports of an execution ---------------------------------------------------------------------
 
 
 def test_bytes_are_told_and_what_nobody_knows_is_not(
@@ -254,7 +254,7 @@ def test_bytes_are_told_and_what_nobody_knows_is_not(
     rows = dict(zip(*(one.cells for one in report_table(report).columns), strict=True))
     assert {"  streamed by an execution", "  execution, predicted"} <= rows.keys()
     assert not {"  brought at", "  launches waited", "  execution, measured"} & rows.keys()
-    # The first execution of all brings what the ones before leave for the others.
+    # The very first execution copies what later ones find.
     assert run.streaming.bytes_moved - moved >= 3 * plan.transfer_bytes
 
 

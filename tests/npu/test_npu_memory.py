@@ -1,4 +1,4 @@
-"""Memory of torch_npu's that is mapped on the simulated NPU, as needed."""
+"""torch_npu memory that is mapped on demand, on the simulated NPU."""
 
 from __future__ import annotations
 

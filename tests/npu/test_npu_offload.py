@@ -145,7 +145,7 @@ def test_results_that_share_memory_and_views_with_offsets(form: str) -> None:
 
 
 def test_inputs_in_another_order_of_strides_are_copied_before(form: str) -> None:
-    """Torch copies them by a queue of its own, which an execution must not overtake."""
+    """Torch copies them through its queue, which an execution must not overtake."""
     with load(lambda x: x @ x, torch.ones(16, 16).npu()) as run:
         for _ in range(20):
             x = torch.randn(16, 16)
@@ -228,7 +228,7 @@ def test_the_interpreter_exits_with_work_in_flight(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("simulated_npu")
 def test_an_old_runtime_captures_no_copies(tmp_path: Path) -> None:
-    """CANN 8.1 has captures, and no copies whose addresses lie in memory."""
+    """CANN 8.1 has captures, but no copies whose addresses lie in memory."""
     done = in_process_of_its_own(tmp_path, 'simulator.set_personality("8.1")')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[2.0, 4.0, 6.0, 8.0] 2"
@@ -236,7 +236,7 @@ def test_an_old_runtime_captures_no_copies(tmp_path: Path) -> None:
 
 def test_closing_gives_everything_back(form: str, simulated_npu: AscendSimulator) -> None:
     x = torch.ones(1024).npu()
-    load(lambda x: x * 2, x).close()  # what torch keeps for good
+    load(lambda x: x * 2, x).close()  # memory that torch keeps permanently
     before = live(simulated_npu)
     runs = [load(lambda x: (x * 2).relu(), x) for _ in range(3)]
     for run in runs:
@@ -327,7 +327,7 @@ def test_inputs_that_cannot_be_copied_are_refused() -> None:
 
 
 def attend(query: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """All that torch_npu's fused attention gives: two results are on the CPU."""
+    """All results of torch_npu's fused attention: two of them are on the CPU."""
     return torch.ops.npu.npu_fusion_attention_v3(query, query, query, 2, "BNSD", scale=0.5)
 
 
@@ -389,7 +389,7 @@ os._exit(0)
 
 @pytest.mark.usefixtures("simulated_npu")
 def test_a_launch_that_fails_under_capture_is_named(tmp_path: Path) -> None:
-    """In a process of its own: what fails so stops torch_npu's launching thread."""
+    """In a separate process: such a failure stops torch_npu's launching thread."""
     done = in_process_of_its_own(tmp_path, after=FAILING_LAUNCH)
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(r"refused: .*script\.py:11: aten::relu 0", last), (last, done.stderr)

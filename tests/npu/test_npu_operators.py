@@ -165,7 +165,7 @@ OTHERS = {
     "eye": case(lambda a: a + torch.eye(4, 6, device=a.device), matrix),
 }
 CASES = {**POINTWISE, **OTHERS}
-# These copy their indices from the host, which a capture does not take.
+# These copy their indices from the host, which a capture does not support.
 NOT_CAPTURED = {"index", "index select"}
 
 
@@ -203,7 +203,7 @@ def test_half_precision_converts_every_value(dtype: torch.dtype) -> None:
     wide = every.float()
     assert torch.equal(every.npu().float().cpu().nan_to_num(), wide.nan_to_num())
     bits = wide[wide.isfinite()].view(torch.int32)
-    step = 1 << (13 if dtype is torch.float16 else 16)  # between neighbours, where they are normal
+    step = 1 << (13 if dtype is torch.float16 else 16)  # between adjacent normal numbers
     between = [bits + part for part in (0, step // 2 - 1, step // 2, step // 2 + 1)]
     tiny = torch.linspace(-1e-7, 1e-7, 999).view(torch.int32)
     values = torch.cat([*between, tiny]).view(torch.float32)
@@ -259,7 +259,7 @@ def test_tensors_print() -> None:
 
 
 # torch_npu's launching thread empties its queue before it notes a failure (Repository::ReadQueue in
-# csrc/core/npu/NPUQueue.cpp): a synchronisation in between sees neither, a later one tells of it.
+# csrc/core/npu/NPUQueue.cpp): a synchronisation in between sees neither, a later one reports it.
 REFUSED = """
 import sys, time
 sys.path.insert(0, {path!r})
@@ -286,7 +286,7 @@ except RuntimeError as error:
 
 @pytest.mark.usefixtures("simulated_npu")
 def test_operators_that_the_library_lacks_are_refused() -> None:
-    """In a process of its own: what fails so stops torch_npu's launching thread."""
+    """In a separate process: such a failure stops torch_npu's launching thread."""
     script = REFUSED.format(path=str(SIMULATORS))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False

@@ -1,4 +1,4 @@
-"""A Program recorded on the CPU, placed on the CPU and on an NPU with memory of its own."""
+"""A Program recorded on the CPU, placed on the CPU and on an NPU with its own memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offload.run.placed_executable import PlacedExecutable
 
 
 class Exact(nn.Module):
-    """Whole numbers, which sums of any order and precision give the same bits of."""
+    """Integers whose sums have the same bits in any order and precision."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 def let_launches_take(monkeypatch: pytest.MonkeyPatch, costs_ns: Callable[[int, int], Any]) -> None:
-    """What each launch takes on each device (None: it cannot run there); no calls are timed."""
+    """Set durations of launches on each device (None: it cannot run there); calls are not timed."""
 
     def launch_ns(self: Any, at: int, name: str) -> list[Any]:
         return [costs_ns(at, index) for index in range(len(self._bound.program.launches))]
@@ -50,7 +50,7 @@ def let_launches_take(monkeypatch: pytest.MonkeyPatch, costs_ns: Callable[[int, 
 def placed(
     monkeypatch: pytest.MonkeyPatch, captured: Any, where: Any, device: Any = "npu"
 ) -> PlacedExecutable:
-    """Launches where they are wanted: 0 the CPU, 1 the NPU."""
+    """Launches on given devices: 0 the CPU, 1 the NPU."""
     let_launches_take(monkeypatch, lambda at, index: 1e3 if where[index] == at else None)
     found: PlacedExecutable = captured.load([CpuBackend(threads=1), device])
     return found

@@ -1,4 +1,4 @@
-"""The probes of an NPU on the simulated one: each as expected, and otherwise where it deviates."""
+"""The NPU probes on the simulated NPU: each as expected, or not where it deviates."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add_one(block: bytes, _n_blocks: int) -> None:
 def offline_model(
     simulated_npu: AscendSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The offline model that A7 asks for: of one kernel, in the simulator's format."""
+    """The offline model that A7 needs: of one kernel, in the simulator's format."""
     operands = (Operand(INPUT), Operand(OUTPUT), Operand(NONE, offset_bytes=16))
     path = tmp_path / "model.om"
     path.write_bytes(
@@ -62,7 +62,7 @@ def offline_model(
 def answer(
     simulated_npu: AscendSimulator, offline_model: None, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Answer]:
-    """Answers a part of a probe in this process: figures, outcome and reason."""
+    """Run a part of a probe in this process: figures, outcome and reason."""
 
     def run(name: str, part: str = "") -> tuple[dict[str, object], str | None, str]:
         capsys.readouterr()
@@ -87,7 +87,7 @@ DEVIATIONS: dict[tuple[str, str], Deviation] = {}
 
 
 def deviates(*parts: tuple[str, str]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Registers what stands in for calls in these parts: it is given the call and the real one."""
+    """Registers a replacement for calls in these parts; it gets the call and the real function."""
 
     def register(instead: Callable[..., int]) -> Callable[..., int]:
         def install(monkeypatch: pytest.MonkeyPatch, simulator: AscendSimulator) -> None:
@@ -264,7 +264,7 @@ def test_what_the_runtime_lacks_is_not_answered(
         "not answered",
         "this runtime has no aclrtMemcpyAsyncWithOffset",
     )
-    assert answer("A4", "pageable")[1] == "as expected"  # copies hold the stream back
+    assert answer("A4", "pageable")[1] == "as expected"  # copies block the stream
     assert missing[0] in answer("A0")[2]
 
 
@@ -275,7 +275,7 @@ def test_no_offline_model_and_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 
 def test_the_command_writes_a_report(simulated_npu: AscendSimulator, tmp_path: Path) -> None:
-    """With the simulator's libraries where the loader looks for real ones."""
+    """With the simulator's libraries in place of real ones for the loader."""
     libraries = str(ascend_simulator.LIBRARY.parent)
     environment = {**os.environ, "LD_LIBRARY_PATH": libraries}
     path = tmp_path / "report.json"

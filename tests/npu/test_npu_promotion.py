@@ -1,4 +1,4 @@
-"""Sizes that repeat are promoted to models on the simulated NPU; others the host launches."""
+"""Sizes that repeat are promoted to models on the simulated NPU; the host launches others."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def same(found: Any, expected: Any) -> bool:
 
 
 def check(run: Any, model: nn.Module, size: int) -> bool:
-    """Execute, and compare with eager; whether the size was promoted."""
+    """Execute and compare with eager; return whether the size was promoted."""
     x = random_input(size)
     assert same(run(x), model(x)), size
     return bool(run.last_execution.was_promoted)
@@ -90,7 +90,7 @@ def test_promoted_sizes_are_models_and_give_eagers_bits(model: Layers) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_tickets_of_both_keep_their_order(model: Layers) -> None:
-    """The last of all that write one buffer wrote last, whoever executed it."""
+    """Of all writers of one buffer the last submitted writes last, however it was executed."""
     run = load(model)
     check(run, model, 8), check(run, model, 8)
     result = random_input(8)
@@ -105,7 +105,7 @@ def test_tickets_of_both_keep_their_order(model: Layers) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_one_buffer_written_by_both_schedulings_in_turns(model: Layers) -> None:
-    """A timeline has the executable of all sizes execute what is promoted otherwise."""
+    """Under a timeline the executable of all sizes also executes promoted sizes."""
     run = load(model)
     check(run, model, 8), check(run, model, 8)
     given = [random_input(8) for _ in range(12)]
@@ -167,7 +167,7 @@ def test_executions_on_other_streams_follow_one_another(model: Layers) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_submission_that_waits_for_a_task_goes_to_its_submitters_stream(model: Layers) -> None:
-    """Bound by another thread, whose current stream it is not."""
+    """Bound by another thread, with another current stream."""
     run = load(model)
     check(run, model, 8), check(run, model, 8)
     x = random_input(8)
@@ -258,7 +258,7 @@ def test_the_least_recently_used_makes_room(model: Layers) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_weights_that_are_replaced_are_used_once_they_are_bound(model: Layers) -> None:
-    """A model on the device keeps the addresses of weights: it goes, and comes again."""
+    """A model on the device keeps the addresses of weights: it is dropped, and made again."""
     run = load(model)
     check(run, model, 8), check(run, model, 8)
     model.first.weight.data = torch.randn(16, 8).npu()
@@ -275,7 +275,7 @@ def test_a_caller_who_is_capturing_is_not_held_up(model: Layers, monkeypatch: An
     run = load(model)
     x, out = random_input(8), random_input(8)
     scores = torch.empty(8, 8, device="npu")
-    run.submit(x).result()  # so that nothing is under way on another stream
+    run.submit(x).result()  # so that no work is in flight on another stream
     asked: list[Any] = []
     monkeypatch.setattr(CapturedSizes, "made", lambda *given: asked.append(given))
     graph = torch.npu.NPUGraph()

@@ -1,4 +1,4 @@
-"""Random numbers of torch_npu's models: each execution draws what eager would have drawn."""
+"""Random numbers of torch_npu models: each execution draws eager's numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_execution_draws_as_eager_does(name: str) -> None:
     before = states([default_generator()])
     captured = offload.capture(model, torch.ones(N).npu())
     recorded = states([default_generator()])
-    assert recorded != before  # the recorded call was a call
+    assert recorded != before  # the recorded call counts as a call
     with captured.load() as run:
         assert states([default_generator()]) == recorded
         drawn = [check_draws(run, model, torch.ones(N).npu()) for _ in range(3)]
@@ -60,7 +60,7 @@ def test_offsets_and_seeds_of_any_size() -> None:
 
 
 class Attention(nn.Module):
-    """Dropout in fused attention, and behind it."""
+    """Dropout in fused attention, and after it."""
 
     def forward(self, query: torch.Tensor) -> torch.Tensor:
         mixed = F.scaled_dot_product_attention(query, query, query, dropout_p=0.3)
@@ -128,7 +128,7 @@ def test_a_state_that_could_not_be_written_is_written_whole(simulated_npu: Ascen
     with load(model, x) as run:
         run(x)
         torch.npu.manual_seed(12)
-        for nth in (1, 2):  # of the seed, and of the offset
+        for nth in (1, 2):  # for the seed, and for the offset
             torch.npu.synchronize()
             simulated_npu.forget_calls()
             simulated_npu.fail("aclrtMemcpyAsync", 507000, nth)
@@ -172,9 +172,9 @@ def test_operators_whose_seed_torch_npu_would_freeze_are_named(
 def test_failures_of_a_load_leave_nothing(
     function: str, simulated_npu: AscendSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all captures and the proof; also where the trial capture fails, which then is made again.
+    """Of all captures and the proof; also of the trial capture, which then is repeated.
 
-    Without dropout, in which torch_npu ends the process where it gets no event.
+    Without dropout, in which torch_npu ends the process if it gets no event.
     """
     x = torch.ones(N).npu()
     captured = offload.capture(OPERATORS["rand"], x)
@@ -205,12 +205,12 @@ def test_memory_that_is_not_as_known_is_refused(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(offload.CaptureError, match="in another way than is known"):
             captured.load()
         patch.setattr(random_cells, "numbers_in", lambda *args: found(*args)[::-1])
-        with captured.load() as run:  # what lies where was looked up, not taken for granted
+        with captured.load() as run:  # locations were looked up, not assumed
             check_draws(run, OPERATORS["rand"], torch.ones(N).npu())
 
 
 def test_asking_what_a_pool_holds_takes_no_references() -> None:
-    """The wheel's snapshot of one pool does, of the numbers that the pool is known by."""
+    """The wheel's snapshot of one pool takes references to the pool's id numbers."""
     pool, device = torch.npu.MemPool(), torch.device("npu", 0)
     with torch.npu.use_mem_pool(pool):
         held = torch.ones(4, device=device)
@@ -224,7 +224,7 @@ def test_asking_what_a_pool_holds_takes_no_references() -> None:
 
 
 class Counter:
-    """A generator as far as a log of draws asks."""
+    """A generator with what a log of draws needs."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -258,7 +258,7 @@ def test_launches_are_known_by_what_they_move() -> None:
 def test_executions_beside_a_load_draw_what_nobody_draws_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A load draws from other states of the generators, which another thread must not take."""
+    """A load draws from other states of the generators, which another thread must not use."""
     model, x = OPERATORS["rand"], torch.zeros(N).npu()
     captured = offload.capture(model, x)
     is_inside, may_go_on = threading.Event(), threading.Event()

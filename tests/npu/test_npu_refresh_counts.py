@@ -1,4 +1,4 @@
-"""How many copies the refresh of a relocated model takes: one, or one for each changed block."""
+"""The number of copies in a relocated model's refresh: one, or one for each changed block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N_LAYERS, N_HEADS, N_CACHED, WIDTH = 4, 4, 32, 64
 
 
 class Layer(nn.Module):
-    """Attention of one token over keys and values that are given, and a feed-forward part."""
+    """Attention of one token over given keys and values, and a feed-forward part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Layer(nn.Module):
 
 
 class DecodingStep(nn.Module):
-    """Layers, each with a cache of keys and one of values among the inputs."""
+    """Layers, each with a cache of keys and a cache of values among the inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def inputs() -> list[torch.Tensor]:
 
 
 class Counted:
-    """The loaded step, and what an execution takes after one at the first addresses."""
+    """The loaded step, and the costs of an execution after one at the first addresses."""
 
     def __init__(self) -> None:
         model, given = DecodingStep().eval(), inputs()
@@ -80,7 +80,7 @@ class Counted:
         )
 
 
-@pytest.mark.usefixtures("simulated_npu")  # on hardware a launch may be of several kernels
+@pytest.mark.usefixtures("simulated_npu")  # on hardware a launch may be several kernels
 def test_whatever_moved_one_copy_brings_it(simulated_npu: AscendSimulator) -> None:
     one = Counted()
     tensors, clones = one.tensors, one.clones
@@ -95,7 +95,7 @@ def test_whatever_moved_one_copy_brings_it(simulated_npu: AscendSimulator) -> No
     words, copies, n_bytes = one.taken(tensors, one.out, feature_map=one.memory)
     assert copies == 1
     assert words > n_launches  # all have a word of it
-    assert n_bytes > all_bytes  # which lie first in the table
+    assert n_bytes > all_bytes  # which come first in the table
     assert simulated_npu.calls("aclmdlRITaskSetParams") == 0
     assert simulated_npu.calls("aclmdlRIUpdate") == 0
     one.run.close()

@@ -26,7 +26,7 @@ DEVICE_TO_DEVICE = 3  # aclrtMemcpyKind
 
 @pytest.fixture
 def firmware(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
-    """It may have another chip, no software SQ and tasks that are untold, until the test ends."""
+    """It may have another chip, no software SQ and unreported tasks, until the test ends."""
     yield simulated_npu
     simulated_npu.set_software_sq(True)
     simulated_npu.set_tells_all_tasks(True)
@@ -34,7 +34,7 @@ def firmware(simulated_npu: AscendSimulator) -> Iterator[AscendSimulator]:
 
 
 def copies_between(simulator: AscendSimulator, call: Callable[[], object]) -> int:
-    """How many asynchronous copies a call makes."""
+    """The number of asynchronous copies that a call makes."""
     simulator.forget_calls()
     call()
     return simulator.calls("aclrtMemcpyAsync")
@@ -103,7 +103,7 @@ def test_an_output_where_an_earlier_launch_had_its_own(simulated_npu: AscendSimu
 
 
 def test_a_pool_of_several_pieces_becomes_one_feature_map() -> None:
-    """Large activations and small ones lie in pieces of their own."""
+    """Large and small activations lie in separate pieces."""
 
     def model(x: torch.Tensor) -> torch.Tensor:
         return (((x + 1) * 2).sum(-1) + 1).relu()
@@ -248,7 +248,7 @@ def test_older_runtimes_copy(version: str, tmp_path: Any) -> None:
 
 
 def test_on_310p_tensors_are_copied(firmware: AscendSimulator) -> None:
-    """It captures models, and tells nothing of their tasks."""
+    """It captures models, and reports nothing about their tasks."""
     firmware.set_soc_name("Ascend310P3")
     with load(lambda x: x + 1, torch.ones(4).npu()) as run:
         check_same(run(torch.ones(4).npu()), torch.full((4,), 2.0))
@@ -279,7 +279,7 @@ def test_what_was_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def runtime_copy(simulated_npu: AscendSimulator) -> Iterator[Callable[..., torch.Tensor]]:
-    """An operator that copies by a task of the runtime's, whose addresses nobody tells."""
+    """An operator that copies by a task of the runtime, whose addresses are not reported."""
     library = torch.library.Library("offload_tests", "FRAGMENT")
     library.define("runtime_copy(Tensor x) -> Tensor")
 
@@ -348,7 +348,7 @@ def test_what_a_launch_without_tasks_touches_is_copied(
         assert (COPIED in told) is (place == "all")
     if place == "all":
         return
-    with pytest.MonkeyPatch.context() as patched:  # where it is asked for, it is had
+    with pytest.MonkeyPatch.context() as patched:  # available where requested
         require_relocation(patched)
         captured.load(verify=verify).close()
 
@@ -357,7 +357,7 @@ def test_what_a_launch_without_tasks_touches_is_copied(
 def test_the_proof_finds_each_word_that_was_missed(
     index: int, monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
 ) -> None:
-    """Of an input, of the output, and of what lies between."""
+    """Of an input, of the output, and of the feature map."""
     captured = offload.capture(lambda x: ((x + 1) * 2).relu(), torch.ones(64).npu())
     with captured.load() as run:
         assert "6 words" in notes(run)
@@ -378,7 +378,7 @@ def test_the_proof_finds_each_word_that_was_missed(
 def test_a_proof_that_fails_has_inputs_and_outputs_copied(
     monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
 ) -> None:
-    """Relocation is an improvement that nobody required; nothing of it is left when copies are."""
+    """Relocation is an optional improvement; nothing of it is left when copies are used."""
     captured = offload.capture(lambda x: ((x + 1) * 2).relu(), torch.ones(64).npu())
     with captured.load() as run:
         assert RELOCATED in notes(run)
@@ -403,7 +403,7 @@ def test_a_proof_that_fails_has_inputs_and_outputs_copied(
 
 
 def test_shapes_of_inputs_and_memory_that_is_only_written() -> None:
-    """Kernels are given the address neither of what they take a shape from, nor of `empty_like`."""
+    """Kernels get no address of operands used only for their shape, nor of `empty_like`."""
     with load(
         lambda x: torch.empty_like(x).copy_(torch.full_like(x, 3) + x), torch.ones(8).npu()
     ) as run:

@@ -1,4 +1,4 @@
-"""Models of torch_npu that draw random numbers, their kernels' own arguments patched."""
+"""Models of torch_npu that draw random numbers, with their kernels' own arguments patched."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from offload.backends.ascend import TorchAscendBackend
 
 @pytest.fixture(autouse=True)
 def required(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be relocated is refused."""
+    """A failed relocation is refused."""
     make = functools.partial(TorchAscendBackend, relocation=True)
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
 
 
 def chain(x: torch.Tensor) -> torch.Tensor:
-    """What is drawn alone goes through the feature map; the input is read in the last launch."""
+    """Only drawn numbers go through the feature map; the last launch reads the input."""
     return (torch.rand(N, device=x.device) * 2).relu() + x
 
 
@@ -45,7 +45,7 @@ def test_every_slot_moves(name: str) -> None:
     captured = offload.capture(model, torch.ones(N).npu())
     state = states([generator])
     with captured.load() as run:
-        assert states([generator]) == state  # which the proof has used
+        assert states([generator]) == state  # although the proof used it
         assert RELOCATED in notes(run)
         assert "is copied" not in notes(run)
         kept = []
@@ -103,7 +103,7 @@ def test_generators_each_with_cells_of_their_own() -> None:
 def test_the_proof_finds_each_word_that_was_missed(
     index: int, monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
 ) -> None:
-    """Also where both executions would draw the same, were it not for other numbers each time."""
+    """Also where both executions would draw the same without different states."""
     captured = offload.capture(chain, torch.ones(N).npu())
     captured.load().close()
     before, state = live(simulated_npu), states([default_generator()])

@@ -1,4 +1,4 @@
-"""Models of torch_npu with weights under a budget, their kernels' own arguments patched."""
+"""Models of torch_npu with weights under a budget, with their kernels' own arguments patched."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from offload.native import _native
 
 @pytest.fixture
 def required(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be relocated is refused."""
+    """A failed relocation is refused."""
     make = functools.partial(TorchAscendBackend, relocation=True)
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
 
@@ -69,7 +69,7 @@ class Summing(Few):
 def stored(
     build: type[nn.Module], folder: Path, n_rows: int = 4
 ) -> tuple[nn.Module, offload.Captured]:
-    """A model, and itself captured with its weights in a file."""
+    """A model, and a capture of it with its weights in a file."""
     model = build().eval()
     save_weights(model, folder)
     given = torch.zeros(n_rows, 64).npu()
@@ -137,7 +137,7 @@ def test_weights_are_read_into_one_memory_for_all_captures(
     with captured.load(weights_budget=floor_of(captured)) as run:
         assert taken == [run.streaming.plan.memory_bytes]
         assert simulated_npu.calls("aclmdlRICaptureBegin") == 3
-        # One store, and memory by which the timer of launches holds a stream back.
+        # One store, and memory by which the launch timer blocks a stream.
         n_slabs = len(run.streaming.plan.transfers)
         assert simulated_npu.calls("aclrtMallocHost") == n_slabs + 1
 
@@ -187,7 +187,7 @@ def test_the_proof_finds_words_that_were_missed(
     before = held(simulated_npu)
     with monkeypatch.context() as patched:
         without(patched, index % n_words)
-        with captured.load(weights_budget=budget) as run:  # which copies what moves instead
+        with captured.load(weights_budget=budget) as run:  # which copies moved slots instead
             assert f"{COPIED}: the proof at load failed" in notes(run)
             x = torch.randn(4, 64)
             check_same(run(x.npu()), model(x))
@@ -207,7 +207,7 @@ def held(simulator: AscendSimulator) -> tuple[int, ...]:
 
 
 class Two(nn.Module):
-    """Two launches, each of which has its weight brought."""
+    """Two launches, each of which has its weight copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ class Two(nn.Module):
 def test_failures_of_a_load_leave_nothing(
     function: str, tmp_path: Path, simulated_npu: AscendSimulator
 ) -> None:
-    """What torch calls too, and ends for good where it fails: see test_npu_streaming."""
+    """Of calls that torch also makes, where a failure is permanent: see test_npu_streaming."""
     model, captured = stored(Two, tmp_path)
     budget = floor_of(captured)
     captured.load(weights_budget=budget).close()
@@ -292,7 +292,7 @@ def test_less_memory_gives_smaller_budgets(tmp_path: Path, simulated_npu: Ascend
 def test_a_budget_that_is_tried_anew_finds_nothing_of_the_one_before(
     tmp_path: Path, simulated_npu: AscendSimulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one finds no memory for the proof, when all else of it is there."""
+    """The first one finds no memory for the proof, after all other memory was allocated."""
     model, captured = stored(Few, tmp_path)
     captured.load().close()
     kinds = ("model", "event", "host memory")

@@ -1,4 +1,4 @@
-"""Models of torch_npu of whose kernels some hold a word that nobody can explain."""
+"""Models of torch_npu in which some kernels hold an unexplained word."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offload.backends.ascend.captured_words import RelocatedWords, relocated_wor
 
 @pytest.fixture
 def padded(simulated_npu: AscendSimulator) -> Iterator[None]:
-    """Argument blocks of kernels with three operands end with a word that nobody initialised."""
+    """Argument blocks of kernels with three operands end with an uninitialised word."""
     pad = npu_device.operators().sim_operators_set_padded
     pad.argtypes = [npu_device.ctypes.c_uint64]
     pad(3)
@@ -62,7 +62,7 @@ def test_where_every_launch_has_such_a_word_all_is_copied() -> None:
 def test_a_third_capture_that_tells_otherwise_has_all_copied(
     monkeypatch: pytest.MonkeyPatch, simulated_npu: AscendSimulator
 ) -> None:
-    """Its address is another one than in the captures that words were told by."""
+    """Its address differs from those in the captures by which words were classified."""
     compared: list[RelocatedWords] = []
 
     def compare(*given: object) -> RelocatedWords:

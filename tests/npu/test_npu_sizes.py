@@ -1,4 +1,4 @@
-"""Programs whose sizes vary on the simulated NPU, each choice of sizes a model of its own."""
+"""Programs whose sizes vary on the simulated NPU, each choice of sizes a separate model."""
 
 from __future__ import annotations
 

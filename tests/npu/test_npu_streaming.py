@@ -1,4 +1,4 @@
-"""Weights of torch_npu models under a budget: against the CPU, and against all of them resident."""
+"""Weights of torch_npu models under a budget: against the CPU, and against resident weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from offload.native import _native
 
 @pytest.fixture(params=["captured", "enqueued"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who copies inputs and outputs, where they are copied."""
+    """The form of copies of inputs and outputs, where they are copied."""
     make = functools.partial(TorchAscendBackend, copies=request.param, relocation=False)
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
     return request.param
@@ -144,7 +144,7 @@ def test_nothing_is_left(
     kinds = ("model", "event", "host memory")
     held = [simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()
     with captured.load(weights_budget=budget) as run:
-        assert _native.ascend_streams() == held[1] + 3  # the model's two, and that which it runs on
+        assert _native.ascend_streams() == held[1] + 3  # the model's two, and its execution stream
         check(run, model)
     torch.npu.synchronize()
     assert ([simulated_npu.live(kind) for kind in kinds], _native.ascend_streams()) == held
@@ -169,7 +169,7 @@ def test_a_failed_load_leaves_nothing(
     captured: offload.Captured,
 ) -> None:
     budget = floor_of(captured)
-    captured.load(weights_budget=budget, verify=False).close()  # whose calls are no timing's
+    captured.load(weights_budget=budget, verify=False).close()  # makes no calls of the timer
     gc.collect()
     torch.npu.synchronize()
     kinds = ("model", "event", "host memory", "capture")

@@ -1,4 +1,4 @@
-"""Streams in models of torch_npu: side streams of their own, and devices that have none left."""
+"""Streams in models of torch_npu: their side streams, and devices without free streams."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_launch_that_joins_no_side_stream_is_refused_by_name(
     with pytest.raises(offload.CaptureError, match=r"107025.*is not joined") as raised:
         captured.load()
     assert "double_beside" in str(raised.value)
-    del raised  # whose frames keep what was captured
+    del raised  # whose frames keep the captures
     assert live(simulated_npu) == before
     with joined.load() as run:
         check_same(run(x), torch.full((64,), 7.0))

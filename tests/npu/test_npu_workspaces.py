@@ -1,4 +1,4 @@
-"""Workspaces of captured operators: in the capture's own pool, which nobody frees or regrows."""
+"""Workspaces of captured operators: in the capture's own pool, never freed or regrown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N = 64
 
 @pytest.fixture
 def model() -> Iterator[CapturedModel]:
-    """Of a product and a sum of products, whose kernels take workspaces."""
+    """A model of a product and a sum of products, whose kernels take workspaces."""
     x, weight = torch.ones(N, N).npu(), torch.ones(N, N).npu()
     bound = offload.capture(lambda x: (x @ weight) @ (x @ x), x).bound
     model = TorchCapturer().capture(bound, 0, None)
@@ -34,7 +34,7 @@ def model() -> Iterator[CapturedModel]:
 
 
 def workspaces_of(simulator: AscendSimulator, model: int) -> list[int]:
-    """What a model's kernels have in front of their tiling data, where it is given."""
+    """The workspace words before the tiling data of a model's kernels, where given."""
     found = []
     for task in (task for tasks in tasks_of(simulator, model) for task in tasks):
         if type_of(simulator, task) != KERNEL:
@@ -70,7 +70,7 @@ def test_eager_work_that_needs_larger_ones_takes_them_elsewhere() -> None:
             check_same((large @ large)[0, :1], torch.tensor([float(n)]))
             del large
             torch.npu.synchronize()
-            torch.npu.empty_cache()  # what is given back is poisoned
+            torch.npu.empty_cache()  # freed memory is poisoned
             check_same(run(x.npu()), x @ weight, 1e-4)
 
 

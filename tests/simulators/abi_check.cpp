@@ -181,7 +181,7 @@ SAME_VALUE(kAttributeClusterScheduling, CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_P
 
 static_assert(sizeof(ours::LaunchAttribute::value) == sizeof(CUlaunchAttributeValue));
 
-// The bytes of a launch attribute's value; 0 for one of which graphs are not asked.
+// The bytes of a launch attribute's value; 0 for attributes that graphs are not asked for.
 constexpr std::size_t attribute_bytes(int id) {
   using Value = CUlaunchAttributeValue;
   switch (id) {

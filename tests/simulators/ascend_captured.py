@@ -1,4 +1,4 @@
-"""A captured Ascend model of three kernels whose own argument blocks are patched."""
+"""A captured Ascend model of three kernels whose argument blocks are patched in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offload.native import _native
 INPUT, OUTPUT, FEATURE_MAP = 0, 1, 2
 KERNEL, ADDED = 1, 100
 PIECE_BYTES = 64
-# By word: its kernel, byte and slot, and the offset there. The feature map has two pieces.
+# For each word its kernel, byte, slot and offset in the slot. The feature map has two pieces.
 WORDS = [
     (0, 0, INPUT, 0),
     (0, 8, FEATURE_MAP, 0),
@@ -23,7 +23,7 @@ WORDS = [
 
 
 class Captured:
-    """Three kernels in a row that each add 100, captured: x, two pieces of memory, y."""
+    """Three kernels in sequence that each add 100, captured: x, two pieces of memory, y."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Captured:
     ) -> None:
         self.ascend, self.npu, self.stream = npu.ascend, npu, stream
         self.x, self.y = npu.words(1), npu.words(0)
-        self.far = npu.words(0)  # allocated before the first piece, so that they are not in a row
+        self.far = npu.words(0)  # allocated before the first piece, so that they are not adjacent
         self.near = npu.words(0)
         self.n_released = 0
         with npu.capture(stream) as models:
@@ -63,7 +63,7 @@ class Captured:
         )
 
     def make_table(self) -> _native.AscendCapturedTable:
-        """For all kernels, which have not been given it yet."""
+        """Make the table of all kernels, without giving it to them."""
         return _native.AscendCapturedTable(
             device=0,
             model=self.model,
@@ -75,7 +75,7 @@ class Captured:
         self.n_released += 1
         if self.n_released == 1:
             self.ascend.call("aclmdlRIDestroy", self.model)
-            self.table = None  # as a model of torch's gives it back
+            self.table = None  # as for a model that torch hands back
 
     def bind(self, **bases: int) -> None:
         """Patch the words of slots by name (input, output, feature_map)."""
@@ -93,7 +93,7 @@ class Captured:
         self.bind(input=self.x, output=self.y, feature_map=self.near)
 
     def run(self) -> tuple[int, int]:
-        """Execute and wait; gives the copies of arguments that this took, and their bytes."""
+        """Execute and wait; return the number of argument copies and their bytes."""
         before = self.resident.refresh_counts
         self.resident.set_stream(self.stream)
         self.resident.execute()
@@ -105,7 +105,7 @@ class Captured:
         )
 
     def blocks(self) -> list[tuple[int, ...]]:
-        """What the device's argument blocks hold."""
+        """Return the content of the device's argument blocks."""
         addresses = [address for *_, address, _ in self.tasks]
         if self.table is not None:
             addresses = self.table.addresses

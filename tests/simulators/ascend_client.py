@@ -1,4 +1,4 @@
-"""A client of the Ascend runtime's C ABI, in few words: what tests of the raw ABI share."""
+"""A concise client of the Ascend runtime's C ABI, shared by tests of the raw ABI."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from ascend_simulator import AscendSimulator
 
-# Error codes, by the names that they have in the documentation less ACL_ERROR_RT_.
+# Error codes, named as in the documentation without ACL_ERROR_RT_.
 ACL_INVALID_PARAM = 100000
 PARAM_INVALID, INVALID_DEVICE = 107000, 107001
 CONTEXT_NULL, STREAM_CONTEXT = 107002, 107003
@@ -39,7 +39,7 @@ def u64(*values: int) -> bytes:
 
 
 def peek(address: int, count: int = 1) -> tuple[int, ...]:
-    """Words that memory holds now, without waiting for any work."""
+    """Return the current words of memory, without waiting for any work."""
     return struct.unpack(f"<{count}Q", ctypes.string_at(address, 8 * count))
 
 
@@ -65,7 +65,7 @@ class Client:
         return self.ascend.make("aclrtMalloc", n_bytes, 0)
 
     def words(self, *values: int) -> int:
-        """Device memory that holds these words."""
+        """Allocate device memory that holds these words."""
         address = self.malloc(8 * len(values))
         self.upload(address, u64(*values))
         return address
@@ -87,18 +87,18 @@ class Client:
         return self.ascend.make("aclrtCreateEventExWithFlag", flags)
 
     def external_event(self) -> int:
-        """One that crosses the border of models."""
+        """An event that crosses the border of models."""
         return self.ascend.make("aclrtCreateEventWithFlag", EVENT_EXTERNAL)
 
     def synchronize(self, stream: int) -> None:
         self.ascend.call("aclrtSynchronizeStream", stream)
 
     def launch(self, stream: int, function: int, arguments: int, n_bytes: int) -> None:
-        """A kernel whose arguments lie in our device memory."""
+        """Launch a kernel whose arguments lie in our device memory."""
         self.ascend.call("aclrtLaunchKernel", function, 1, arguments, n_bytes, stream)
 
     def launch_host(self, stream: int, function: int, *words: int) -> int:
-        """A kernel with arguments of the host; gives the error code."""
+        """Launch a kernel with arguments of the host; return the error code."""
         content = u64(*words)
         return self.ascend.code(
             "aclrtLaunchKernelWithHostArgs", function, 1, stream, 0, content, len(content), 0, 0
@@ -130,7 +130,7 @@ class Client:
         return self.ascend.code("aclmdlRICaptureEnd", stream, ctypes.byref(model))
 
     def info(self, stream: int) -> tuple[int, int]:
-        """The status of the stream's capture, and the model."""
+        """Return the status of the stream's capture, and the model."""
         status, model = ctypes.c_int(-1), ctypes.c_uint64()
         self.ascend.call(
             "aclmdlRICaptureGetInfo", stream, ctypes.byref(status), ctypes.byref(model)
@@ -139,7 +139,7 @@ class Client:
 
     @contextlib.contextmanager
     def capture(self, stream: int, mode: int = THREAD_LOCAL) -> Iterator[list[int]]:
-        """Captures the stream; afterwards the list holds the model."""
+        """Capture the stream; afterwards the list holds the model."""
         result: list[int] = []
         self.begin(stream, mode)
         yield result
@@ -154,7 +154,7 @@ class Client:
 
     @contextlib.contextmanager
     def exchanged(self, mode: int) -> Iterator[None]:
-        """This thread's capture mode, put back afterwards."""
+        """Exchange this thread's capture mode, and restore it afterwards."""
         value = ctypes.c_int(mode)
         self.ascend.call("aclmdlRICaptureThreadExchangeMode", ctypes.byref(value))
         yield

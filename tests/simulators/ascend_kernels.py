@@ -1,7 +1,7 @@
 """Kernels for the simulated Ascend device: Python functions in an image that its runtime loads.
 
-`AtenCapturer` makes one of each launch's torch operator, so whatever can be recorded runs through
-the argument table, a model on the device, and both refreshes.
+`AtenCapturer` makes a kernel of each launch's torch operator, so all that can be recorded runs
+through the argument table, a model on the device, and both refreshes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def gather(block: bytes, _n_blocks: int = 1) -> None:
 class AtenCapturer:
     """Implements the Ascend backend's Capturer on the simulated runtime.
 
-    What a kernel raises is in the simulator's `errors`.
+    Errors that a kernel raises are in the simulator's `errors`.
 
     Attributes:
-        has_gather: whether the kernel that refreshes tables is there.
+        has_gather: whether the kernel that refreshes tables exists.
         on_end: called with each launch whose kernel has run.
         ascend: the simulated runtime.
     """
@@ -49,10 +49,10 @@ class AtenCapturer:
         self.on_end: Callable[[Launch], None] = lambda launch: None
         self.ascend = ascend
 
-    sized = None  # each choice of sizes has kernels of its own
+    sized = None  # each choice of sizes has separate kernels
 
     def capture(self, program: Program, device: int) -> KernelCapture:
-        """One kernel for each launch."""
+        """Capture one kernel for each launch."""
         aten = [AtenKernel(BoundProgram(program), launch) for launch in program.launches]
         functions = {
             f"launch {index}": (sum(one.sizes), self._running(one, launch))
@@ -83,12 +83,12 @@ class AtenCapturer:
         return run
 
     def gather_kernel(self, device: int) -> GatherKernel | None:
-        """A kernel in Python."""
+        """Return the kernel that refreshes tables, in Python."""
         return gather_kernel(self.ascend, device) if self.has_gather else None
 
 
 def gather_kernel(ascend: AscendSimulator, device: int = 0) -> GatherKernel:
-    """The kernel that refreshes tables."""
+    """Return the kernel that refreshes tables."""
     binary = _native.AscendBinary(
         device, ascend.binary({"gather": (_native.ASCEND_GATHER_ARGUMENTS_BYTES, gather)})
     )

@@ -1,7 +1,7 @@
 """Writes the offline models of the simulated Ascend runtime, which stand in for .om files.
 
 The format is that of ascend/offline_format.hpp. Kernels are named by their address in this process:
-a file is of use to the process that wrote it only.
+only the process that wrote a file can use it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Tensor:
     format: int = FORMAT_ND
 
     def pack(self) -> bytes:
-        """Its record in the file."""
+        """Return its record in the file."""
         shape = [*self.shape, *[0] * (8 - len(self.shape))]
         head = struct.pack("<64sii", self.name.encode(), self.data_type, self.format)
         return head + struct.pack("<QQ8q", self.n_bytes, len(self.shape), *shape)
@@ -42,7 +42,7 @@ class Operand:
     offset_bytes: int = 0
 
     def pack(self) -> bytes:
-        """Its record in the file."""
+        """Return its record in the file."""
         return struct.pack("<QQQ", self.region, self.index, self.offset_bytes)
 
 
@@ -55,7 +55,7 @@ class Task:
     n_blocks: int = 1
 
     def pack(self) -> bytes:
-        """Its record in the file, with its operands'."""
+        """Return its record in the file, with its operands' records."""
         head = struct.pack("<QQQ", self.kernel, self.n_blocks, len(self.operands))
         return head + b"".join(operand.pack() for operand in self.operands)
 
@@ -70,7 +70,7 @@ def pack_model(
     work_bytes: int,
     weights: bytes,
 ) -> bytes:
-    """A model's bytes. Kernels are called as those of AscendSimulator.binary."""
+    """Return a model's bytes. Kernels are called as those of AscendSimulator.binary."""
     counts = (len(inputs), len(outputs), len(kernels), len(tasks))
     entries = [
         struct.pack("<48sQQ", f"kernel_{number}".encode(), ascend.kernel_address(kernel), 0)

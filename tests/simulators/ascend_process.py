@@ -1,4 +1,4 @@
-"""Python in a process of its own with the simulated Ascend runtime."""
+"""Python in a separate process with the simulated Ascend runtime."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ascend = ascend_simulator.load()
 def output_of(
     code: str, *, simulated: bool = True, environment: Mapping[str, str] | None = None
 ) -> str:
-    """What a new process prints, with the simulated runtime loaded; variables are added."""
+    """Return what a new process prints with the simulated runtime loaded; variables are added."""
     code = (_BEGIN.format(here=str(HERE)) if simulated else "") + code
     if environment is None:
         return new_process.output_of(code)
-    # The dynamic linker reads its variables when a process begins.
+    # The dynamic linker reads its environment variables when a process begins.
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -25,7 +25,7 @@ HUGE_FIRST = 0
 
 
 def read(address: int, count: int = COUNT) -> list[int]:
-    """What lies in memory now, whatever work waits."""
+    """Return the current content of memory, whatever work waits."""
     return list((ctypes.c_int64 * count).from_address(address))
 
 
@@ -44,7 +44,7 @@ def add_one(block: bytes, _n_blocks: int = 1) -> None:
 def gather_by(
     ascend: AscendSimulator, refresh: str
 ) -> tuple[tuple[int, int] | Literal["operators"] | None, object]:
-    """What a resident is given to refresh its table by, and what it has to keep."""
+    """Return what refreshes a resident's table, and the objects to keep alive for it."""
     if refresh == "operators":
         npu_device.operators().sim_operators_reset()
         return "operators", None
@@ -53,7 +53,7 @@ def gather_by(
 
 
 class Chain:
-    """Kernels in a row that each add one: slot 0 the input, 1 the output, 2 what lies between."""
+    """Kernels in sequence that each add one; slots: 0 input, 1 output, 2 the memory between."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Chain:
         self.bases = [0, 0, 0]
 
     def allocate(self, numbers: Sequence[int] = (0,) * COUNT) -> int:
-        """Device memory that holds these numbers."""
+        """Allocate device memory that holds these numbers."""
         address = self.ascend.make("aclrtMalloc", 8 * len(numbers), HUGE_FIRST)
         (ctypes.c_int64 * len(numbers)).from_address(address)[:] = list(numbers)
         return address
@@ -121,7 +121,7 @@ class Chain:
         )
 
     def bind_first(self) -> tuple[int, int]:
-        """Bind every slot; give the addresses of input and output."""
+        """Bind every slot; return the addresses of input and output."""
         x, y = self.allocate(NUMBERS), self.allocate()
         self.bind(input=x, output=y, feature_map=self.allocate([0] * COUNT * 8))
         return x, y
@@ -133,7 +133,7 @@ class Chain:
 
 
 def live(ascend: AscendSimulator) -> dict[str, int]:
-    """What there is of each kind."""
+    """Return the number of live objects of each kind."""
     kinds = ("stream", "event", "model")
     descriptions, executors = npu_device.live_operator_objects()
     return {kind: ascend.live(kind) for kind in kinds} | {

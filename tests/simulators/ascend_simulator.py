@@ -1,7 +1,7 @@
 """The simulated Ascend runtime: builds it, loads it in place of the real one, and controls it.
 
-`load()` gives the one AscendSimulator of the process. From then on whoever opens `libascendcl.so`
-finds the simulated one by its name. `AscendSimulator.call` and `code` call the C ABI itself.
+`load()` returns the only AscendSimulator of the process. From then on opening `libascendcl.so`
+finds the simulated library by its name. `AscendSimulator.call` and `code` call the C ABI itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import simulator as simulators
 
-# Scripts of tests have this folder on their path alone.
+# Scripts of tests have only this folder on their path.
 CALLS = Path(__file__).parents[2] / "bench" / "ascend"
 if str(CALLS) not in sys.path:
     sys.path.append(str(CALLS))
@@ -27,8 +27,8 @@ if str(CALLS) not in sys.path:
 from acl_calls import AclCalls  # noqa: E402
 
 LIBRARY = simulators.BUILD / "ascend" / "libascendcl.so"
-# What CANN 8.5 and later split it into; with ASCEND_SIMULATOR=split in the environment, and this
-# folder on the dynamic linker's path, processes have these instead.
+# The libraries into which CANN 8.5 and later split the runtime; with ASCEND_SIMULATOR=split in the
+# environment, and this folder on the dynamic linker's path, processes use these instead.
 SPLIT = simulators.BUILD / "ascend_split"
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(
@@ -76,7 +76,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         super().__init__(library, _SIGNATURES)
 
     def in_thread(self, function: Callable[[], object], device: int | None = 0) -> object:
-        """What `function` gives on another thread, where the device is set unless it is None."""
+        """The result of `function` on another thread, where the device is set unless it is None."""
         results: list[object] = []
 
         def run() -> None:
@@ -92,9 +92,9 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         return results[0]
 
     def binary(self, kernels: Mapping[str, tuple[int, Callable[[bytes, int], object]]]) -> bytes:
-        """A binary's bytes, of kernels by name: the bytes of arguments each needs, and a function.
+        """Return a binary of kernels by name: the bytes of arguments each needs, and a function.
 
-        The function is called with the argument block as it is in device memory when the kernel
+        The function is called with the argument block in device memory at the time that the kernel
         runs, and the number of blocks. If it raises, the error is kept in `errors` and the device
         fails. Functions stay alive until the next reset.
         """
@@ -107,7 +107,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
     def functions(
         self, kernels: Mapping[str, tuple[int, Callable[[bytes, int], object]]]
     ) -> dict[str, int]:
-        """Load such a binary; handles of its functions by name."""
+        """Load such a binary; return handles of its functions by name."""
         content = self.binary(kernels)
         handle = ctypes.c_uint64()
         self.call("aclrtBinaryLoadFromData", content, len(content), 0, ctypes.byref(handle))
@@ -119,7 +119,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         return result
 
     def host_function(self, function: Callable[[], object]) -> int:
-        """The address of a host function that calls this one; alive until the next reset."""
+        """Return the address of a host function that calls this one; valid until the next reset."""
 
         def run(_user: object) -> None:
             try:
@@ -130,7 +130,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         return self._address(HOST_FUNCTION(run))
 
     def kernel_address(self, function: Callable[[bytes, int], object]) -> int:
-        """The address of a kernel for binaries and models; alive until the next reset."""
+        """Return the address of a kernel for binaries and models; valid until the next reset."""
 
         def run(arguments: int, n_bytes: int, n_blocks: int, _user: object) -> int:
             try:
@@ -149,7 +149,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         return address
 
     def start_trace(self) -> None:
-        """Keep the order of calls from here."""
+        """Record the order of calls from here."""
         self.library.sim_set_tracing(1)
 
     @property
@@ -159,114 +159,114 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         return [self.library.sim_trace_entry(index).decode() for index in range(size)]
 
     def hide(self, function: str) -> None:
-        """Make the library one in which dlsym does not find `function`, until the next reset."""
+        """Hide `function` from dlsym, until the next reset."""
         if self.library.sim_hide(function.encode()) != 0:
             raise ValueError(f"the simulator has no function {function}")
 
     def set_personality(self, version: str) -> None:
-        """Make the library that of CANN "8.1", "8.5", "9.0" or "9.1"; "" for all that there is."""
+        """Act as the library of CANN "8.1", "8.5", "9.0" or "9.1"; "" for all functions."""
         if self.library.sim_set_personality(version.encode()) != 0:
             raise ValueError(f"the simulator knows no CANN {version!r}")
 
     def set_software_sq(self, on: bool) -> None:
-        """Whether tasks can be read and changed, and models use up no streams."""
+        """Set whether tasks can be read and changed, and models use up no streams."""
         self.library.sim_set_software_sq(on)
 
     def set_stream_limit(self, count: int) -> None:
-        """How many streams a device has: 1984 unless this is called."""
+        """Set the number of streams of a device: by default 1984."""
         self.library.sim_set_stream_limit(count)
 
     def set_no_stream_code(self, code: int) -> None:
-        """What is given where streams ran out: 207008 unless this is called, or 207005."""
+        """Set the error code when streams run out: by default 207008; 207005 is possible."""
         self.library.sim_set_no_stream_code(code)
 
     def set_soc_name(self, name: str) -> None:
-        """What chip the device is: Ascend910B1 unless this is called; its streams and events."""
+        """Set the chip, and so its streams and events: by default Ascend910B1."""
         self.library.sim_set_soc_name(name.encode())
 
     def set_stream_depth(self, n_tasks: int) -> None:
-        """How many tasks of a model one stream takes."""
+        """Set the number of tasks of a model that one stream takes."""
         self.library.sim_set_stream_depth(n_tasks)
 
     def set_event_limit(self, count: int) -> None:
-        """How many events the pool has: 65536 unless this is called."""
+        """Set the number of events in the pool: by default 65536."""
         self.library.sim_set_event_limit(count)
 
     def set_update_limit(self, n_tasks: int) -> None:
-        """How many tasks of groups may be under update: 1024 * 1024 unless this is called."""
+        """Set how many tasks of groups may be under update: by default 1024 * 1024."""
         self.library.sim_set_update_limit(n_tasks)
 
     def set_destroy_polls(self, count: int) -> None:
-        """How often aclmdlRIDestroy looks, at every millisecond, whether the model has ended."""
+        """Set how often, once a millisecond, aclmdlRIDestroy polls whether the model has ended."""
         self.library.sim_set_destroy_polls(count)
 
     def set_patience_ms(self, milliseconds: int) -> None:
-        """How long a wait without a time lasts if nobody issues what the work waits for."""
+        """Set the duration of a wait without a timeout if its work is never issued."""
         self.library.sim_set_patience_ms(milliseconds)
 
     def set_waits_take_time(self, take: bool) -> None:
-        """Whether a wait lasts its milliseconds, or counts them alone in `waited_ms`."""
+        """Set whether a wait lasts its milliseconds, or only counts them in `waited_ms`."""
         self.library.sim_set_waits_take_time(take)
 
     @property
     def waited_ms(self) -> int:
-        """What waits for what nobody issued have lasted since the last reset."""
+        """Duration since the last reset of waits for work that was never issued."""
         return self.library.sim_waited_ms()
 
     def set_loop_limit(self, n_rounds: int) -> None:
-        """How many rounds of a conditional task are no fault."""
+        """Set the number of rounds up to which a conditional task is no fault."""
         self.library.sim_set_loop_limit(n_rounds)
 
     def set_first_stream_first(self, first: bool) -> None:
-        """Whether a model's first stream goes as far as it may, rather than its last."""
+        """Set whether a model's first stream, rather than its last, runs as far as it may."""
         self.library.sim_set_first_stream_first(first)
 
     def set_tells_all_tasks(self, all_tasks: bool) -> None:
-        """Whether enumerations have tasks whose parameters cannot be read, as of the AI CPU."""
+        """Set whether enumerations include tasks with unreadable parameters, as of the AI CPU."""
         self.library.sim_set_tells_all_tasks(all_tasks)
 
     def set_keeps_addresses(self, keeps: bool) -> None:
-        """Whether a kernel that is given arguments in device memory then has that address."""
+        """Set whether a kernel that is given arguments in device memory keeps that address."""
         self.library.sim_set_keeps_addresses(keeps)
 
     def set_copies_by_offset(self, copies: bool) -> None:
-        """Whether the firmware takes copies that read their addresses from memory."""
+        """Set whether the firmware accepts copies that read their addresses from memory."""
         self.library.sim_set_copies_by_offset(copies)
 
     def set_locks_registered(self, locks: bool) -> None:
-        """Whether the driver locks host memory that is registered as pinned; else DMA faults."""
+        """Set whether the driver locks host memory registered as pinned; if not, DMA faults."""
         self.library.sim_set_locks_registered(locks)
 
     def set_bound_depth(self, n_tasks: int) -> None:
-        """How many tasks a stream takes that is bound to a model which is built."""
+        """Set how many tasks a stream takes that is bound to a model under construction."""
         self.library.sim_set_bound_depth(n_tasks)
 
     def set_caller(self, part: str) -> None:
-        """Count calls by a library whose file name has this part as "FUNCTION by PART" as well.
+        """Count calls by a library whose file name contains this part also as "FUNCTION by PART".
 
-        They fail under that name too; "" tells no callers apart.
+        They can also fail under that name; "" distinguishes no callers.
         """
         self.library.sim_set_caller(part.encode())
 
     @property
     def argument_bytes(self) -> int:
-        """Argument blocks of the runtime: of launches that have not run, and of models."""
+        """The argument blocks of the runtime: of launches that have not run, and of models."""
         return self.library.sim_argument_bytes()
 
     def streams_in_use(self, device: int = 0) -> int:
-        """How many streams count against the device's limit."""
+        """The number of streams that count against the device's limit."""
         return self.library.sim_streams_in_use(device)
 
     def reset(self) -> None:
-        """Make everything as at the beginning; kernels must be loaded anew.
+        """Restore the initial state; kernels must be loaded again.
 
-        It stays initialised, and devices that were set stay so. RuntimeError while work runs.
+        The runtime stays initialised, and devices stay set. RuntimeError while work runs.
         """
         super().reset()
         self.recent_text()
 
     def begin(self) -> None:
-        """Reset, initialise if it was finalised, and set device 0 on this thread, just once."""
+        """Reset, initialise if finalised, and set device 0 on this thread exactly once."""
         self.reset_once_idle()
         if self.code("aclrtResetDeviceForce", 0) == UNINITIALISED:
             self.call("aclInit", 0)
@@ -276,7 +276,7 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
 
 
 def _require_no_runtime() -> None:
-    """SimulatorUnavailable where another libascendcl.so is in the process."""
+    """Raise SimulatorUnavailable if another libascendcl.so is in the process."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split()[-1]
         if "libascendcl.so" in path and Path(path).resolve() != LIBRARY.resolve():
@@ -298,13 +298,13 @@ def load() -> AscendSimulator:
 
 
 def for_a_test() -> Iterator[AscendSimulator]:
-    """For a fixture: the simulator as at its beginning, before and after; skips without one."""
+    """For a fixture: the simulator in its initial state, before and after; skips if unavailable."""
     try:
         loaded = load()
     except simulators.SimulatorUnavailable as reason:
         pytest.skip(str(reason))
     loaded.begin()
     yield loaded
-    # What errors keep alive gives its memory back now: after the reset other things lie there.
+    # Free memory that errors keep alive now: after the reset its addresses are used again.
     gc.collect()
     loaded.begin()

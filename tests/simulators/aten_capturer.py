@@ -1,9 +1,9 @@
 """Captures Programs recorded on the CPU for the simulated device: one kernel for each launch.
 
-A kernel's host function calls the launch's torch operator on tensors over the addresses that stand
-in its argument block when it executes. So whatever can be recorded runs through discovery,
-placement, patching and graph execution as it would on a GPU. An opaque Program's callable is
-called, and makes such kernels of the operators that it runs: see `opaque_capturing`.
+A kernel's host function calls the launch's torch operator on tensors over the addresses in its
+argument block at execution. So all that can be recorded runs through discovery, placement, patching
+and graph execution as it would on a GPU. An opaque Program's callable is called, and the operators
+that it runs become such kernels: see `opaque_capturing`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offload.record.callables import compiled_parts
 
 
 class CapturedGraph:
-    """Keeps a graph until nobody needs it."""
+    """Holds a graph as long as it is referenced."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
@@ -78,18 +78,18 @@ class DriverKernel(AtenKernel):
 
 
 def _is_of_nothing(launch: Launch) -> bool:
-    """Whether an operator makes empty results and writes nothing: a GPU runs no kernel for that."""
+    """Whether an operator makes empty results and writes nothing: a GPU runs no kernel for it."""
     made = tuple(launch.made())
     is_in_place = bool(set(launch.writes) - {view.value for view in made})
     return bool(made) and not is_in_place and all(0 in view.shape for view in made)
 
 
 _under_way = threading.local()
-"""`launches`: of each node of a thread's capture so far, the launch that made it."""
+"""`launches`: for each node of a thread's capture so far, the launch that made it."""
 
 
 def note_node(launch: Launch) -> None:
-    """A launch has made the next node of this thread's capture."""
+    """Note that a launch made the next node of this thread's capture."""
     _under_way.launches.append(launch.index)
 
 
@@ -100,15 +100,15 @@ class AtenCapturer:
         self._simulator = simulator
         self._kernels: dict[tuple[int, int], DriverKernel] = {}
         self.n_opaque_captures = 0
-        self.on_end: Callable[[Launch], None] = lambda launch: None  # of each kernel
-        self._programs: list[Program] = []  # kept, so that their identities stay their own
+        self.on_end: Callable[[Launch], None] = lambda launch: None  # called for each kernel
+        self._programs: list[Program] = []  # kept alive, so that their identities stay unique
 
     def capture(self, bound: BoundProgram, pool: _native.DiscoveryPool) -> GraphCapture:
         """Capture every launch as a kernel, unless its results are empty; nothing executes."""
         program = bound.program
         self._programs.append(program)
         if program.opaque is not None:
-            # On a thread of its own, as a capturer of a GPU does: it has no modes of the caller.
+            # On a separate thread, as a GPU's capturer does: it has no modes of the caller.
             with concurrent.futures.ThreadPoolExecutor(1) as thread:
                 return thread.submit(self._capture_opaque, bound, pool).result()
         used = sorted(
@@ -145,7 +145,7 @@ class AtenCapturer:
     def launch(
         self, stream: Any, launch: Launch, function: int, sizes: Sequence[int], block: bytes
     ) -> None:
-        """Launch what a Program's launch is made of: one kernel."""
+        """Launch the single kernel of a Program's launch."""
         launch_kernel(stream, function, sizes, block)
         note_node(launch)
 

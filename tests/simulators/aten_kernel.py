@@ -1,4 +1,4 @@
-"""A launch's torch operator as a kernel: it runs on what lies at the addresses in its arguments."""
+"""A launch's torch operator as a kernel, run on the tensors at the addresses in its arguments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from offload.interpreter.torch_names import find_dtype, find_overload, symbol_object
 from offload.program import BoundProgram, Launch, Symbol, TensorView
 
-# An integer that looks like an address, and is the same in every capture.
+# An integer that resembles an address, and is the same in every capture.
 LOOK_ALIKE = 0x7F40_0000_1000
 
 
-# Room for the value of a host constant among a kernel's arguments, and its largest dtype.
+# Space for a host constant's value among a kernel's arguments; the size of the largest dtype.
 IMMEDIATE_BYTES = 16
 
 
@@ -32,7 +32,7 @@ def tensor_at(address: int, view: TensorView, size_bytes: int) -> torch.Tensor:
 
 
 class AtenKernel:
-    """The kernel of one launch: what a compiler would have made of the operator.
+    """The kernel of one launch, in place of the compiled operator.
 
     Its parameters are a look-alike integer, an address for each tensor argument and result on the
     device, a structure of 16 bytes whose middle is padding, and the value of each host constant.
@@ -49,7 +49,7 @@ class AtenKernel:
         self.sizes = (8, *(8 for _ in self.views), 16, *(IMMEDIATE_BYTES for _ in self._immediates))
 
     def arguments(self, addresses: dict[int, int]) -> bytes:
-        """The argument block at these addresses of Values; its padding is different each time."""
+        """The argument block at these addresses of Values; its padding differs each time."""
         words = [LOOK_ALIKE, *(addresses[view.value] + view.offset_bytes for view in self.views)]
         block = b"".join(word.to_bytes(8, "little") for word in words)
         block += (7).to_bytes(4, "little") + os.urandom(4) + (9).to_bytes(8, "little")
@@ -60,7 +60,7 @@ class AtenKernel:
         return self.program.values[view.value].on_host
 
     def execute(self, block: bytes) -> None:
-        """Run the operator on what lies at the addresses in an argument block."""
+        """Run the operator on the tensors at the addresses in an argument block."""
         words = [int.from_bytes(block[at : at + 8], "little") for at in range(0, len(block), 8)]
         assert words[0] == LOOK_ALIKE, "somebody patched an integer"
         tensors = [

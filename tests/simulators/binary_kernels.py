@@ -1,4 +1,4 @@
-"""Kernels of a made-up binary for the simulated Ascend runtime, and how they are launched."""
+"""Kernels of a synthetic binary for the simulated Ascend runtime, and their launches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def add(block: bytes, n_blocks: int) -> None:
 
 
 def negate(block: bytes, n_blocks: int) -> None:
-    """struct { float* from; Tiling* tiling; float* to; }: tiles, each of so many elements.
+    """struct { float* from; Tiling* tiling; float* to; }: tiles, each with its number of elements.
 
     struct Tiling { uint32_t n_tiles; uint32_t elements[n_tiles]; }, one tile for each block.
     """
@@ -57,18 +57,18 @@ def negate(block: bytes, n_blocks: int) -> None:
 
 
 def n_made(launch: Launch) -> int:
-    """Elements of the first result."""
+    """The number of elements of the first result."""
     return math.prod(launch.results[0].shape)
 
 
 def tiles(launch: Launch) -> list[int]:
-    """The elements of each tile: 7, or what is left, and more where there are many."""
+    """The elements of each tile: 7, or the rest, and more where there are many."""
     step = max(7, -(-n_made(launch) // 10))
     return [min(step, n_made(launch) - begin) for begin in range(0, n_made(launch), step)]
 
 
 def tile(launch: Launch) -> bytes:
-    """As `negate` reads it."""
+    """The tile in the layout that `negate` reads."""
     elements = tiles(launch)
     return struct.pack(f"<{1 + len(elements)}I", len(elements), *elements)
 

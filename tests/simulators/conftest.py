@@ -89,7 +89,7 @@ def backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture
 def small_granules(simulator: simulators.Simulator) -> None:
-    """Memory is mapped by 16 KiB: the models' weights are of some 100."""
+    """Map memory in units of 16 KiB: the models' weights have some 100 KiB each."""
     simulator.set_granularity(16 * 1024)
 
 

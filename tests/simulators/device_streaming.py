@@ -1,4 +1,4 @@
-"""What tests of weights on simulated devices share: devices, failures, expected results, poison."""
+"""Helpers for weights on simulated devices: devices, failures, expected results, poison."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ORDERS = [(NEWEST_FIRST, 0), (OLDEST_FIRST, 0), (RANDOM, 1), (RANDOM, 2)]
 
 
 class StreamingDevice(Protocol):
-    """A simulated device that brings weights while launches run.
+    """A simulated device that copies weights while launches run.
 
     Attributes:
         backend: found by its name.
         controls: of the simulator.
-        orders: in which it can do what no order is enforced for; some of them are the worst.
+        orders: the orders in which it can run unordered work, worst cases included.
         execute: the function that executes a program.
-        failure: an error's code, and how it is said.
-        fault: how is said that a copy failed on the device.
+        failure: an error's code and message.
+        fault: the message of a copy that failed on the device.
         register: the function that registers the host store.
         wait_stream: the function that waits for a stream.
     """
@@ -46,19 +46,19 @@ class StreamingDevice(Protocol):
     wait_stream: str
 
     def set_order(self, order: object) -> None:
-        """Choose an order for the executions from now on."""
+        """Choose an order for executions from now on."""
 
     def settle(self, run: offload.Executable) -> None:
-        """Wait, so that the results of the last execution can be looked at."""
+        """Wait until the results of the last execution can be read."""
 
     def enqueue_copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         """Enqueue a copy on the caller's stream."""
 
     def synchronize(self) -> None:
-        """Run all that is enqueued, beginning with the streams that were made."""
+        """Run all enqueued work, beginning with the streams that were made."""
 
     def held(self) -> tuple[int, ...]:
-        """What a load takes of the device and gives back."""
+        """The device resources that a load takes and gives back."""
 
 
 class CudaDevice:
@@ -81,7 +81,7 @@ class CudaDevice:
         self.controls.set_node_order(*order)
 
     def settle(self, run: offload.Executable) -> None:
-        """Nothing: work runs when it is enqueued."""
+        """No-op: work runs when it is enqueued."""
 
     def enqueue_copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         from offload.backends.cuda.graph import call
@@ -104,7 +104,7 @@ LAUNCHES_FIRST, COPIES_FIRST, AS_WAITED_FOR = "launches first", "copies first", 
 
 
 class AscendDevice:
-    """The simulated Ascend device: streams of a model, of which one goes first."""
+    """The simulated Ascend device: streams of a model, one of which goes first."""
 
     orders = (LAUNCHES_FIRST, COPIES_FIRST, AS_WAITED_FOR)
     execute = "aclmdlRIExecuteAsync"
@@ -153,7 +153,7 @@ class AscendDevice:
 
 @contextlib.contextmanager
 def failing_load(device: StreamingDevice, function: str, nth: int) -> Iterator[None]:
-    """The n-th call of a function fails once a load has prepared; captures make calls too."""
+    """Fail the n-th call of a function after a load's preparation; captures also make calls."""
     real = device.backend.prepare
 
     def prepare(bound):
@@ -174,13 +174,13 @@ def floor_on(captured, backend) -> int:
 
 
 def unmapped(backend) -> Callable[..., MemoryLayout]:
-    """What the role of such a backend says of memory in which a weight lies in one piece."""
+    """The backend's report on memory in which a weight lies in one piece."""
     real = type(backend.weights).memory_layout
     return lambda self, program: dataclasses.replace(real(self, program), granule_bytes=None)
 
 
 def expected_of(captured, inputs):
-    """By the CPU backend with all weights resident; the simulated kernels are its operators."""
+    """Results of the CPU backend with all weights resident; simulated kernels use its operators."""
     with captured.load() as run:
         return [[one.clone() for one in results(run(given))] for given in inputs]
 

@@ -1,4 +1,4 @@
-"""NVIDIA's Python bindings as an independent client of the simulated driver, with shorthand."""
+"""NVIDIA's Python bindings as an independent client of the simulated driver, abbreviated."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class DriverError(Exception):
 
 
 def code(function: str, *arguments: object) -> int:
-    """The error code of a call."""
+    """Return the error code of a call."""
     return int(getattr(driver, function)(*arguments)[0])
 
 
 def call(function: str, *arguments: object) -> object:
-    """A call's result, or tuple of results. DriverError with the code if it fails."""
+    """Return a call's result or tuple of results. DriverError with the code if it fails."""
     status, *results = getattr(driver, function)(*arguments)
     if int(status) != OK:
         raise DriverError(function, int(status))
@@ -45,7 +45,7 @@ def call(function: str, *arguments: object) -> object:
 
 
 def in_thread(function: Callable[[], object]) -> object:
-    """What `function` gives on another thread, which has a current context."""
+    """Return the result of `function` on another thread, which has a current context."""
     results: list[object] = []
 
     def run() -> None:
@@ -73,7 +73,7 @@ def download(address: int, n_bytes: int) -> bytes:
 
 
 def peek(address: int, n_bytes: int) -> bytes:
-    """What memory holds now, without waiting for any work."""
+    """Return the current content of memory, without waiting for any work."""
     return ctypes.string_at(address, n_bytes)
 
 
@@ -86,7 +86,7 @@ def event(flags: int = 0):
 
 
 def arguments(*pairs: tuple[object, type]) -> tuple[tuple, tuple]:
-    """Kernel parameters as the bindings take them."""
+    """Return kernel parameters as the bindings take them."""
     return tuple(value for value, _ in pairs), tuple(kind for _, kind in pairs)
 
 
@@ -96,7 +96,7 @@ def launch(kernel: int, on, *pairs: tuple[object, type]) -> None:
 
 @contextlib.contextmanager
 def capture(on, mode: int = THREAD_LOCAL) -> Iterator[list]:
-    """Captures the stream; afterwards the list holds the graph."""
+    """Capture the stream; afterwards the list holds the graph."""
     result: list = []
     call("cuStreamBeginCapture", on, driver.CUstreamCaptureMode(mode))
     yield result

@@ -1,4 +1,4 @@
-"""The driver's calls that tests make themselves: memory, streams, and graphs by stream capture."""
+"""Driver calls that tests make themselves: memory, streams, and graphs by stream capture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cuda:
         self("cuCtxSetCurrent", context)
 
     def __call__(self, name: str, *args: Any) -> None:
-        """Call a function of the driver; anything but success is an error of the test."""
+        """Call a function of the driver; a status other than success is an error of the test."""
         if name not in self._functions:
             address, status = ctypes.c_void_p(), ctypes.c_int()
             self.simulator.library.cuGetProcAddress_v2(
@@ -58,7 +58,7 @@ class Cuda:
         self("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def allocate(self, numbers: list[int]) -> int:
-        """Device memory that holds these numbers, as int64."""
+        """Allocate device memory that holds these numbers, as int64."""
         address = ctypes.c_uint64()
         self("cuMemAlloc", ctypes.byref(address), ctypes.c_size_t(max(8, 8 * len(numbers))))
         write(address.value, numbers)
@@ -89,7 +89,7 @@ class Cuda:
     def copy_rows(
         self, destination: int, source: int, width_bytes: int, n_rows: int, stream: int
     ) -> None:
-        """Copy rows of so many bytes, which lie twice as far apart at the source."""
+        """Copy rows of this many bytes; the stride at the source is twice as large."""
         device, nothing = 2, [0] * 4
         params = struct.pack(
             "<4QI4x6Q4QI4x6Q3Q",
@@ -107,7 +107,7 @@ class Cuda:
 
     @contextmanager
     def capture(self, stream: int, mode: int = THREAD_LOCAL) -> Iterator[Graph]:
-        """Capture what the block enqueues on the stream."""
+        """Capture the work that the block enqueues on the stream."""
         graph = Graph()
         self("cuStreamBeginCapture", ctypes.c_void_p(stream), mode)
         yield graph
@@ -123,10 +123,10 @@ class Cuda:
 
 
 def write(address: int, numbers: list[int]) -> None:
-    """Put numbers, as int64, at an address of simulated device memory."""
+    """Write numbers, as int64, at an address of simulated device memory."""
     ctypes.memmove(address, struct.pack(f"<{len(numbers)}q", *numbers), 8 * len(numbers))
 
 
 def read(address: int, count: int) -> list[int]:
-    """The int64 numbers at an address of simulated device memory."""
+    """Return the int64 numbers at an address of simulated device memory."""
     return list(struct.unpack(f"<{count}q", ctypes.string_at(address, 8 * count)))

@@ -1,7 +1,7 @@
-"""What the tests of opaque launches share: raw kernels, and models that launch them.
+"""Helpers of the tests of opaque launches: raw kernels, and models that launch them.
 
-A raw kernel is what a custom extension is on a GPU: eager runs it at once, and under a capture it
-is launched into the stream that is captured. torch sees neither.
+A raw kernel acts like a custom extension on a GPU: eager runs it at once, and under a capture it is
+launched into the captured stream. torch sees neither.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Raw:
     """A kernel `target[i] += factor` on float32 that torch does not see.
 
     Attributes:
-        counts: how often it was run at once, and launched into a capture; where the recorder,
-            which refuses state that changes, does not look.
+        counts: how often it ran at once, and was launched into a capture; kept where the
+            recorder, which refuses state that changes, does not look.
     """
 
     def __init__(self, simulator, factor=1.0):
@@ -73,7 +73,7 @@ class Hidden(nn.Module):
 
 
 def assert_replays(model, captured, make, device=None):
-    """Inputs, outputs and feature map are other ones at every turn; bits are those of eager."""
+    """Replay with new inputs, outputs and feature map at every turn; bits equal eager's."""
     twin = copy.deepcopy(model)
     run = captured.load(device)
     assert_same_state(model, twin)
@@ -96,7 +96,7 @@ def assert_replays(model, captured, make, device=None):
 
 
 def twin_state(twin, model):
-    """Let the twin begin where the model is."""
+    """Copy the model's state to the twin."""
     if isinstance(twin, nn.Module):
         twin.load_state_dict(model.state_dict())
 

@@ -33,12 +33,12 @@ class SimulatedBackend(CudaBackend):
         return 0
 
     def copy_costs(self, index: int, resident: object) -> CopyCosts:
-        """Not measured, so that every run decides alike: a copy never pays."""
+        """Not measured, so that every run decides the same: a copy never pays."""
         return CopyCosts(1.0, 1e9, 0.0, 0.0)
 
 
 class Device:
-    """The simulator, two kernels, and what was captured last."""
+    """The simulator, two kernels, and the latest capture."""
 
     def __init__(self, simulator, monkeypatch) -> None:
         current_context()
@@ -84,7 +84,7 @@ def add(at, device, one, other, result):
 
 
 def chain(device):
-    """out = ((x * 2) + x) * 3 by way of scratch memory: three launches, four nodes."""
+    """out = ((x * 2) + x) * 3 through scratch memory: three launches, four nodes."""
     program = make_program(
         [(IN, N), (ACT, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2"), ("2", "3")]
     )
@@ -103,7 +103,7 @@ def chain(device):
 
 
 def on_device(content: torch.Tensor) -> torch.Tensor:
-    """The same numbers in the simulated device's memory, until it is reset."""
+    """The same numbers in the simulated device's memory, valid until its reset."""
     n_bytes = content.numel() * 4
     address = int(call("cuMemAlloc", n_bytes))
     copy = torch.frombuffer((ctypes.c_char * n_bytes).from_address(address), dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""What simulated devices are said to take, so that every run decides alike."""
+"""Stated durations of simulated devices, so that every run decides the same."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from offload.program import BoundProgram
 
 
 class MadeUpLink:
-    """Of a device's weights, over a link that is not measured."""
+    """A stated cost of copying a device's weights, not a measured one."""
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
-        """A copy takes about as long as what it hides behind."""
+        """A copy takes about as long as the work that hides it."""
         refuse_unstored(bound)
         return Link(bytes_per_second=1e10, overhead_ns=1000.0)
 
 
 class MadeUpTimes:
-    """Of launches, not measured either."""
+    """Stated durations of launches, not measured ones."""
 
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
-        """A microsecond each."""
+        """A microsecond for each."""
         return TimedLaunches((1000.0,) * len(prepared.program.launches), "made up")

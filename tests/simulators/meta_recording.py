@@ -1,8 +1,7 @@
-"""Records calls on torch's meta device, which stands for an accelerator where there is none.
+"""Records calls on torch's meta device, which stands for an accelerator on machines without one.
 
-Its tensors have no content, so what the recorder does with content (watching it, the check of the
-Program) is left out for them. Tensors on the CPU are to such a recording what they are to one on
-a GPU.
+Its tensors have no content, so the recorder's work on content (watching it, checking the Program)
+is left out for them. Tensors on the CPU mean the same to such a recording as to one on a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ META = torch.device("meta")
 
 
 class HostAllocations(recording_device.Allocations):
-    """Sees what is allocated on the CPU; the meta device allocates nothing."""
+    """Watches allocations on the CPU; the meta device allocates nothing."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(torch.device("cpu"))
@@ -34,7 +33,7 @@ class HostAllocations(recording_device.Allocations):
 
 
 def take_meta_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the recorder take it for one for the rest of the test."""
+    """Let the recorder treat it as an accelerator for the rest of the test."""
     own_alias = storages.alias
     found = recording_device.find_device
 
@@ -51,12 +50,12 @@ def take_meta_for_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(function: Any, *args: Any, host_reads: str = "avoid") -> Program:
-    """The Program of a call, without what nobody needs; it is not checked by another run."""
+    """Return the Program of a call, without unused parts; no second run checks it."""
     return record_bound(function, *args, host_reads=host_reads).program
 
 
 def record_bound(function: Any, *args: Any, host_reads: str = "avoid") -> BoundProgram:
-    """As `record`, with what the Program stands for."""
+    """As `record`, with the Program's Bindings."""
     recorder = Recorder(host_reads=host_reads, function=function, parameters=Parameters((), ()))
     args, _ = recorder.begin(args, {})
     try:

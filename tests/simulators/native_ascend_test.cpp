@@ -1,5 +1,5 @@
 // The simulated Ascend runtime from C++, so that it runs under the sanitizers: every kind of object
-// is made, used, freed, and used once more; models end in every way that they can.
+// is made, used, freed, and used once more; models end in all possible ways.
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -141,7 +141,7 @@ void test_capture(const Kernels& kernels) {
   CHECK_THAT(aclrtFree(address) == kSuccess);
 }
 
-// A capture that fails, one that goes on, and a model whose execution is queued, at the reset.
+// At the reset: a failed capture, an active one, and a model whose execution is queued.
 void test_reset(const Kernels& kernels) {
   std::uint64_t* const address = allocate();
   const Stream stream = make_stream(), other = make_stream();
@@ -215,7 +215,7 @@ void test_offline() {
   CHECK_THAT(aclrtFree(address) == kSuccess);
 }
 
-// Threads that use streams of their own, and each other's events.
+// Threads that use their own streams, and each other's events.
 void test_threads(const Kernels& kernels) {
   constexpr int kRounds = 50;
   std::vector<std::thread> threads;

@@ -1,4 +1,4 @@
-"""Python in a process of its own, which has imported offload and opened no device.
+"""Python in a separate process, which has imported offload and opened no device.
 
 It is a fork of a server that has imported it: each import would take two seconds.
 """
@@ -26,7 +26,7 @@ def _run(code: str, environment: Mapping[str, str], output: str, errors: str) ->
 
 
 def output_of(code: str) -> str:
-    """What the code prints. AssertionError with what it said besides, if it fails."""
+    """Return the code's output. AssertionError with its error output if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         arguments = (code, dict(os.environ), str(output), str(errors))

@@ -1,11 +1,11 @@
 """The simulated NPU as torch_npu sees it: every library that its wheel opens, under its own name.
 
-`load()` puts them into the process, before torch_npu is imported; the loader then finds each by its
-name, and no search path has to be set. torch_npu must not load itself with torch: where it is
-installed, TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs in the environment.
+`load()` loads them into the process before torch_npu is imported; the loader then finds each by its
+name without a search path. torch_npu must not load itself with torch: where it is installed,
+TORCH_DEVICE_BACKEND_AUTOLOAD=0 belongs in the environment.
 
-NPU_RUNTIME=installed in the environment (`make test-npu`) has tests run on the runtime that the
-loader finds, and nothing is put before it.
+NPU_RUNTIME=installed in the environment (`make test-npu`) runs tests on the runtime that the loader
+finds, without the simulated one.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ LIBRARIES = (
 
 
 def uses_installed() -> bool:
-    """Whether the installed runtime is asked for, rather than the simulated one."""
+    """Return whether the installed runtime is requested instead of the simulated one."""
     return os.environ.get("NPU_RUNTIME") == "installed"
 
 
 def missing_device() -> str:
-    """Why tests cannot run on the installed runtime; empty if they can."""
+    """Return why tests cannot run on the installed runtime; empty if they can."""
     if importlib.util.find_spec("torch_npu") is None:
         return "NPU_RUNTIME=installed: torch_npu is not installed in this environment"
     try:
@@ -53,9 +53,9 @@ def missing_device() -> str:
 
 @functools.cache
 def load() -> ascend_simulator.AscendSimulator | None:
-    """Build and load all of them, once in the process; the runtime's controls.
+    """Build and load all of them, once in the process; return the runtime's controls.
 
-    None, and nothing done, where the installed runtime is asked for. SimulatorUnavailable and
+    None, without any action, where the installed runtime is requested. SimulatorUnavailable and
     RuntimeError as `ascend_simulator.load`.
     """
     if uses_installed():
@@ -68,7 +68,7 @@ def load() -> ascend_simulator.AscendSimulator | None:
 
 @functools.cache
 def load_torch_npu() -> ascend_simulator.AscendSimulator | None:
-    """The same with torch_npu imported on it.
+    """As `load`, and import torch_npu on it.
 
     SimulatorUnavailable also where torch_npu is not installed; RuntimeError as `load`.
     """
@@ -86,24 +86,24 @@ def load_torch_npu() -> ascend_simulator.AscendSimulator | None:
 
 @functools.cache
 def operators(name: str = "libopapi.so") -> ctypes.CDLL:
-    """One of the libraries; libopapi.so has the operators."""
+    """Return one of the libraries; libopapi.so has the operators."""
     ascend_simulator.load()
     return ctypes.CDLL(str(ascend_simulator.LIBRARY.with_name(name)), mode=ctypes.RTLD_GLOBAL)
 
 
 def set_more_workspace(n_bytes: int) -> None:
-    """Let each operator ask for so much beside its own workspace, until the next reset of them."""
+    """Let each operator request this much more workspace, until the operators' next reset."""
     operators().sim_operators_set_more_workspace(ctypes.c_uint64(n_bytes))
 
 
 def set_executor_cache(caches: bool) -> None:
-    """Whether each thread keeps what first phases gave, as on hardware; what it has is dropped."""
+    """Set whether each thread caches first phases' results, as hardware does; clears the cache."""
     operators().sim_operators_set_executor_cache(int(caches))
 
 
 @functools.cache
 def _first_phases() -> tuple[str, ...]:
-    """The names of all first phases that the operator library has."""
+    """The names of all first phases in the operator library."""
     library = ascend_simulator.LIBRARY.with_name("libopapi.so")
     command = ["nm", "--dynamic", "--defined-only", str(library)]
     symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -111,7 +111,7 @@ def _first_phases() -> tuple[str, ...]:
 
 
 def first_phase_calls(simulator: ascend_simulator.AscendSimulator) -> Counter[str]:
-    """By operator how often its first phase was called since calls were forgotten."""
+    """Return by operator how often its first phase was called since the counts were cleared."""
     counts = {name: simulator.calls(name) for name in _first_phases()}
     return Counter(
         {
@@ -123,7 +123,7 @@ def first_phase_calls(simulator: ascend_simulator.AscendSimulator) -> Counter[st
 
 
 def live_operator_objects() -> tuple[int, int]:
-    """How many descriptions (tensors, scalars, arrays, lists) and executors there are."""
+    """The number of live descriptions (tensors, scalars, arrays, lists) and executors."""
     counts = []
     for name in ("sim_operators_live_descriptions", "sim_operators_live_executors"):
         count = getattr(operators(), name)

@@ -1,4 +1,4 @@
-"""An offline model that adds its inputs and its weights, and the device tensors that it takes."""
+"""An offline model that adds its inputs and its weights, and device tensors for it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def floats(address):
 
 
 def add(block, _n_blocks):
-    """destination = one + other, and an integer that nobody may patch."""
+    """destination = one + other, and an integer that must not be patched."""
     destination, one, other, look_alike = struct.unpack("<4Q", block)
     assert look_alike == 0x7F40_0000_1000
     floats(destination)[:] = [a + b for a, b in zip(floats(one), floats(other), strict=True)]
 
 
 def write_model(ascend, path, *, inputs=None, outputs=None):
-    """x + weights goes through the feature map, and that plus y comes out; weights are 1 to 4."""
+    """x + weights goes through the feature map; that plus y is the output; weights are 1 to 4."""
     constant = Operand(NONE, offset_bytes=0x7F40_0000_1000)
     tensors = [Tensor(name, (2, 2), N_BYTES) for name in ("x", "y")]
     content = pack_model(

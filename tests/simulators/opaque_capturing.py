@@ -1,7 +1,7 @@
-"""Captures what a callable does itself: each operator becomes a simulated kernel, none executes.
+"""Captures a callable's own work: each operator becomes a simulated kernel, and nothing executes.
 
-Operators of torch are seen by a dispatch mode. What bypasses torch, as a raw kernel does, asks
-`current_capture` for the stream that is captured, and launches there by itself.
+A dispatch mode sees torch's operators. Code that bypasses torch, such as a raw kernel, asks
+`current_capture` for the captured stream, and launches there itself.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class Capture:
     """One capture of a callable.
 
     Attributes:
-        stream: the one that is captured.
+        stream: the captured stream.
         allocations: in the order in which they were made.
-        on_host: the addresses of host constants, whose content kernels take when they are launched.
+        on_host: the addresses of host constants, whose content kernels take at launch.
     """
 
     def __init__(self, stream: Any, pool: Any, launch: Callable[[Program, dict[int, int]], None]):
         self.stream = stream
         self.on_host: set[int] = set()
         self.allocations: list[Allocation] = []
-        self.tensors: list[torch.Tensor] = []  # kept, so that no storage is taken for another
+        self.tensors: list[torch.Tensor] = []  # kept alive: storages stay unique
         self._pool = pool
         self._launch = launch
 
     def memory(self, size_bytes: int, value: int | None = None) -> torch.UntypedStorage:
-        """Memory of the pool, as a storage that torch takes for the host's."""
+        """Memory of the pool, as a storage that torch treats as the host's."""
         address = self._pool.allocate(max(1, size_bytes))
         self.allocations.append(Allocation(address, max(1, size_bytes), value))
         memory = (ctypes.c_char * max(1, size_bytes)).from_address(address)
@@ -53,7 +53,7 @@ class Capture:
         return content.untyped_storage()
 
     def operator(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Launch an operator as a kernel; its results are new memory, or views of what there is."""
+        """Launch an operator as a kernel; its results are new memory, or views of existing."""
         operator = operator_of(func)
         arguments = operator.in_order(args, kwargs)
         if operator.reads_host:
@@ -132,14 +132,14 @@ _current = threading.local()  # as a library's current stream: where the recorde
 
 
 def current_capture() -> Capture | None:
-    """The capture that is under way, of which torch tells a kernel's launcher the stream."""
+    """Return the capture in progress, from which torch gives kernel launchers their stream."""
     found: Capture | None = getattr(_current, "capture", None)
     return found
 
 
 @contextlib.contextmanager
 def capturing(capture: Capture, *, sees_operators: bool) -> Iterator[None]:
-    """Let what is called launch into a capture; operators as well, or those of a compiler's own."""
+    """Let called code launch into a capture: operators too, or only a compiler's own."""
     _current.capture = capture
     try:
         with CapturingMode(capture) if sees_operators else contextlib.nullcontext():
@@ -166,9 +166,9 @@ class CapturingMode(TorchDispatchMode):
 
 
 def compiler(graph_module: Any, example_inputs: Any) -> Callable[..., Any]:
-    """A backend of torch.compile whose code launches by itself, below what modes see.
+    """A torch.compile backend whose code launches by itself, below the level that modes see.
 
-    torch runs compiled code under no mode of others, so it enters that of the capture.
+    torch runs compiled code under no other mode, so it enters the capture's mode.
     """
 
     def run(*args: Any) -> Any:
@@ -188,7 +188,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def _zeros_like_storages(tensors: list[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    """By identity a storage of zeros as large, which indexes anything."""
+    """Return by identity a storage of zeros of the same size, valid indices anywhere."""
     copies = {}
     for one in tensors:
         storage = one.untyped_storage()

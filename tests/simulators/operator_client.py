@@ -32,18 +32,18 @@ class Operators:
 
     @property
     def live(self) -> tuple[int, int]:
-        """How many descriptions and executors there are."""
+        """The number of live descriptions and executors."""
         return npu_device.live_operator_objects()
 
     def upload(self, values: Sequence[float], dtype: int = FLOAT) -> int:
-        """Device memory that holds these elements."""
+        """Copy these elements to device memory."""
         content = struct.pack(f"<{len(values)}{_FORMATS[dtype]}", *values)
         address = self.npu.malloc(max(len(content), 32))
         self.npu.upload(address, content)
         return address
 
     def read(self, address: int, n: int, dtype: int = FLOAT) -> list[float]:
-        """Elements that memory holds now, without waiting for any work."""
+        """Return the elements in memory now, without waiting for any work."""
         layout = f"<{n}{_FORMATS[dtype]}"
         return list(struct.unpack(layout, ctypes.string_at(address, struct.calcsize(layout))))
 
@@ -58,7 +58,7 @@ class Operators:
     ) -> Tensor:
         """A tensor's description; strides and offset in elements.
 
-        With the shape of a `storage` it lies in FRACTAL_NZ.
+        With the shape of a `storage`, its layout is FRACTAL_NZ.
         """
         dims = (ctypes.c_int64 * len(shape))(*shape)
         steps = None if strides is None else (ctypes.c_int64 * len(strides))(*strides)
@@ -84,14 +84,14 @@ class Operators:
         return scalar
 
     def plan(self, name: str, *parameters: object) -> tuple[int, int, int]:
-        """The first phase: its code, the bytes of workspace, and the executor."""
+        """Call the first phase; return its code, the bytes of workspace, and the executor."""
         n_bytes, executor = ctypes.c_uint64(), ctypes.c_void_p()
         function = getattr(self.library, f"aclnn{name}GetWorkspaceSize")
         code = function(*parameters, ctypes.byref(n_bytes), ctypes.byref(executor))
         return code, n_bytes.value, executor.value or 0
 
     def launch(self, name: str, stream: int, workspace: int, n_bytes: int, executor: int) -> int:
-        """The second phase's code."""
+        """Call the second phase; return its code."""
         return getattr(self.library, f"aclnn{name}")(
             ctypes.c_void_p(workspace),
             ctypes.c_uint64(n_bytes),
@@ -100,7 +100,7 @@ class Operators:
         )
 
     def call(self, name: str, stream: int, *parameters: object) -> None:
-        """Both phases, with the workspace that the first one asks for."""
+        """Call both phases, with the workspace that the first one requests."""
         code, n_bytes, executor = self.plan(name, *parameters)
         assert code == 0
         workspace = self.npu.malloc(n_bytes) if n_bytes else 0

@@ -31,9 +31,9 @@ def elementwise(simulator: Simulator, name: str, function: Callable[[int], int])
 
 
 class Chain:
-    """Kernels in a row that each add one: slot 0 the input, 1 the output, 2 what lies between.
+    """Kernels in sequence that each add one; slots: 0 input, 1 output, 2 the memory between.
 
-    The captured graph and the addresses that it was captured at are gone once it is made.
+    The captured graph and the addresses of the capture are gone once it is made.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Chain:
         self.relocations.append((word, *slots.get(place, between)))
 
     def patches(self, bases: Sequence[int | None]) -> list[tuple[int, int]]:
-        """The words of the slots that have a base here, and what they hold for it."""
+        """The words of the slots that have a base here, and their values at it."""
         found = []
         for word, slot, offset_bytes in self.relocations:
             base = bases[slot]
@@ -94,7 +94,7 @@ class Chain:
     def bind(
         self, x: int | None = None, y: int | None = None, feature_map: int | None = None
     ) -> None:
-        """Patch the words of what moves."""
+        """Patch the words of slots that moved."""
         self.resident.patch(self.patches([x, y, feature_map]))
 
     def bind_first(self, x: int, y: int) -> None:
@@ -103,7 +103,7 @@ class Chain:
 
 
 class CalledReplay(_native.CallableReplay):
-    """A replay that is called as an Executable is."""
+    """A replay that is called like an Executable."""
 
     def __init__(self, native: _native.Replay):
         self.native = native
@@ -116,7 +116,7 @@ class CalledReplay(_native.CallableReplay):
         return ticket
 
     def __getattr__(self, name: str) -> Any:
-        """What else a replay has."""
+        """Delegate to the replay."""
         return getattr(self.native, name)
 
 
@@ -215,9 +215,9 @@ class CopyAndFill:
 
 
 class Gather:
-    """A copy of a host table of two addresses to the device, and a kernel that adds what is there.
+    """A copy of a host table of two addresses to the device, and a kernel that adds what they hold.
 
-    Slots: 0 and 1 the inputs, 2 the output, 3 the arena, where the table goes.
+    Slots: 0 and 1 are the inputs, 2 the output, 3 the arena, which holds the table.
     """
 
     def __init__(self, cuda: Cuda, arena: _native.CudaArena, *, given: bool):
@@ -266,7 +266,7 @@ def plus(number: int) -> list[int]:
 
 
 def run(resident: _native.CudaResident) -> int:
-    """Execute to the end; gives how many nodes were re-set for it."""
+    """Execute to the end; return how many nodes were updated for it."""
     before = resident.n_set_params
     resident.execute()
     resident.finish()

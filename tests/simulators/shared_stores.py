@@ -15,7 +15,7 @@ def load(captured, device, budget, **options):
 
 
 def other_weights(tmp_path, given):
-    """Other content for the same names, and the program that has it."""
+    """Other content for the same names, and a program with it."""
     model = Headed().eval()
     folder = tmp_path / "other"
     folder.mkdir()

@@ -24,7 +24,7 @@ from offload.program import Program
 
 
 def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:
-    """Of the simulated device, as a tensor of the CPU."""
+    """Memory of the simulated device, as a tensor of the CPU."""
     try:
         address = ascend.make("aclrtMalloc", max(1, size_bytes), 0)
     except AclError as error:
@@ -36,7 +36,7 @@ def device_memory(ascend: AscendSimulator, size_bytes: int) -> WeightMemory:
 
 
 class SimulatedProofMemory(ProofMemory):
-    """Of the simulated device; copies from the host as well, as weights lie there."""
+    """Memory of the simulated device; also copies from the host, where weights lie."""
 
     def __init__(self, ascend: AscendSimulator) -> None:
         super().__init__(0)
@@ -47,15 +47,15 @@ class SimulatedProofMemory(ProofMemory):
         return device_memory(self._ascend, size_bytes).tensor
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
-        """By the processor."""
+        """Copy by the processor."""
         ctypes.memmove(destination, source, size_bytes)
 
 
 class SimulatedWeights(MadeUpLink, AscendWeights):
-    """In memory of the simulated device, over a link that is not measured: runs decide alike."""
+    """Weights in simulated device memory, over a link that is not measured: runs decide alike."""
 
     def memory_layout(self, program: Program) -> MemoryLayout:
-        """That of aclrtMalloc."""
+        """The layout of aclrtMalloc."""
         return MemoryLayout(SimulatedAscendBackend.alignment_bytes, unit=MemoryUnit(32, 32))
 
 
@@ -63,7 +63,7 @@ class SimulatedAscendBackend(AscendBackend):
     """Takes tensors of the CPU: the simulated device's kernels can read the host's memory."""
 
     name = "npu-simulated"
-    alignment_bytes = 16  # of any tensor of the CPU
+    alignment_bytes = 16  # of any tensor on the CPU
     tensor_alignment_bytes = 16
     copies_on_device = False  # its copies are strict about where memory lies
 
@@ -80,32 +80,32 @@ class SimulatedAscendBackend(AscendBackend):
 
     @property
     def weights(self) -> SimulatedWeights:
-        """From the host."""
+        """Copied from the host."""
         return SimulatedWeights(self.device_of, self.alignment_bytes)
 
     @property
     def timing(self) -> MadeUpTimes:
-        """None that was taken."""
+        """No measured durations."""
         return MadeUpTimes()
 
     def records(self) -> str:
-        """Programs recorded on the CPU."""
+        """Accept Programs recorded on the CPU."""
         return "cpu"
 
     def tensor_device(self, index: int) -> torch.device:
-        """The host's."""
+        """The host."""
         return torch.device("cpu")
 
     def current_stream(self, index: int) -> int:
-        """The default one."""
+        """The default stream."""
         return 0
 
     def weight_memory(self, index: int, size_bytes: int) -> WeightMemory:
-        """Of the simulated device."""
+        """Memory of the simulated device."""
         return device_memory(self._ascend, size_bytes)
 
     def proof_memory(self, index: int) -> ProofMemory:
-        """Of the simulated device and the host."""
+        """Memory of the simulated device and the host."""
         return SimulatedProofMemory(self._ascend)
 
 
@@ -115,7 +115,7 @@ def install(
     backend: SimulatedAscendBackend | None = None,
 ) -> SimulatedAscendBackend:
     """Let `load(device="npu-simulated")` find the backend for the rest of the test."""
-    ascend.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    ascend.set_eager(True)  # tensors of the CPU are read without synchronising
     found = backend or SimulatedAscendBackend(AtenCapturer(ascend))
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, found.name: lambda: found})
     return found

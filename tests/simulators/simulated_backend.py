@@ -24,22 +24,22 @@ from offload.plan.topology import CopyCosts
 
 
 class ProofMemory(DeviceMemory):
-    """Copies from the host as well: weights lie there."""
+    """Also copies from the host, where weights lie."""
 
     def copy(self, destination: int, source: int, size_bytes: int) -> None:
-        """By the processor: simulated memory is the host's."""
+        """Copy by the processor: simulated memory is the host's."""
         ctypes.memmove(destination, source, size_bytes)
 
 
 class SimulatedWeights(MadeUpLink, CudaWeights):
-    """Over a link that is not measured, so that every run decides alike."""
+    """Weights over a link that is not measured, so that every run decides the same."""
 
 
 class SimulatedBackend(CudaBackend):
     """Takes tensors of the CPU: the simulated device's memory is the host's."""
 
     name = "cuda-simulated"
-    alignment_bytes = 16  # of any tensor of the CPU
+    alignment_bytes = 16  # of any tensor on the CPU
 
     def __init__(self, simulator: Simulator, capturer: Capturer | None = None) -> None:
         self.capturer = capturer or AtenCapturer(simulator)
@@ -47,32 +47,32 @@ class SimulatedBackend(CudaBackend):
 
     @property
     def weights(self) -> SimulatedWeights:
-        """From the host."""
+        """Copied from the host."""
         return SimulatedWeights(self.alignment_bytes)
 
     @property
     def timing(self) -> MadeUpTimes:
-        """None that was taken."""
+        """No measured durations."""
         return MadeUpTimes()
 
     def records(self) -> str:
-        """Programs recorded on the CPU."""
+        """Accept Programs recorded on the CPU."""
         return "cpu"
 
     def tensor_device(self, index: int) -> torch.device:
-        """The host's."""
+        """The host."""
         return torch.device("cpu")
 
     def current_stream(self, index: int) -> int:
-        """The default one."""
+        """The default stream."""
         return 0
 
     def copy_costs(self, index: int, resident: object) -> CopyCosts:
-        """Not measured, so that every run decides alike: a copy never pays."""
+        """Not measured, so that every run decides the same: a copy never pays."""
         return CopyCosts(1.0, 1e9, 0.0, 0.0)
 
     def proof_memory(self, index: int) -> DeviceMemory:
-        """Of the simulated device and the host."""
+        """Memory of the simulated device and the host."""
         return ProofMemory(index, self.tensor_device(index))
 
 
@@ -86,12 +86,12 @@ def install(
             with what the callable does.
     """
     simulator.set_host_is_device(True)
-    simulator.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    simulator.set_eager(True)  # tensors of the CPU are read without synchronising
     backend = SimulatedBackend(simulator)
     known = {**backends._BACKENDS, backend.name: lambda: backend}
     if records:
         known["cpu"] = lambda: backend
     monkeypatch.setattr(backends, "_BACKENDS", known)
-    # The simulator forgets all memory between tests; an arena that lived on would not know.
+    # The simulator forgets all memory between tests; a surviving arena would point into it.
     monkeypatch.setattr(cuda_backend, "_arenas", weakref.WeakValueDictionary())
     return backend

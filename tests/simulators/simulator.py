@@ -1,7 +1,7 @@
 """The simulated CUDA driver: builds it, loads it in place of the real one, and controls it.
 
-`load()` gives the one Simulator of the process. From then on whoever opens `libcuda.so.1` finds the
-simulated driver by its name: offload's native module and NVIDIA's Python bindings alike.
+`load()` returns the only Simulator of the process. From then on opening `libcuda.so.1` finds the
+simulated driver by its name, from offload's native module and NVIDIA's Python bindings.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LIBRARY = BUILD / "libcuda.so.1"
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 
-# What becomes of device memory that is freed: see `Simulator.set_free_policy`.
+# The fate of freed device memory: see `Simulator.set_free_policy`.
 KEEP, UNMAP, REUSE = 0, 1, 2
 
-# In which order a graph's nodes run: see `Simulator.set_node_order`.
+# The order in which a graph's nodes run: see `Simulator.set_node_order`.
 NEWEST_FIRST, OLDEST_FIRST, RANDOM = 0, 1, 2
 
 _text, _address, _bytes, _int = ctypes.c_char_p, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_int
@@ -79,60 +79,60 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 
 class SimulatorUnavailable(Exception):
-    """The simulated driver cannot stand in for the real one in this process, and why."""
+    """The simulated driver cannot replace the real one in this process; the message says why."""
 
 
 class DeviceControls:
-    """What can be told to a simulated device of any make: functions `sim_*` of its library."""
+    """Controls of a simulated device of any vendor: functions `sim_*` of its library."""
 
     def __init__(
         self, library: ctypes.CDLL, signatures: Mapping[str, tuple[type | None, list[type]]]
     ):
         self.library = library
-        self.errors: list[BaseException] = []  # what kernels written in Python raised
+        self.errors: list[BaseException] = []  # raised by kernels written in Python
         self._kept: list[object] = []  # callbacks, until the next reset
         for name, (result, arguments) in {**_CONTROLS, **signatures}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
 
     def set_eager(self, eager: bool) -> None:
-        """Whether work runs when it is issued, rather than when somebody waits for it."""
+        """Set whether work runs when it is issued, instead of when the host waits for it."""
         self.library.sim_set_eager(eager)
 
     def set_clock(self, kernel_ns: int, copy_ns: int) -> None:
-        """Let events tell the time by which each kernel and each copy takes so long.
+        """Set the virtual clock that events read: each kernel and each copy takes this long.
 
-        Work begins when all that it waits for has ended, in whichever order the simulation does it,
-        and not before the host enqueued it, whose time goes on only while it waits.
+        Work begins when everything that it waits for has ended, in any order of simulation, and not
+        before the host enqueued it. The host's time advances only while it waits.
         """
         self.library.sim_set_clock(kernel_ns, copy_ns)
 
     def set_copy_ns(self, to: int, duration_ns: int) -> None:
-        """What a copy to this address takes by that clock. ValueError where there is none."""
+        """Set the duration of a copy to this address by that clock. ValueError without a clock."""
         if self.library.sim_set_copy_ns(to, duration_ns) != 0:
             raise ValueError("set_clock was not called")
 
     def fail(self, function: str, code: int, nth: int = 1) -> None:
-        """Make the nth call from now (1: the next) of `function` do nothing and give `code`.
+        """Make the nth call from now (1: the next) of `function` do nothing and return `code`.
 
-        On an Ascend stream that captures it is a failed submission, which invalidates the capture.
+        On a capturing Ascend stream it is a failed submission, which invalidates the capture.
         """
         self.library.sim_fail(function.encode(), nth, code)
 
     def calls(self, function: str) -> int:
-        """How often `function` was called since the last reset, failures included."""
+        """Return how often `function` was called since the last reset, failures included."""
         return self.library.sim_calls(function.encode())
 
     def forget_calls(self) -> None:
-        """Count calls from here; planned failures go, a driver's hidden functions, and a trace."""
+        """Count calls from here; clear planned failures, hidden driver functions, and a trace."""
         self.library.sim_forget_calls()
 
     def fault(self) -> None:
-        """Let the device fail for good, as after an illegal address."""
+        """Let the device fail permanently, as after an illegal address."""
         self.library.sim_fault()
 
     def set_memory_limit(self, n_bytes: int) -> None:
-        """The device's memory in bytes."""
+        """Set the device's memory in bytes."""
         self.library.sim_set_memory_limit(n_bytes)
 
     def set_free_policy(self, policy: int) -> None:
@@ -140,32 +140,32 @@ class DeviceControls:
         self.library.sim_set_free_policy(policy)
 
     def set_device_count(self, count: int) -> None:
-        """How many devices there are: a driver has at most one, a runtime's share one memory."""
+        """Set the number of devices: a driver has at most one, a runtime's share one memory."""
         self.library.sim_set_device_count(count)
 
     def is_accessible(self, address: int, n_bytes: int) -> bool:
-        """Whether the device may read all of these bytes."""
+        """Return whether the device may read all of these bytes."""
         return bool(self.library.sim_is_accessible(address, n_bytes))
 
     def live(self, kind: str) -> int:
-        """How many streams, events, graphs, models, ... there are; `kind` in the singular."""
+        """Return the number of live streams, events, graphs, models, ...; `kind` is singular."""
         count = self.library.sim_live_objects(kind.encode())
         if count < 0:
             raise ValueError(f"the simulator counts nothing of the name {kind!r}")
         return count
 
     def fault_copy(self, nth: int = 1) -> None:
-        """Let the nth copy that runs from now on be a fault of the device, for good."""
+        """Make the nth copy that runs from now on a permanent fault of the device."""
         self.library.sim_fault_copy(nth)
 
     @property
     def bytes_from_host(self) -> int:
-        """Of copies from the host's memory that have run, and were not staged when issued."""
+        """Bytes of executed copies from the host's memory that were not staged when issued."""
         return self.library.sim_bytes_from_host()
 
     @property
     def live_bytes(self) -> int:
-        """Plain device memory that is allocated, with what rounding adds."""
+        """Plain device memory that is allocated, including rounding."""
         return self.library.sim_live_bytes()
 
     @property
@@ -174,7 +174,7 @@ class DeviceControls:
         return self.library.sim_host_bytes()
 
     def reset_once_idle(self) -> None:
-        """Reset, as soon as the work that a test has left behind has ended.
+        """Reset as soon as the work that a test left behind has ended.
 
         RuntimeError where that takes more than half a minute.
         """
@@ -188,7 +188,7 @@ class DeviceControls:
                 time.sleep(0.01)
 
     def reset(self) -> None:
-        """Make everything as at the beginning; kernels must be made anew.
+        """Restore the initial state; kernels must be made again.
 
         RuntimeError while work runs.
         """
@@ -205,7 +205,7 @@ class Simulator(DeviceControls):
         super().__init__(library, _SIGNATURES)
 
     def set_node_bytes(self, n_bytes: int) -> None:
-        """What an executable graph takes of the device's memory for each of its nodes."""
+        """Set the device memory that an executable graph takes for each of its nodes."""
         self.library.sim_set_node_bytes(n_bytes)
 
     def kernel(
@@ -215,11 +215,11 @@ class Simulator(DeviceControls):
         function: Callable[[bytes], object],
         offsets_bytes: Sequence[int] | None = None,
     ) -> int:
-        """A kernel's handle as a CUfunction, valid until the next reset.
+        """Return a kernel's handle as a CUfunction, valid until the next reset.
 
         `function` is called with the packed argument block when the kernel runs, on the thread that
-        waits. Each parameter lies where `offsets_bytes` says, in rising order; without, it is
-        aligned to the largest power of two, at most 8, that divides its size. If the function
+        waits. Each parameter lies at its offset in `offsets_bytes`, in ascending order; by default
+        it is aligned to the largest power of two, at most 8, that divides its size. If the function
         raises, the error is kept in `errors` and the device fails.
         """
         sizes = (ctypes.c_size_t * len(sizes_bytes))(*sizes_bytes)
@@ -237,7 +237,7 @@ class Simulator(DeviceControls):
         return self.library.sim_kernel(name.encode(), len(sizes), address, places, callback, None)
 
     def _callback(self, function: Callable[[bytes], object], packed_bytes: int) -> Any:
-        """A function of Python's for the library, kept until the next reset."""
+        """Make a C callback of a Python function, kept until the next reset."""
 
         def run(arguments: int, _user: object) -> int:
             try:
@@ -254,40 +254,40 @@ class Simulator(DeviceControls):
     def set_prologue(
         self, kernel: int, packed_bytes: int, function: Callable[[bytes], object]
     ) -> None:
-        """What a kernel does before it waits for the kernel that it may overlap with.
+        """Set the work of a kernel before it waits for the kernel that it may overlap.
 
-        As what a kernel of CUDA does before `cudaGridDependencySynchronize`: behind an edge with
-        data it runs with the kernel before, at the earliest; else just before the kernel itself.
-        ValueError for an unknown kernel.
+        As the code of a CUDA kernel before `cudaGridDependencySynchronize`: after a programmatic
+        edge it runs with the preceding kernel at the earliest, otherwise just before the kernel
+        itself. ValueError for an unknown kernel.
         """
         callback = self._callback(function, packed_bytes)
         if self.library.sim_set_prologue(kernel, callback, None) != 0:
             raise ValueError(f"there is no kernel {kernel}")
 
     def set_lazy_loading(self, lazy: bool) -> None:
-        """Whether kernels made from here on are loaded when they are first used.
+        """Set whether kernels made from here on are loaded at their first use.
 
         As by CUDA_MODULE_LOADING=LAZY, the default since CUDA 12.2: "loading a kernel may require
-        context synchronization" (CUDA programming guide, Lazy Loading). What a capture makes of
-        that no page says. The simulator takes the strictest reading: it is one of the potentially
+        context synchronization" (CUDA programming guide, Lazy Loading). No page states the effect
+        on a capture. The simulator takes the strictest reading: loading is one of the potentially
         unsafe calls of `cuStreamBeginCapture`, as loading a module is, which end the capture.
         """
         self.library.sim_set_lazy_loading(lazy)
 
     def is_loaded(self, kernel: int) -> bool:
-        """Whether a kernel's code is on the device. ValueError for an unknown kernel."""
+        """Return whether a kernel's code is on the device. ValueError for an unknown kernel."""
         loaded: int = self.library.sim_is_loaded(kernel)
         if loaded < 0:
             raise ValueError(f"there is no kernel {kernel}")
         return bool(loaded)
 
     def set_call_ns(self, function: str, idle_ns: int, in_flight_ns: int | None = None) -> None:
-        """What each call of a function takes of the host's time, by the virtual clock.
+        """Set the host time of each call of a function, by the virtual clock.
 
         Args:
-            function: of the driver, without a version.
-            idle_ns: where no work is under way.
-            in_flight_ns: where some is; None: as much.
+            function: the driver function's name, without a version.
+            idle_ns: duration while no work is in flight.
+            in_flight_ns: duration while work is in flight; None: the same.
 
         Raises:
             ValueError: `set_clock` was not called.
@@ -298,61 +298,61 @@ class Simulator(DeviceControls):
 
     @property
     def host_ns(self) -> int:
-        """The host's time by the virtual clock: what its calls took, and how long it waited."""
+        """The host's time by the virtual clock: durations of its calls and waits."""
         return int(self.library.sim_host_ns())
 
     def all_calls(self) -> dict[str, int]:
-        """By name how often each of the driver's functions that offload uses was called so far."""
+        """By name, how often each driver function that offload uses was called so far."""
         declarations = (ROOT / "native" / "cuda" / "driver_abi.hpp").read_text()
         names = re.findall(r'X\(\w+,\s*"(cu\w+)"', declarations)
         return {name: count for name in names if (count := self.calls(name))}
 
     def fail_memory(self, function: str, code: int, nth: int = 1) -> None:
-        """`fail`; where addresses are reserved, the call without a hint that follows fails too."""
+        """`fail`; where addresses are reserved, the following call without a hint also fails."""
         self.fail(function, code, nth)
         if function == "cuMemAddressReserve":
             self.fail(function, code, nth + 1)
 
     def library_kernel(self, function: int) -> int:
-        """The same kernel's handle as a CUkernel."""
+        """Return the same kernel's handle as a CUkernel."""
         return self.library.sim_library_kernel(function)
 
     def hide(self, function: str) -> None:
-        """Make the driver one that lacks `function`."""
+        """Act as a driver that lacks `function`."""
         self.library.sim_hide(function.encode())
 
     def set_strict_kinds(self, strict: bool) -> None:
-        """Whether copy and memset nodes of executables are tied to plain or mapped memory.
+        """Set whether copy and memset nodes of executables are tied to plain or mapped memory.
 
-        They are, until a test says otherwise.
+        By default they are.
         """
         self.library.sim_set_strict_kinds(strict)
 
     def set_host_is_device(self, is_device: bool) -> None:
-        """Whether memory that the driver did not allocate stands for the device's in copies.
+        """Set whether memory that the driver did not allocate counts as device memory in copies.
 
-        Of tests whose tensors of the CPU are the device's. Without, it is pageable: it is read at
-        the call, until the next reset.
+        For tests whose CPU tensors stand for the device's; valid until the next reset. By default
+        such memory is pageable and read at the call.
         """
         self.library.sim_set_host_is_device(is_device)
 
     def set_node_order(self, order: int, seed: int = 0) -> None:
-        """How nodes of a graph run where edges leave it open, from the next launch on.
+        """Set the order of graph nodes that edges leave unordered, from the next launch on.
 
-        NEWEST_FIRST (at the beginning), OLDEST_FIRST, or RANDOM, otherwise at each launch.
+        NEWEST_FIRST (the default), OLDEST_FIRST, or RANDOM, which changes at each launch.
         """
         self.library.sim_set_node_order(order, seed)
 
     def set_granularity(self, n_bytes: int) -> None:
-        """The unit in which memory is made and mapped, until the next reset; 2 MiB without it.
+        """Set the unit in which memory is made and mapped, until the next reset; 2 MiB by default.
 
-        ValueError unless it is a power of two, and a page or more.
+        ValueError unless it is a power of two and at least a page.
         """
         if self.library.sim_set_granularity(n_bytes) != 0:
             raise ValueError(f"expected a power of two of 4096 or more, got {n_bytes}")
 
     def set_driver_version(self, version: int) -> None:
-        """What the driver says of itself; newer functions are not found."""
+        """Set the version that the driver reports; newer functions are not found."""
         self.library.sim_set_driver_version(version)
 
     @property
@@ -362,7 +362,7 @@ class Simulator(DeviceControls):
 
 
 def _tool(name: str) -> str:
-    """A build tool's path: on PATH, beside the interpreter, or of its Python package."""
+    """Return a build tool's path: on PATH, beside the interpreter, or in its Python package."""
     beside = Path(sys.executable).parent / name
     found = shutil.which(name) or (str(beside) if beside.exists() else None)
     if found is None:
@@ -382,7 +382,7 @@ def _sources() -> list[Path]:
 
 
 def configure(directory: Path, *options: str) -> None:
-    """Configure and build the simulators in `directory`. RuntimeError with the compiler's words."""
+    """Configure and build the simulators in `directory`. RuntimeError with compiler output."""
     ninja = _tool("ninja")
     define = [f"-DCMAKE_MAKE_PROGRAM={ninja}", "-DCMAKE_BUILD_TYPE=Release", *options]
     for command in (
@@ -395,10 +395,10 @@ def configure(directory: Path, *options: str) -> None:
 
 
 def build(library: Path = LIBRARY) -> Path:
-    """Build the simulators if a source is newer than this library of theirs; give its path."""
+    """Build the simulators if a source is newer than this library; return its path."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with (BUILD / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several sessions of tests may begin at once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several test sessions may begin at once
         newest = max(path.stat().st_mtime for path in _sources())
         if not library.exists() or library.stat().st_mtime < newest:
             configure(BUILD)
@@ -407,7 +407,7 @@ def build(library: Path = LIBRARY) -> Path:
 
 
 def _require_no_driver() -> None:
-    """SimulatorUnavailable where another libcuda.so.1 is in the process."""
+    """Raise SimulatorUnavailable if another libcuda.so.1 is in the process."""
     maps = Path("/proc/self/maps").read_text()
     for line in maps.splitlines():
         path = line.split()[-1]
@@ -427,14 +427,14 @@ def load() -> Simulator:
 
 
 def _forget_kernels() -> None:
-    """Let nothing be known of kernels: after a reset others have their handles."""
+    """Forget all known kernels: after a reset their handles are reused."""
     backend = sys.modules.get("offload.backends.cuda.backend")
     if backend is not None:
         backend._known.clear()
 
 
 def for_a_test() -> Iterator[Simulator]:
-    """For a fixture: the driver as at its beginning, before and after; skips without one."""
+    """For a fixture: the driver in its initial state, before and after; skips if unavailable."""
     if torch.cuda.is_available():
         pytest.skip("a process holds one CUDA driver, and this one has a real one")
     try:
@@ -444,6 +444,6 @@ def for_a_test() -> Iterator[Simulator]:
     loaded.reset_once_idle()
     _forget_kernels()
     yield loaded
-    # What errors keep alive gives its memory back now: after the reset other things lie there.
+    # Free memory that errors keep alive now: after the reset its addresses are used again.
     gc.collect()
     loaded.reset_once_idle()

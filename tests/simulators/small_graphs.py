@@ -18,7 +18,7 @@ Step = Callable[["Capturing"], None]
 
 
 def current_context() -> None:
-    """Make the simulated device's context this thread's."""
+    """Make the simulated device's context current on this thread."""
     call("cuInit", 0)
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", 0))
 
@@ -29,9 +29,9 @@ def floats(address: int, n_items: int) -> Any:
 
 
 def make_program(roles: Sequence[tuple[Role, int]], touches: Sequence[tuple[str, str]]) -> Program:
-    """A Program over float32 Values, by (role, elements).
+    """Return a Program over float32 Values, by (role, elements).
 
-    `touches` gives for each launch the Values that it reads and writes, by digits: ("01", "2").
+    `touches` lists for each launch the Values that it reads and writes, by digits: ("01", "2").
     """
     values = tuple(
         Value(index, role, (size,), (1,), "float32", 4 * size, f"{role}{index}")
@@ -62,12 +62,12 @@ def make_program(roles: Sequence[tuple[Role, int]], touches: Sequence[tuple[str,
 
 
 class Capturing:
-    """What a step uses while it is captured.
+    """The interface of a step during its capture.
 
     Attributes:
-        number: which capture this is in the order in which discovery compares them: 0 and 1 are
-            in one layout, 2 and 3 in others, and so on. Noise and other mischief depend on it.
-        stream: the one that is captured.
+        number: index of the capture in the order of discovery's comparison: 0 and 1 are
+            in one layout, 2 and 3 in others, and so on. Noise and other disturbances depend on it.
+        stream: the captured stream.
         at: the address of each Value.
     """
 
@@ -80,7 +80,7 @@ class Capturing:
 
     @property
     def layout(self) -> int:
-        """Which of the three layouts that are compared this one is: 0, 1 or 2."""
+        """Which of the three compared layouts this is: 0, 1 or 2."""
         return max(0, self.number % 4 - 1)
 
     def scratch(self, size_bytes: int) -> int:
@@ -96,7 +96,7 @@ class Capturing:
         grid: int = 1,
         overlaps: bool = False,
     ) -> None:
-        """Launch a kernel with each argument's bytes; it may begin before the one before ends."""
+        """Launch a kernel with each argument's bytes; it may begin before the previous one ends."""
         buffers = [ctypes.create_string_buffer(one, len(one)) for one in arguments]
         addresses = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
         on = self.stream if stream is None else stream
@@ -127,7 +127,7 @@ class StepCapturer:
 
     Attributes:
         owned: memory that constants may point into.
-        n_captures: how often it has captured.
+        n_captures: number of captures so far.
     """
 
     steps: Sequence[Step]
@@ -137,7 +137,7 @@ class StepCapturer:
     _n_others: int = 0
 
     def number(self, pool: _native.DiscoveryPool) -> int:
-        """Of the next capture: see `Capturing`. Two that are in one layout have one pool."""
+        """The number of the next capture: see `Capturing`. Captures in one layout share a pool."""
         n_before, place = divmod(self.n_captures, 4)
         if place == 0:
             self._first_pool, self._n_others = id(pool), 0
@@ -182,7 +182,7 @@ class StepCapturer:
 
 
 class _Graph:
-    """Destroys a graph when nobody keeps it any more; after a reset there is none."""
+    """Destroys a graph at its last reference; after a reset there is none."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle

@@ -1,4 +1,4 @@
-"""Chains of kernels on either simulated device, and what tests of streams ask of its driver."""
+"""Chains of kernels on either simulated device, and driver controls for tests of streams."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class CudaDevice:
         return residents.Chain(self.cuda, self.arena, **fields)
 
     def bind_first(self, chain: residents.Chain) -> int:
-        """Bind every slot; gives the output's address."""
+        """Bind every slot; return the output's address."""
         y = self.allocate([0] * COUNT)
         chain.bind_first(self.allocate(residents.NUMBERS), y)
         return y
@@ -56,7 +56,7 @@ class CudaDevice:
         self.cuda("cuStreamBeginCapture", ctypes.c_void_p(stream), RELAXED)
 
     def end_capture(self, stream: int) -> None:
-        """End and destroy what was captured."""
+        """End the capture and destroy its graph."""
         graph = ctypes.c_void_p()
         self.cuda("cuStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
         self.cuda("cuGraphDestroy", graph)
@@ -65,7 +65,7 @@ class CudaDevice:
         self.cuda.synchronize(stream)
 
     def live(self) -> dict[str, int]:
-        """What there is of each kind."""
+        """The number of live objects of each kind."""
         kinds = ("event", "graph", "executable", "reservation", "mapping")
         return {kind: self.simulator.live(kind) for kind in kinds} | {
             "arena": self.arena.size_bytes,
@@ -89,7 +89,7 @@ class AscendDevice:
         return ascend_residents.Chain(self.simulator, keep=keep)
 
     def bind_first(self, chain: ascend_residents.Chain) -> int:
-        """Bind every slot; gives the output's address."""
+        """Bind every slot; return the output's address."""
         return chain.bind_first()[1]
 
     def move(self, chain: ascend_residents.Chain, x: int) -> None:
@@ -107,7 +107,7 @@ class AscendDevice:
         self.simulator.call("aclmdlRICaptureBegin", stream, RELAXED)
 
     def end_capture(self, stream: int) -> None:
-        """End and destroy what was captured."""
+        """End the capture and destroy its model."""
         model = ctypes.c_uint64()
         self.simulator.call("aclmdlRICaptureEnd", stream, ctypes.byref(model))
         self.simulator.call("aclmdlRIDestroy", model.value)
@@ -116,11 +116,11 @@ class AscendDevice:
         self.simulator.call("aclrtSynchronizeStream", stream)
 
     def live(self) -> dict[str, int]:
-        """What there is of each kind; what the test allocated is counted elsewhere."""
+        """The number of live objects of each kind, except those that the test allocated."""
         found = ascend_residents.live(self.simulator)
         return {**found, "bytes": 0}
 
 
 def read(address: int) -> list[int]:
-    """What lies in memory now, whatever work waits."""
+    """Return the current content of memory, whatever work waits."""
     return ascend_residents.read(address)

@@ -1,4 +1,4 @@
-"""Arguments that the simulated Ascend runtime refuses: null, out of range, or of nothing known."""
+"""Arguments that the simulated Ascend runtime refuses: null, out of range, or unknown objects."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ REFUSED = [
     ("aclmdlRICaptureThreadExchangeMode", (ctypes.c_int * 1)(3)),
 ]
 
-# The same with null where something is to be read or put.
+# The same with a null pointer for an input or output.
 NULL = [
     ("aclrtGetVersion", 0, SPACE, SPACE),
     ("aclrtGetVersion", SPACE, 0, SPACE),
@@ -148,7 +148,7 @@ NULL = [
     ("aclmdlRICaptureTaskGrpEnd", "stream", 0),
 ]
 
-# The same with another code.
+# The same with another error code.
 WITH_CODES = [
     (acl.INVALID_DEVICE, "aclrtSetDevice", 9),
     (acl.INVALID_DEVICE, "aclrtSetDevice", -1),

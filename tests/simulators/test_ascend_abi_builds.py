@@ -10,7 +10,7 @@ import pytest
 from model_tasks import tasks_of
 
 HEAD, WHEN_STARTED = 0, 0x7FFFFFFF
-HUGE = 0x8  # a flag of streams
+HUGE = 0x8  # a stream flag
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_an_execution_ends_with_its_end_task(npu, model):
     first, second = bind(npu, model), bind(npu, model)
     npu.note(first, 1)
     npu.note(second, 2)
-    end(npu, model, first)  # which waits for nothing of the second stream
+    end(npu, model, first)  # it does not wait for the second stream
     npu.run(model, npu.stream())
     assert npu.order == ["note 1 of 1"]
     npu.ascend.call("aclrtSynchronizeDevice")
@@ -110,7 +110,7 @@ def test_a_model_is_built_before_it_runs_and_not_after(ascend, npu, model):
     ascend.call(*unbind)
     assert ascend.code(*unbind) == acl.STREAM_MODEL
     npu.run(model, executing)  # which has no stream any more
-    npu.note(stream, 3)  # a stream like any other again
+    npu.note(stream, 3)  # an ordinary stream again
     npu.synchronize(stream)
     assert npu.order == ["note 1 of 1", "note 3 of 1"]
 
@@ -141,7 +141,7 @@ def test_events_and_starts_order_streams_of_one_model_only(ascend, npu, model):
     stream, event = bind(npu, model), ascend.make("aclrtCreateEventWithFlag", acl.EVENT_SYNC)
     other = bind(npu, ascend.make("aclmdlRIBuildBegin", 0))
     wait = ("aclrtStreamWaitEvent", stream, event)
-    assert ascend.code(*wait) == acl.STREAM_MODEL  # it was recorded nowhere
+    assert ascend.code(*wait) == acl.STREAM_MODEL  # it was not recorded
     npu.record(event, other)
     assert ascend.code(*wait) == acl.STREAM_MODEL
     assert ascend.code("aclrtActiveStream", other, stream) == acl.STREAM_MODEL

@@ -1,4 +1,4 @@
-"""Capture on the simulated Ascend runtime: every refusal with its code, and what it leaves."""
+"""Capture on the simulated Ascend runtime: every refusal with its code and its consequences."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_waiting_for_a_capturing_stream_is_refused(ascend, npu, stream):
         ]
         assert [ascend.code(*call) for call in refused] == [acl.STREAM_CAPTURED] * len(refused)
         npu.note(stream, 2)
-        npu.synchronize(other)  # which does not capture
+        npu.synchronize(other)  # it does not capture
         assert npu.info(stream)[0] == ACTIVE
 
 
@@ -146,7 +146,7 @@ def test_asking_for_a_captured_event_is_refused(ascend, npu, stream):
             ("aclrtEventGetTimestamp", event, ctypes.byref(status)),
         ]
         assert [ascend.code(*call) for call in refused] == [acl.EVENT_CAPTURED] * len(refused)
-    npu.record(event, stream)  # outside of the capture
+    npu.record(event, stream)  # outside the capture
     npu.synchronize(stream)
     ascend.call("aclrtSynchronizeEvent", event)
 
@@ -165,8 +165,8 @@ def test_the_default_stream_may_not_touch_a_captured_event(ascend, npu, stream):
     npu.record(event, 0)
 
 
-# The thread's exchanged mode, the mode of a capture of its own (None: none), that of one of
-# another thread, and whether it may wait.
+# The thread's exchanged mode, the mode of its own capture (None: no capture), that of another
+# thread's capture, and whether it may wait.
 MODE_RULE = [
     (acl.GLOBAL, None, None, True),
     (acl.GLOBAL, acl.GLOBAL, None, False),
@@ -252,7 +252,7 @@ def test_other_streams_join_through_events(npu, stream):
 
 
 def test_an_event_that_is_missing_in_the_capture_shows(npu, stream):
-    """The side stream's work is ordered with what came before its wait only."""
+    """The side stream's work is ordered only with work before its wait."""
     side, fork, join = npu.stream(), npu.event(), npu.event()
     with npu.capture(stream) as models:
         npu.record(fork, stream)

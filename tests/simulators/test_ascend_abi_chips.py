@@ -1,7 +1,7 @@
 """Rules of the simulated Ascend runtime that depend on the chip, the release or the driver.
 
-The documentation says which calls fail there. With which code it does not say: the simulator gives
-those of features that are not there, and of limits that are exceeded.
+The documentation says which calls fail there, but not with which code: the simulator returns the
+codes of missing features and of exceeded limits.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def test_chips_that_do_not_capture(soc_name, ascend, npu, stream):
     begin = ("aclmdlRICaptureBegin", stream, acl.THREAD_LOCAL)
     assert ascend.code(*begin) == acl.FEATURE_NOT_SUPPORT
     assert (ascend.live("capture"), ascend.live("model")) == (0, 0)
-    npu.note(stream, 1)  # which the stream does at once
+    npu.note(stream, 1)  # the stream runs it at once
     npu.synchronize(stream)
     assert npu.order == ["note 1 of 1"]
 
 
 @pytest.mark.parametrize("soc_name", ["Ascend310P3", *NOT_CAPTURING])
 def test_chips_that_tell_no_tasks(soc_name, ascend, npu, stream):
-    """Asked before the chip is another one, as some capture nothing."""
+    """Queried before the chip changes, as some chips capture nothing."""
     with npu.capture(stream) as models:
         npu.note(stream, 1)
     (model,) = models
@@ -131,13 +131,13 @@ def test_310p_has_few_events_in_its_pool(ascend, npu):
         ascend.make("aclrtCreateEventWithFlag", acl.EVENT_SYNC)
     create = ("aclrtCreateEvent", ctypes.byref(ctypes.c_uint64()))
     assert ascend.code(*create) == acl.NO_EVENT_RESOURCE
-    npu.event()  # of no pool
+    npu.event()  # from no pool
 
 
 @pytest.mark.parametrize("form", ["build", "capture"])
 @pytest.mark.parametrize("soc_name", ["Ascend310P3", "Ascend910A"])
 def test_kernels_of_ones_own_on_other_chips(soc_name, form, ascend, monkeypatch):
-    """A build needs nothing of all this; a capture that the chip refuses leaves nothing."""
+    """A build needs none of this; a capture that the chip refuses leaves nothing behind."""
     backend = SimulatedAscendBackend(AtenCapturer(ascend), form=form)
     install(ascend, monkeypatch, backend)
     ascend.set_soc_name(soc_name)
@@ -211,7 +211,7 @@ def test_the_flag_of_a_call_needs_software_sq(call, ascend, npu, stream):
 
 
 def test_tasks_under_update_are_limited(ascend, npu, stream):
-    """To 1024 * 1024, which a test has no time for."""
+    """To 1024 * 1024, too many for a test."""
     groups = []
     with npu.capture(stream):
         for n_tasks in (2, 1, 3):

@@ -31,7 +31,7 @@ def stream(npu):
 
 @pytest.fixture
 def side(npu):
-    """The stream that sub graphs are captured on."""
+    """The stream on which sub graphs are captured."""
     return npu.stream()
 
 
@@ -46,7 +46,7 @@ def value_of(ascend, condition):
 
 
 def last_result(ascend, function, *arguments):
-    """What a function puts into its last argument."""
+    """The output of a function in its last argument."""
     result = ctypes.c_uint64()
     ascend.call(function, *arguments, ctypes.byref(result))
     return result.value
@@ -233,7 +233,7 @@ def test_a_model_does_not_end_before_its_sub_graphs(ascend, npu, stream, side, i
         assert sub_code(ascend, side, sub) == 0
         npu.note(side, 1)
     assert npu.end_code(stream) == acl.SUB_ACLGRAPH_IS_CAPTURING
-    assert (npu.info(stream), npu.info(side)) == ((0, 0), (0, 0))  # the capture was dropped
+    assert (npu.info(stream), npu.info(side)) == ((0, 0), (0, 0))  # the capture was discarded
     kinds = ("model", "task", "condition", "capture", "model stream")
     assert [ascend.live(kind) for kind in kinds] == [0] * len(kinds)
     assert ascend.argument_bytes == 0
@@ -253,7 +253,7 @@ def test_of_a_dropped_sub_graph_nothing_can_be_made(ascend, npu, stream, side):
     npu.wait(other, event)
     npu.note(other, 1)
     assert npu.end_code(side) == acl.STREAM_UNJOINED
-    assert npu.info(stream)[0] == 1  # the model's own capture goes on
+    assert npu.info(stream)[0] == 1  # the model's own capture continues
     assert sub_code(ascend, side, sub) == acl.PARAM_INVALID
     assert npu.end_code(stream) == acl.SUB_ACLGRAPH_IS_CAPTURING
     assert ascend.live("model") == 0
@@ -326,7 +326,7 @@ def test_conditions_that_are_refused(ascend, npu, stream, side):
         assert ascend.code(*nowhere) == acl.PARAM_INVALID
         assert create(12345) == acl.PARAM_INVALID
         assert create(model, flag=2) == acl.PARAM_INVALID
-        assert create(models[0]) == acl.PARAM_INVALID  # which is complete
+        assert create(models[0]) == acl.PARAM_INVALID  # it is complete
         assert create(built) == acl.FEATURE_NOT_SUPPORT
         condition = condition_on(ascend, model)
         pointer = "aclmdlRICondHandleGetCondPtr"
@@ -371,7 +371,7 @@ def test_conditional_tasks_that_are_refused(ascend, npu, stream, side):
         last_result(ascend, "aclmdlRICaptureTaskGrpEnd", stream)
         assert ascend.live("model") == 2
         (sub,) = add_task(ascend, stream, condition, IF, 1)
-        assert task_code(ascend, stream, condition, IF, models) == acl.PARAM_INVALID  # again
+        assert task_code(ascend, stream, condition, IF, models) == acl.PARAM_INVALID  # used twice
         capture_into(npu, npu.stream(), sub)
 
 

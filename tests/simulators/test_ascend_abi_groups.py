@@ -14,7 +14,7 @@ def stream(npu):
 
 
 def grouped(ascend, npu, stream, *words):
-    """A model of kernels, those in the middle in a group: the model and the group."""
+    """A model of kernels, the middle ones in a group: the model and the group."""
     with npu.capture(stream) as models:
         npu.note(stream, 0)
         ascend.call("aclmdlRICaptureTaskGrpBegin", stream)
@@ -60,7 +60,7 @@ def test_an_update_runs_on_its_stream_and_orders_nothing_else(ascend, npu, strea
     begin_update(ascend, updating, group)
     npu.note(updating, 2)
     ascend.call("aclmdlRICaptureTaskUpdateEnd", updating)
-    npu.run(model, stream)  # nothing orders it after the update
+    npu.run(model, stream)  # it is not ordered after the update
     assert npu.order == [f"note {word} of 1" for word in (0, 1, 9)]
     npu.record(event, updating)
     npu.wait(stream, event)
@@ -124,10 +124,10 @@ def test_an_update_with_another_number_of_tasks_is_refused(ascend, npu, stream, 
     begin_update(ascend, stream, group)
     codes = [npu.launch_host(stream, npu.note_function, word) for word in words]
     codes.append(ascend.code("aclmdlRICaptureTaskUpdateEnd", stream))
-    assert codes.index(acl.INTERNAL_ERROR) == min(len(words), 2)  # at the first that is too much
+    assert codes.index(acl.INTERNAL_ERROR) == min(len(words), 2)  # at the first excess task
     assert codes.count(0) == len(codes) - 1
     end = ("aclmdlRICaptureTaskUpdateEnd", stream)
-    assert ascend.code(*end) == acl.STREAM_TASK_GROUP_STATUS  # the refused update is over
+    assert ascend.code(*end) == acl.STREAM_TASK_GROUP_STATUS  # the refused update has ended
     if len(words) < 2:
         npu.run(model, stream)  # nothing was changed
         assert npu.order == [f"note {word} of 1" for word in (0, 5, 6, 9)]

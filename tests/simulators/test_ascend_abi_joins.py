@@ -1,4 +1,4 @@
-"""Streams and threads of one capture on the simulated Ascend runtime: who joined, who may wait."""
+"""Streams and threads of one capture on the simulated Ascend runtime: joins and allowed waits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_either_stream_of_a_model_goes_first_where_it_may(ascend, npu, stream, f
 
 
 def copy_code(npu):
-    """Of a copy that waits."""
+    """The code of a copy that waits."""
     address = npu.malloc()
     return npu.ascend.code("aclrtMemcpy", address, 8, bytes(8), 8, acl.HOST_TO_DEVICE)
 

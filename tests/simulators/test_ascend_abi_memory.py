@@ -23,7 +23,7 @@ def copy_async_code(npu, stream, destination, source, n_bytes, kind):
 
 
 def pageable(content: bytes) -> tuple[object, int]:
-    """Memory of the host that nobody registered; the object keeps it alive."""
+    """Unregistered host memory; the object keeps it alive."""
     buffer = ctypes.create_string_buffer(content, len(content))
     return buffer, ctypes.addressof(buffer)
 
@@ -80,7 +80,7 @@ def test_pointers_say_where_they_lie(ascend, npu):
 
 @pytest.mark.parametrize("kind", [acl.HOST_TO_DEVICE, acl.DEVICE_TO_HOST])
 def test_memory_that_a_driver_registered_and_cannot_pin_is_a_fault_of_the_device(kind, ascend, npu):
-    """The runtime takes it for pinned, so that a capture takes the copy; DMA meets other pages."""
+    """The runtime treats it as pinned, so a capture accepts the copy; DMA meets other pages."""
     ascend.set_locks_registered(False)
     kept, plain = pageable(bytes(64))
     ascend.call("aclrtHostRegisterV2", plain, 64, 0x10000000)
@@ -113,13 +113,13 @@ def test_kinds_of_copies_are_checked(npu):
         (host, device, acl.DEVICE_TO_DEVICE),
         (device, other, acl.HOST_TO_BUFFER_TO_DEVICE),
         (device, host, 9),
-        (device + 1024, host, acl.HOST_TO_DEVICE),  # nothing lies there
+        (device + 1024, host, acl.HOST_TO_DEVICE),  # no memory there
         (0, host, acl.HOST_TO_DEVICE),
     ]
     codes = [copy_code(npu, to, at, 8, kind) for to, at, kind in wrong]
     assert codes == [acl.PARAM_INVALID] * len(wrong)
     assert copy_code(npu, device, host, 8, acl.HOST_TO_DEVICE, most_bytes=7) == acl.PARAM_INVALID
-    assert copy_code(npu, device, device, 8, acl.DEVICE_TO_DEVICE) == 0  # and does nothing
+    assert copy_code(npu, device, device, 8, acl.DEVICE_TO_DEVICE) == 0  # a no-op
     assert copy_code(npu, host, host + 8, 8, acl.HOST_TO_HOST) == 0
 
 
@@ -303,7 +303,7 @@ def test_arguments_of_launches_are_no_memory_of_the_callers(ascend, npu):
 
 
 def access_of(address: int) -> str:
-    """What the process may do with the page at an address."""
+    """The process's access rights to the page at an address."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         area, access, *_ = line.split()
         begin, end = (int(bound, 16) for bound in area.split("-"))
@@ -375,7 +375,7 @@ def test_pointers_and_values_that_went_are_a_fault(ascend, npu):
     ascend.call("aclrtFree", waited)
     ascend.call("aclrtFree", pointer)
     timed = ("aclrtSynchronizeStreamWithTimeout", stream, 0)
-    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT  # what went has no value
+    assert ascend.code(*timed) == acl.STREAM_SYNC_TIMEOUT  # freed memory has no value
     ascend.call("aclrtDestroyStreamForce", stream)
     stream, pointer = npu.stream(), npu.words(source)
     ascend.call(copy[0], pointer, 8, 0, pointer, 8, 0, 6, stream)

@@ -68,7 +68,7 @@ def test_a_model_goes_with_its_tasks_streams_and_arguments(ascend, npu, stream):
     kinds = ("model", "task", "model stream", "argument block")
     assert [ascend.live(kind) for kind in kinds] == [1, 2, 1, 2]
     npu.execute(model, stream)
-    ascend.call("aclmdlRIDestroy", model)  # which waits for it
+    ascend.call("aclmdlRIDestroy", model)  # it waits for the model
     assert npu.order == ["note 1 of 1", "note 2 of 1"]
     assert [ascend.live(kind) for kind in kinds] == [0] * 4
     ascend.call("aclmdlRIDestroy", model)  # unknown: no error
@@ -134,7 +134,7 @@ def test_execute_gives_up_after_its_time(ascend, npu, stream):
     ascend.set_waits_take_time(False)
     assert ascend.code("aclmdlRIExecute", models[0], 5) == acl.STREAM_SYNC_TIMEOUT
     assert ascend.waited_ms == 5
-    n_streams = ascend.streams_in_use()  # of which one is the model's own
+    n_streams = ascend.streams_in_use()  # one is the model's own
     npu.record(event, npu.stream())
     ascend.call("aclmdlRIDestroy", models[0])
     assert ascend.live("model") == 0

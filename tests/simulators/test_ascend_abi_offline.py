@@ -34,7 +34,7 @@ def scale(block, _n_blocks):
 
 @pytest.fixture
 def content(ascend):
-    """y = (x + weight) * 3, by way of the second word of the feature map."""
+    """y = (x + weight) * 3, through the second word of the feature map."""
     middle = om.Operand(om.WORK, offset_bytes=8)
     return om.pack_model(
         ascend,
@@ -72,7 +72,7 @@ class Dataset:
 
 
 def made(ascend, function, *arguments):
-    """The handle or number that a function gives, in place of an error code."""
+    """The handle or number that a function returns in place of an error code."""
     called = getattr(ascend.library, function)
     called.restype = ctypes.c_size_t
     return called(*(ctypes.c_uint64(value) for value in arguments))
@@ -206,7 +206,7 @@ def test_a_model_is_loaded_by_a_configuration(ascend, npu, content, path):
     assert (acl.peek(weight), ascend.live_bytes) == ((5,), before)
     ascend.call("aclmdlDestroyConfigHandle", handle)
     load_with = ("aclmdlLoadWithConfig", configuration(), ctypes.byref(model))
-    assert ascend.code(*load_with) == INVALID_PARAM  # no type of load
+    assert ascend.code(*load_with) == INVALID_PARAM  # no load type
     number = ctypes.c_uint64(1)
     wrong = ("aclmdlSetConfigOpt", configuration(), PRIORITY, ctypes.byref(number), 8)
     assert ascend.code(*wrong) == INVALID_PARAM
@@ -237,7 +237,7 @@ def test_a_model_describes_its_tensors(ascend, path):
     assert made(ascend, "aclmdlGetNumInputs", description) == 1
     assert made(ascend, "aclmdlGetNumOutputs", description) == 1
     assert ask("aclmdlGetInputSizeByIndex", 0) == 8
-    assert ask("aclmdlGetOutputSizeByIndex", 1) == 0  # there is none
+    assert ask("aclmdlGetOutputSizeByIndex", 1) == 0  # no such output
     names = [ask(f"aclmdlGet{kind}NameByIndex", 0) for kind in ("Input", "Output")]
     assert [ctypes.string_at(name) for name in names] == [b"x", b"y"]
     assert ask("aclmdlGetInputDataType", 0) == 10

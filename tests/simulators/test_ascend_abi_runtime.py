@@ -16,7 +16,7 @@ UNINITIALISED, REPEAT_INITIALISE, REPEAT_FINALISE = 100001, 100002, 100037
 
 
 def has_symbol(name: str) -> bool:
-    """Whether dlsym finds the function in the library, asked by the name that clients use."""
+    """Return whether dlsym finds the function in the library by the name that clients use."""
     return hasattr(ctypes.CDLL("libascendcl.so"), name)
 
 
@@ -30,7 +30,7 @@ def test_initialisation_counts_references(ascend):
     count = ctypes.c_uint64()
     assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
     ascend.call("aclFinalizeReference", ctypes.byref(count))
-    held = count.value  # by the fixture, and by offload where a test before has opened the runtime
+    held = count.value  # by the fixture, and by offload where an earlier test opened the runtime
     assert held in (1, 2)
     assert ascend.code("aclInit", b"/no/such/file.json") == 100003
     for _ in range(2):
@@ -40,11 +40,11 @@ def test_initialisation_counts_references(ascend):
     ascend.call("aclFinalizeReference", 0)
     ascend.call("aclrtSetDevice", 0)
     assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
-    ascend.call("aclFinalize")  # at once, whatever the count is
+    ascend.call("aclFinalize")  # at once, whatever the count
     assert ascend.code("aclrtSetDevice", 0) == UNINITIALISED
     assert ascend.code("aclFinalize") == REPEAT_FINALISE
     ascend.call("aclInit", 0)
-    assert ascend.code("aclrtSynchronizeDevice") == acl.CONTEXT_NULL  # it went
+    assert ascend.code("aclrtSynchronizeDevice") == acl.CONTEXT_NULL  # it is gone
     ascend.call("aclFinalizeReference", ctypes.byref(count))
     assert count.value == 0
     assert ascend.code("aclFinalizeReference", 0) == UNINITIALISED
@@ -139,7 +139,7 @@ def test_contexts_own_their_streams(ascend, npu):
 def test_a_device_that_is_reset_loses_its_streams(ascend, npu):
     stream = npu.stream()
     ascend.call("aclrtSetDevice", 0)
-    ascend.call("aclrtResetDevice", 0)  # set twice: it stays
+    ascend.call("aclrtResetDevice", 0)  # set twice: it stays set
     npu.synchronize(stream)
     ascend.call("aclrtResetDevice", 0)
     assert ascend.code("aclrtSynchronizeStream", stream) == acl.CONTEXT_NULL
@@ -169,7 +169,7 @@ def test_arguments_of_the_host_are_copied_at_the_call(ascend, npu):
     assert (ascend.argument_bytes, ascend.live("argument block")) == (24, 1)
     npu.synchronize(stream)
     first, pointer, last = struct.unpack("<3Q", seen[0])
-    assert (first, last, acl.peek(pointer - 16) != (7,)) == (7, 9, True)  # it was given back
+    assert (first, last, acl.peek(pointer - 16) != (7,)) == (7, 9, True)  # it was freed
     assert (ascend.argument_bytes, ascend.live("argument block")) == (0, 0)
     holes[0] = 20
     code = ascend.code(
@@ -203,7 +203,7 @@ def test_a_failed_kernel_is_a_fault_until_the_device_is_reset(ascend, npu):
     assert npu.launch_host(stream, npu.note_function, 2) == acl.AICORE_EXCEPTION
     assert ascend.code("aclrtMemcpy", address, 8, b"12345678", 8, 1) == acl.AICORE_EXCEPTION
     assert [str(error) for error in ascend.errors] == ["on purpose"]
-    ascend.call("aclrtFree", address)  # what there is can be given back
+    ascend.call("aclrtFree", address)  # existing memory can be freed
     assert npu.order == []
     ascend.call("aclrtResetDeviceForce", 0)
     ascend.call("aclrtSetDevice", 0)
@@ -365,7 +365,7 @@ def test_other_contexts_are_waited_for_while_one_captures(ascend, npu):
     npu.note(0, 1)
     ascend.call("aclrtSynchronizeDevice")
     assert npu.order == ["note 1 of 1"]
-    npu.upload(npu.malloc(), acl.u64(1))  # a copy that waits, which the other context's forbids
+    npu.upload(npu.malloc(), acl.u64(1))  # it waits, which the other context's mode forbids
     ascend.call("aclrtDestroyContext", other)
     ascend.call("aclrtSetCurrentContext", first)
     npu.end(capturing)

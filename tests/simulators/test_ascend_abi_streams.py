@@ -118,7 +118,7 @@ def test_events_of_the_pool_have_an_end(ascend, npu):
     result = ctypes.c_uint64()
     create = ("aclrtCreateEvent", ctypes.byref(result))
     assert ascend.code(*create) == acl.NO_EVENT_RESOURCE
-    npu.event()  # of no pool
+    npu.event()  # from no pool
     ascend.call("aclrtDestroyEvent", first)
     ascend.call(*create)
     assert ascend.live("event") == 2
@@ -267,7 +267,7 @@ def test_waiting_for_an_event_goes_no_further(ascend, npu):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_other_streams_go_on_while_one_waits_outside(ascend, npu, first):
-    """The oldest first, or the newest."""
+    """Either the oldest or the newest runs first."""
     waiting, old, new = npu.stream(), npu.stream(), npu.stream()
     event = npu.external_event()
     ascend.set_first_stream_first(first)
@@ -340,7 +340,7 @@ def test_a_reset_waits_for_its_turn(ascend, npu):
     npu.synchronize(first)
     ascend.call("aclrtResetEvent", event, first)
     npu.wait(second, event)
-    ascend.call("aclrtSynchronizeStreamWithTimeout", second, 0)  # it is set still
+    ascend.call("aclrtSynchronizeStreamWithTimeout", second, 0)  # it is still set
     npu.synchronize(first)
     npu.wait(second, event)
     timed = ("aclrtSynchronizeStreamWithTimeout", second, 0)
@@ -387,7 +387,7 @@ def test_the_pool_has_so_many_events(ascend, npu):
     assert ascend.code(*create) == acl.NO_EVENT_RESOURCE
     ascend.call("aclrtDestroyEvent", result.value)
     ascend.call(*create)
-    npu.event()  # of no pool
+    npu.event()  # from no pool
     ascend.reset()
     ascend.call(*create)
 

@@ -1,8 +1,8 @@
-"""Where kernels of captured models have their arguments, on the simulated Ascend runtime.
+"""The location of captured models' kernel arguments, on the simulated Ascend runtime.
 
 The rules are those of hicann/runtime (9.1.0 and master): kernel_utils.cc (UpdateKernelParams,
 GetKernelAttribute), para_convertor.cc (ConvertLaunchCfgToTaskCfg), api_impl.cc (TaskSetParams,
-ModelUpdate). They name no alignment of arguments, so none is asked for.
+ModelUpdate). They state no alignment of arguments, so the simulator requires none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def captured(npu, stream, *numbers):
 
 
 def give(ascend, task, address, *, of_the_host=False, configuration=0):
-    """The code of giving a kernel other arguments."""
+    """Give a kernel other arguments; return the code."""
     parameters = parameters_of(ascend, task)
     kernel = parameters.content.kernel
     kernel.arguments, kernel.is_host_arguments = address, int(of_the_host)
@@ -43,7 +43,7 @@ def give(ascend, task, address, *, of_the_host=False, configuration=0):
 
 
 def configured(*attributes):
-    """aclrtLaunchKernelCfg of (attribute, value) pairs, and what it lies in."""
+    """aclrtLaunchKernelCfg of (attribute, value) pairs, and the memory that holds it."""
     words = [word for number, value in attributes for word in (number, value, 0, 0, 0)]
     content = (ctypes.c_uint32 * max(1, len(words)))(*words)
     return (ctypes.c_uint64 * 2)(ctypes.addressof(content), len(attributes)), content
@@ -58,14 +58,14 @@ def attribute(ascend, task, number):
 def test_arguments_on_the_device_stay_where_they_are_and_are_read_at_each_execution(
     ascend, npu, stream
 ):
-    """So one table of the caller's serves all kernels, and no task is updated again."""
+    """So one table of the caller serves all kernels, and no task is updated again."""
     model, tasks = captured(npu, stream, 1, 2, 3)
     table = npu.words(10, 20, 30)
     for index, task in enumerate(tasks):
         assert give(ascend, task, table + 8 * index) == 0
         assert parameters_of(ascend, task).content.kernel.arguments == table + 8 * index
     ascend.call("aclmdlRIUpdate", model)
-    assert ascend.argument_bytes == 0  # the runtime's own blocks have gone
+    assert ascend.argument_bytes == 0  # the runtime's own blocks are gone
     npu.run(model, stream)
     ascend.forget_calls()
     kind = acl.HOST_TO_BUFFER_TO_DEVICE
@@ -107,7 +107,7 @@ def test_nothing_is_set_or_updated_while_the_model_runs(ascend, npu, stream):
 @pytest.mark.parametrize("policy", [KEEP, UNMAP, REUSE])
 @pytest.mark.parametrize("how", ["given", "launched"])
 def test_arguments_that_were_freed_are_a_fault(how, policy, ascend, npu, stream):
-    """Also where other memory has come to lie there, or the freed bytes can still be read."""
+    """Also where other memory now has the address, or the freed bytes can still be read."""
     ascend.set_free_policy(policy)
     table = npu.words(10)
     if how == "given":
@@ -129,7 +129,7 @@ def test_arguments_that_were_freed_are_a_fault(how, policy, ascend, npu, stream)
 
 @pytest.mark.parametrize("where", ["pageable", "pinned", "behind its memory"])
 def test_arguments_that_are_not_on_the_device_are_a_fault(where, ascend, npu, stream):
-    """isHostArgs says what the address is; nobody looks at it before a kernel does."""
+    """isHostArgs states the kind of address; only the kernel checks it."""
     model, (task,) = captured(npu, stream, 1)
     content = ctypes.create_string_buffer(acl.u64(10), 8)
     addresses = {
@@ -146,8 +146,8 @@ def test_arguments_that_are_not_on_the_device_are_a_fault(where, ascend, npu, st
 
 @pytest.mark.parametrize("of_the_host", [True, False])
 def test_words_into_the_old_block_are_not_filled_in_anew(of_the_host, ascend, npu, stream):
-    """As a launch does where placeholders ask for it: a task's parameters have none."""
-    place = (ctypes.c_uint32 * 2)(8, 16)  # the word at byte 8 is where byte 16 lies
+    """A launch fills them in where placeholders ask for it; a task's parameters have none."""
+    place = (ctypes.c_uint32 * 2)(8, 16)  # the word at byte 8 points to byte 16
     content = acl.u64(1, 0, 7)
     launch = "aclrtLaunchKernelWithHostArgs"
     with npu.capture(stream) as models:
@@ -165,7 +165,7 @@ def test_words_into_the_old_block_are_not_filled_in_anew(of_the_host, ascend, np
     new = parameters_of(ascend, task).content.kernel.arguments
     assert (new == device) is not of_the_host
     assert acl.peek(new, 3) == (1, old + 16, 7)
-    assert acl.peek(old + 16) != (7,)  # which nobody keeps
+    assert acl.peek(old + 16) != (7,)  # which is no longer kept
 
 
 def test_without_a_configuration_attributes_are_lost(ascend, npu, stream):
@@ -175,7 +175,7 @@ def test_without_a_configuration_attributes_are_lost(ascend, npu, stream):
     with npu.capture(stream) as models:
         ascend.call(*launch)
     ((task,),) = tasks_of(ascend, models[0])
-    assert parameters_of(ascend, task).content.kernel.configuration == 0  # they are not told there
+    assert parameters_of(ascend, task).content.kernel.configuration == 0  # not reported there
     told = [attribute(ascend, task, number) for number in (SCHEDULING_MODE, LOCAL_MEMORY)]
     assert told == [[1, 0, 0, 0], [4096, 0, 0, 0]]
     assert give(ascend, task, table, configuration=ctypes.addressof(configuration)) == 0

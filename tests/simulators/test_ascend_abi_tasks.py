@@ -38,7 +38,7 @@ def one_kernel(npu, stream, *words):
 
 
 def test_tasks_are_enumerated_by_stream_and_in_order(ascend, npu, stream):
-    ascend.set_software_sq(False)  # for which this needs none
+    ascend.set_software_sq(False)  # not needed for this
     side, event, cell = npu.stream(), npu.event(), npu.words(0)
     external = npu.external_event()
     with npu.capture(stream) as models:
@@ -110,11 +110,11 @@ def test_changed_parameters_count_from_the_update_on(ascend, npu, stream, of_the
     kernel.is_host_arguments = int(of_the_host)
     kernel.arguments = ctypes.addressof(content) if of_the_host else npu.words(2)
     assert set_code(ascend, task, changed) == 0
-    content.raw = acl.u64(4)  # the runtime has a copy of its own
+    content.raw = acl.u64(4)  # the runtime has its own copy
     assert ascend.code("aclmdlRIExecuteAsync", model, stream) == acl.MODEL_EXECUTE
     ascend.call("aclmdlRIUpdate", model)
     npu.run(model, stream)
-    ascend.call("aclmdlRIUpdate", model)  # for which nothing was asked
+    ascend.call("aclmdlRIUpdate", model)  # no update was requested
     npu.run(model, stream)
     assert npu.order == ["note 2 of 3", "note 2 of 3"]
     assert ascend.argument_bytes == (8 if of_the_host else 0)
@@ -172,7 +172,7 @@ def test_disabled_tasks_do_not_run(ascend, npu, stream):
     assert set_code(ascend, first, parameters_of(ascend, first)) == 0
     ascend.call("aclmdlRIUpdate", models[0])
     npu.run(models[0], stream)
-    assert npu.order[4:] == ["note 2 of 1"]  # there is nothing that enables it
+    assert npu.order[4:] == ["note 2 of 1"]  # nothing enables it
 
 
 def test_waits_that_are_disabled_let_pass(ascend, npu, stream):
@@ -235,7 +235,7 @@ def test_running_or_capturing_models_are_not_changed(ascend, npu, stream):
 
 
 def mixed_tasks(ascend, npu, stream):
-    """A model, and its tasks by what they are: a fill, a kernel, one of a group, and others."""
+    """A model, and its tasks by kind: a fill, a kernel, one of a group, and others."""
     device, cell, group = npu.malloc(), npu.words(0), ctypes.c_uint64()
     event = npu.external_event()
     with npu.capture(stream) as models:
@@ -262,7 +262,7 @@ def spoil_address(known):
     known.content.value.address += 4
 
 
-# The task, the one whose parameters it is given, how these are spoiled, and the code.
+# The task, the task whose parameters it is given, how these are corrupted, and the code.
 UNFIT = [
     ("fill", "kernel", None, acl.PARAM_INVALID),  # of another type of task
     ("write", "kernel", None, acl.PARAM_INVALID),
@@ -314,7 +314,7 @@ def test_an_unknown_task_is_refused(ascend, npu, stream):
 
 
 def test_parameters_that_are_read_are_those_that_were_set_last(ascend, npu, stream):
-    """Attributes aside: the configuration is told as none, whatever it is."""
+    """Except attributes: the configuration is reported as absent, whatever it is."""
     model, task = one_kernel(npu, stream, 1)
     attribute = (ctypes.c_uint32 * 5)(1, 1, 0, 0, 0)  # scheduling mode 1
     configuration = (ctypes.c_uint64 * 2)(ctypes.addressof(attribute), 1)
@@ -341,7 +341,7 @@ def test_parameters_of_records_name_their_event(ascend, npu, stream):
 
 
 def test_argument_blocks_are_used_again(ascend, npu, stream):
-    """Where a model lay, the next one's arguments may: what still points there reads them."""
+    """A later model's arguments may reuse a model's memory: stale pointers read them."""
     addresses = []
     for word in (1, 2):
         model, task = one_kernel(npu, stream, word)

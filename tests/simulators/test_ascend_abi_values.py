@@ -1,6 +1,6 @@
-"""Values of our own declarations of the Ascend runtime against a table of the documented ones.
+"""Values of our declarations of the Ascend runtime against a table of the documented values.
 
-The simulator includes the same declarations: a value that is wrong there is wrong on both sides.
+The simulator includes the same declarations: a wrong value there is wrong on both sides.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ERROR = re.compile(r'X\((k\w+), \d+, *"\w+"\)')
 
 
 def documented() -> list[dict[str, str]]:
-    """The table's rows: name here, where it is declared, documented name, value."""
+    """The table's rows: name here, its declaration, documented name, value."""
     lines = [line for line in TABLE.read_text().splitlines() if not line.startswith("#")]
     return list(csv.DictReader(lines))
 
 
 def declared_enums() -> dict[str, set[str]]:
-    """By the documented enumeration that a comment names: our enumerators."""
+    """Our enumerators, by the documented enumeration that a comment names."""
     text = (NATIVE / "ascend" / "acl_abi.hpp").read_text()
     found = {}
     for name, body, behind in ENUM.findall(text):
@@ -40,7 +40,7 @@ def declared_enums() -> dict[str, set[str]]:
 
 
 def compile_check(rows: list[dict[str, str]]) -> str:
-    """The compiler's words about our values being those of these rows; empty: all agree."""
+    """The compiler's errors about our values against these rows; empty if all agree."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         pytest.skip("no C++ compiler is installed")
@@ -74,7 +74,7 @@ def test_the_table_has_every_value_that_is_declared() -> None:
     by_enum: dict[str, set[str]] = {}
     for row in rows:
         by_enum.setdefault(row["declared_in"], set()).add(row["name"])
-    assert sum(len(names) for names in by_enum.values()) == len(rows)  # none stands there twice
+    assert sum(len(names) for names in by_enum.values()) == len(rows)  # no duplicates
     errors, constants = by_enum.pop("error"), by_enum.pop("")
     assert by_enum == declared_enums()
     header = (NATIVE / "ascend" / "acl_abi.hpp").read_text()

@@ -60,7 +60,7 @@ def test_memory_is_where_it_is_mapped(ascend, npu):
     assert [ascend.is_accessible(begin + page * PAGE_BYTES, 8) for page in range(4)] == [
         *(False, True, True, False),
     ]
-    across = begin + 2 * PAGE_BYTES - 8  # the last word of one, and the first of the other
+    across = begin + 2 * PAGE_BYTES - 8  # the last word of one page, and the first of the next
     npu.upload(across, acl.u64(5, 7))
     npu.add(stream, across + 8, across, 1)
     npu.synchronize(stream)
@@ -69,7 +69,7 @@ def test_memory_is_where_it_is_mapped(ascend, npu):
 
 def test_physical_memory_goes_with_its_last_mapping(ascend):
     before, begin = free_bytes(ascend), reserve(ascend, 1)
-    assert free_bytes(ascend) == before  # addresses are no memory
+    assert free_bytes(ascend) == before  # addresses take no memory
     handle = physical(ascend, 3)  # of whole pages
     assert free_bytes(ascend) == before - PAGE_BYTES
     ascend.call("aclrtMapMem", begin, PAGE_BYTES, 0, handle, 0)

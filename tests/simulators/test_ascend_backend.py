@@ -1,4 +1,4 @@
-"""The Ascend backend on the simulated runtime: whole programs, and what is refused."""
+"""The Ascend backend on the simulated runtime: whole programs, and refusals."""
 
 from __future__ import annotations
 
@@ -115,13 +115,13 @@ def test_submit_consists_of_what_the_refresh_does_and_the_execution(backend, ref
             assert sum(last.substages_ns.values()) == last.submit_ns
         report = report_on(run, [moved, still, still])
         assert list(report.substages_ns) == [*refreshing, "execute enqueue"]
-        assert report.substages_ns[refreshing[0]] == 0  # the median, of one of three that moved
+        assert report.substages_ns[refreshing[0]] == 0  # the median, as one of three moved
         assert f"{refreshing[0]} " in str(moved)
         assert f"{refreshing[-1]} = " in " ".join(run.notes())
 
 
 def test_a_backend_is_given_itself(ascend):
-    """One that no table names, with options of its own."""
+    """A backend outside the table, with its own options."""
     ascend.set_eager(True)
     captured = offload.capture(torch.sin, torch.ones(4))
     given = torch.randn(4)
@@ -231,7 +231,7 @@ def test_a_weight_that_is_not_aligned_is_refused(ascend, monkeypatch):
 
 
 def test_a_look_alike_is_never_patched(ascend, backend, monkeypatch):
-    """The kernels themselves look: an integer that could be an address is as it was."""
+    """The kernels check it: an integer that resembles an address is unchanged."""
     seen = []
     original = AtenKernel.execute
 

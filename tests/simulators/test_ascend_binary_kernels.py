@@ -27,7 +27,7 @@ def image(ascend) -> bytes:
 
 @pytest.fixture
 def load(ascend, monkeypatch) -> Callable[..., offload.Executable]:
-    """Loads a captured model by a capturer."""
+    """Loads a captured model with a capturer."""
 
     def load(captured, capturer, **options):
         backend = SimulatedAscendBackend(capturer, **options)
@@ -61,7 +61,7 @@ def test_a_model_runs_by_kernels_of_a_file(refresh, form, image, load, tmp_path)
 @pytest.mark.parametrize("form", ["build", "capture"])
 @pytest.mark.parametrize("refresh", ["host", "gather"])
 def test_tiling_data_lie_behind_the_arguments(refresh, form, image, load):
-    """A word of the block is an address in the block itself, whoever refreshes the others."""
+    """A word of the block is an address in the block itself, whatever refreshes the others."""
     captured = offload.capture(lambda x, y: -(x * 3.0) + y, *inputs())
     capturer = BinaryCapturer(image, KERNELS, gather=("gather", 1))
     with load(captured, capturer, refresh=refresh, form=form) as run:
@@ -121,7 +121,7 @@ def test_what_does_not_fit_a_launch_is_refused(why, ascend, image, load):
 
 @pytest.mark.parametrize("takes_strides", [False, True])
 def test_tensors_that_do_not_lie_in_a_row(takes_strides, image, load):
-    """A column has strides of its own; by kernels that take some it is their affair."""
+    """A column has its own strides; kernels that accept them handle them."""
     kernel = BinaryKernel("scale", SCALE.n_blocks, SCALE.arguments, takes_strides=takes_strides)
     captured = offload.capture(lambda x: x.t() * 3.0, torch.ones(2, 3))
     capturer = BinaryCapturer(image, {"aten::mul.Tensor": kernel})
@@ -131,7 +131,7 @@ def test_tensors_that_do_not_lie_in_a_row(takes_strides, image, load):
         return
     with load(captured, capturer) as run:
         x = torch.randn(2, 3)
-        assert torch.equal(run(x), x.t() * 3.0)  # as torch lays the result out like its input
+        assert torch.equal(run(x), x.t() * 3.0)  # as torch gives the result the input's layout
 
 
 def test_a_binary_that_cannot_be_read_and_a_kernel_that_is_not_in_it(image, load, tmp_path):
@@ -144,7 +144,7 @@ def test_a_binary_that_cannot_be_read_and_a_kernel_that_is_not_in_it(image, load
 
 
 def scale_tiled(block: bytes, n_blocks: int) -> None:
-    """`scale`, whose tiles the tiling data tell."""
+    """`scale`, with tiles given by the tiling data."""
     source, factor, destination, tiling, count = struct.unpack("<Qf4xQQI4x", block[:40])
     n_tiles, elements = struct.unpack("<2I", ctypes.string_at(tiling, 8))
     assert n_tiles == n_blocks
@@ -154,14 +154,14 @@ def scale_tiled(block: bytes, n_blocks: int) -> None:
 
 
 def test_the_examples_of_the_page(ascend, tmp_path, monkeypatch):
-    """The second one uses names of the first."""
+    """The second example uses names of the first."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 2
     image = image_of(ascend, scale_tiled=(48, scale_tiled))
     (tmp_path / "kernels.o").write_bytes(image)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("offload.backends.ascend.AscendBackend", SimulatedAscendBackend)
-    ascend.set_eager(True)  # nobody synchronises before looking at a tensor of the CPU
+    ascend.set_eager(True)  # tensors of the CPU are read without synchronising
     names = {"x": torch.randn(9000)}
     exec(compile(blocks[0], str(PAGE), "exec"), names)
     assert torch.equal(names["y"], names["x"] * 3.0)

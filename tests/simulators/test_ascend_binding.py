@@ -1,4 +1,4 @@
-"""How offload opens the Ascend runtime: each case in a process of its own, as it is opened once."""
+"""Opening the Ascend runtime: each case in a separate process, as it is opened once."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_copies_whose_addresses_move_need_their_one_function_alone(ascend, hidde
 
 @pytest.fixture
 def split(ascend) -> dict[str, str]:
-    """Variables of a process that has libacl_rt.so and libacl_mdl.so, and no libascendcl.so."""
+    """Variables of a process with libacl_rt.so and libacl_mdl.so, and no libascendcl.so."""
     return {"ASCEND_SIMULATOR": "split", "LD_LIBRARY_PATH": str(ascend_simulator.SPLIT)}
 
 
 def test_functions_are_found_in_each_of_the_split_libraries(ascend, split):
-    """As CANN 8.5 and later have them: neither library has what the other one has."""
+    """As in CANN 8.5 and later: each library lacks the other's functions."""
     says = output_of(
         f"""
 {SHOW}
@@ -133,7 +133,7 @@ except offload.BackendUnavailable as error:
 
 
 def test_a_runtime_that_somebody_has_initialised_is_used(ascend):
-    """As torch_npu does; and the reference is given back without ending the runtime."""
+    """As torch_npu initialises it; the reference is released without ending the runtime."""
     says = output_of("""
 assert ascend.code("aclInit", 0) == 0
 print(_native.ascend_device_count(), ascend.calls("aclInit"))
@@ -174,7 +174,7 @@ captured = offload.capture(torch.sin, torch.ones(3))
 
 
 def test_a_gather_without_a_kernel_and_operators_is_not_built(ascend):
-    """Nothing is made; and once the operators are there, they are found."""
+    """Nothing is made; once the operators are available, they are found."""
     says = output_of(
         LOAD_BY_GATHER
         + """
@@ -212,7 +212,7 @@ def test_an_operator_library_that_lacks_the_operators_is_none(ascend, tmp_path):
 @pytest.mark.parametrize(
     ("names", "has"),
     [
-        (["libopapi_math.so", "libopapi_nn.so"], True),  # where libopapi.so is no more
+        (["libopapi_math.so", "libopapi_nn.so"], True),  # where libopapi.so no longer exists
         (["libopapi.so"], True),
         (["libopapi_cv.so"], False),
     ],
@@ -258,7 +258,7 @@ except BackendUnavailable as error:
 
 
 def test_the_store_is_pinned_memory_of_the_runtime(ascend):
-    """On a driver that cannot pin what is registered, and notes it alone."""
+    """On a driver that cannot pin registered memory, and only notes it."""
     says = output_of("""
 import torch
 ascend.begin()

@@ -1,4 +1,4 @@
-"""A captured model whose kernels' own argument blocks are patched, on the simulated runtime."""
+"""A captured model whose kernels' argument blocks are patched in place, simulated."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_moved_feature_map_lies_in_a_row_and_home_in_its_pieces(npu: Client, s
     npu.upload(one.near, bytes(8))
     npu.upload(one.far, bytes(8))
     one.bind(feature_map=memory)
-    assert one.run() == (3, 8 + 16 + 8)  # the second kernel's words are neighbours
+    assert one.run() == (3, 8 + 16 + 8)  # the second kernel's words are adjacent
     assert (peek(memory), peek(memory + PIECE_BYTES)) == ((101,), (201,))
     assert (peek(one.near), peek(one.far), peek(one.y)) == ((0,), (0,), (301,))
     one.bind(feature_map=one.near)
@@ -110,7 +110,7 @@ def test_a_moved_feature_map_lies_in_a_row_and_home_in_its_pieces(npu: Client, s
 
 
 def test_the_image_may_change_before_the_copy_is_made(npu: Client, stream: int) -> None:
-    """Executions that are all under way, each with another input and output."""
+    """Executions that are all in flight, each with another input and output."""
     one = Captured(npu, stream)
     one.bind_home()
     ys = [npu.words(0) for _ in range(4)]
@@ -188,7 +188,7 @@ def test_closing_gives_the_model_back_and_keeps_counts(ascend: AscendSimulator) 
     assert one.n_released == 1
     assert ascend.live("model") == 0
     assert one.resident.refresh_counts == {"copies": 1, "bytes_copied": 8}
-    one.bind(input=one.x)  # nothing any more
+    one.bind(input=one.x)  # no change any more
     with pytest.raises(ExecutionError, match="closed"):
         one.resident.execute()
 
@@ -221,7 +221,7 @@ def test_a_trial_that_fails_is_an_error_and_leaves_nothing(ascend):
 
 
 def test_a_tensor_of_more_than_4_gib_is_captured_in_parts(ascend, npu, stream):
-    """The runtime refuses more at once (107000); nothing is copied here."""
+    """The runtime refuses larger sizes at once (107000); nothing is copied here."""
     n_bytes = (4 << 30) + 64
     copies = _native.AscendMovingCopies(device=0, tensors=[(n_bytes, True, True)])
     ascend.start_trace()
@@ -233,7 +233,7 @@ def test_a_tensor_of_more_than_4_gib_is_captured_in_parts(ascend, npu, stream):
 
 
 def test_captures_of_other_threads_do_not_keep_a_program_from_being_loaded(ascend, npu, stream):
-    """In GLOBAL mode they refuse copies of every thread that has not asked to be let through."""
+    """In GLOBAL mode they refuse copies of every thread that has not exchanged its mode."""
     ascend.in_thread(lambda: npu.begin(stream, GLOBAL))
     word = npu.malloc()
     copy = ("aclrtMemcpy", word, 8, word + 8, 8, DEVICE_TO_DEVICE)

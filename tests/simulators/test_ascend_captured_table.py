@@ -55,7 +55,7 @@ def test_kernels_are_set_once_and_the_model_is_updated_once(
     assert [address - table.addresses[0] for address in table.addresses] == [FIRST, MIDDLE, LAST]
     told = _native.ascend_captured_tasks(0, one.model)
     assert [task[4] for task in told] == table.addresses
-    assert [task[5] for task in told] == [task[5] for task in one.tasks]  # as it was captured
+    assert [task[5] for task in told] == [task[5] for task in one.tasks]  # as captured
     one.bind_home()
     for number in range(3):
         one.bind(input=npu.words(number), output=npu.words(0))
@@ -73,7 +73,7 @@ def test_where_it_was_captured_nothing_is_copied(one: Captured) -> None:
 
 
 def test_whatever_moves_one_copy_brings_it(one: Captured, npu: Client) -> None:
-    """From the first to the last word that changed; the feature map's words lie in all blocks."""
+    """From the first to the last changed word; the feature map's words are in all blocks."""
     one.bind_home()
     one.run()
     x, y, memory = npu.words(5), npu.words(0), npu.malloc(2 * PIECE_BYTES)
@@ -152,7 +152,7 @@ def test_after_a_wait_that_failed_the_table_is_written_anew(
 
 
 def test_the_table_goes_after_the_model(npu: Client, stream: int, ascend: AscendSimulator) -> None:
-    with npu.capture(stream):  # what the device keeps from the first capture on
+    with npu.capture(stream):  # kept by the device from the first capture on
         npu.note(stream, 1)
     one = Captured(npu, stream, has_table=True)
     one.bind_home()
@@ -172,7 +172,7 @@ def test_the_table_goes_after_the_model(npu: Client, stream: int, ascend: Ascend
 
 
 def test_a_table_that_goes_before_the_model_is_a_fault(npu: Client, stream: int) -> None:
-    """Which the simulator reports: kernels read where nothing is any more."""
+    """The simulator reports it: kernels read freed memory."""
     one = Captured(npu, stream)
     table = one.make_table()
     table.install(0)
@@ -184,8 +184,8 @@ def test_a_table_that_goes_before_the_model_is_a_fault(npu: Client, stream: int)
 
 
 def test_words_into_their_own_block_follow_it(npu: Client, stream: int) -> None:
-    """The runtime fills in such a word at the launch, and for no table."""
-    place = (ctypes.c_uint32 * 2)(24, 40)  # the word at byte 24 is where byte 40 lies
+    """The runtime fills in such a word at the launch, but not in a table."""
+    place = (ctypes.c_uint32 * 2)(24, 40)  # the word at byte 24 points to byte 40
     x, y = npu.words(1), npu.words(0)
     content = u64(x, y, ADDED, 0, 7, 8)
     with npu.capture(stream) as models:

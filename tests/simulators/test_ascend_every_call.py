@@ -1,7 +1,7 @@
 """Each call of the Ascend runtime that a load, an execution and a close make fails once.
 
-The calls are those of a trace. Each failure is a typed error or no error at all; nothing stays
-behind, and the next execution is right.
+The calls are those of a trace. Each failure is a typed error or no error; nothing is left behind,
+and the next execution is right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from offload.errors import OffloadError
 from offload.native import _native
 
 MOST_TRIES = 3
-# What a call that failed leaves, since it was to give that back and nothing else can.
+# Objects left by a failed release, which nothing else can release.
 LEFT_BY = {
     "aclrtFree": {"bytes"},
     "aclrtDestroyEvent": {"event"},
@@ -38,8 +38,8 @@ LEFT_BY = {
     "aclmdlDestroyDataset": {"dataset"},
     "aclDestroyDataBuffer": {"data buffer"},
 }
-# Their results are numbers, of which none says that the call failed: those of a model that was read
-# whole, which a runtime cannot fail to tell.
+# Their results are numbers that cannot report a failure: those of a model that was read whole,
+# where a runtime cannot fail to report.
 GIVE_NUMBERS = {
     "aclmdlGetNumInputs",
     "aclmdlGetNumOutputs",
@@ -50,16 +50,16 @@ GIVE_NUMBERS = {
     "aclmdlGetInputFormat",
     "aclmdlGetOutputFormat",
 }
-# What gives a handle alone says nothing of why it gives none.
+# A function that returns only a handle gives no reason for a missing one.
 GIVE_NO_CODE = {"aclmdlCreateDesc", "aclmdlCreateDataset", "aclCreateDataBuffer"}
 KINDS = ("binary", "host memory", "offline model", "data buffer", "dataset", "description")
 
 
 class Scenario(Protocol):
-    """What is loaded, executed and closed.
+    """An object that is loaded, executed and closed.
 
     Attributes:
-        unrelated: kinds of things of which others may make and give back some meanwhile.
+        unrelated: kinds of objects that other code may make and release meanwhile.
     """
 
     unrelated: frozenset[str]
@@ -75,11 +75,11 @@ class Scenario(Protocol):
 
 
 class OwnKernels:
-    """Kernels of our own behind a table."""
+    """Own kernels behind a table."""
 
     def __init__(self, ascend: AscendSimulator, form: str, refresh: str) -> None:
         self.ascend, self.how = ascend, {"form": form, "refresh": refresh}
-        # Binaries of the operator library go at each reset of it.
+        # Binaries of the operator library are released at each of its resets.
         self.unrelated = frozenset({"binary"} if refresh == "operators" else ())
         chain = Chain(ascend)
         self.places = {"input": chain.allocate(plus(0)), "output": chain.allocate()}
@@ -101,7 +101,7 @@ class OwnKernels:
 
 
 class OfflineModel:
-    """A model of a file of the runtime's."""
+    """A model from a file of the runtime."""
 
     unrelated: frozenset[str] = frozenset()
 
@@ -122,7 +122,7 @@ class OfflineModel:
 
 
 class Streamed:
-    """Weights that the model brings itself, while it runs."""
+    """Weights that the model copies itself while it runs."""
 
     unrelated: frozenset[str] = frozenset()
 
@@ -154,7 +154,7 @@ class Streamed:
 
 
 def held(ascend: AscendSimulator) -> dict[str, int]:
-    gc.collect()  # what failed may be in cycles with its frames
+    gc.collect()  # failures may be in cycles with their frames
     return (
         live(ascend)
         | {kind: ascend.live(kind) for kind in KINDS}
@@ -163,7 +163,7 @@ def held(ascend: AscendSimulator) -> dict[str, int]:
 
 
 def attempt(scenario: Scenario, what: str = "") -> list[str]:
-    """Load, execute twice and close, each tried again where it fails; the errors."""
+    """Load, execute twice and close, each retried where it fails; return the errors."""
     errors: list[str] = []
     loaded: Any = None
     n_executed = 0
@@ -182,7 +182,7 @@ def attempt(scenario: Scenario, what: str = "") -> list[str]:
 
 
 def calls_of(ascend: AscendSimulator, scenario: Scenario) -> dict[str, int]:
-    """How often each function of the runtime is called, in the order of first calls."""
+    """Calls of each function of the runtime, in the order of first calls."""
     ascend.forget_calls()
     ascend.start_trace()
     assert attempt(scenario) == []
@@ -192,8 +192,8 @@ def calls_of(ascend: AscendSimulator, scenario: Scenario) -> dict[str, int]:
 
 
 def fail_every_call(ascend: AscendSimulator, scenario: Scenario) -> set[str]:
-    """Fail each call once; gives the functions of which a failure was an error."""
-    assert attempt(scenario) == []  # what is made once in a process is there
+    """Fail each call once; return the functions whose failure was an error."""
+    assert attempt(scenario) == []  # per-process objects now exist
     calls = calls_of(ascend, scenario)
     before = held(ascend)
     raised, wrong = set(), []

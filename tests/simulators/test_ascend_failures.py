@@ -1,4 +1,4 @@
-"""What fails on the simulated Ascend runtime: what it says, and that nothing stays behind."""
+"""Failures on the simulated Ascend runtime: their messages, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ascend_residents import REFRESHES, Chain, live, plus, read
 from offload.errors import BackendUnavailable, ExecutionError, OutOfMemory
 from offload.native import _native
 
-# Calls of loading, by how a model is made and who refreshes it; some are made several times.
+# Calls of loading, by form of the model and of its refresh; some are made several times.
 LOADING = {
     "host": ["aclrtGetDeviceCount", "aclrtSetDevice", "aclrtMalloc", "aclrtCreateEventExWithFlag"],
     "kernel": ["aclrtMalloc", "aclrtMemcpy"],
@@ -43,7 +43,7 @@ def calls_of(form: str, refresh: str) -> list[str]:
 @pytest.mark.parametrize("refresh", REFRESHES)
 @pytest.mark.parametrize("form", ["build", "capture"])
 def test_a_failure_while_loading_leaves_nothing_behind(ascend, form, refresh):
-    """Each call that loading makes fails in turn, whichever time it is made."""
+    """Each call of a load fails in turn, at each of its occurrences."""
     if form == "build" and not _native.ascend_capabilities()["explicit_build"]:
         pytest.skip("the simulated runtime has no explicit build")
     Chain(ascend, form=form, refresh=refresh).resident.close()
@@ -128,7 +128,7 @@ def test_what_a_failed_refresh_lacked_comes_with_the_next(ascend, refresh, funct
 @pytest.mark.parametrize("function", ["aclrtSynchronizeEvent", "aclrtRecordEvent"])
 @pytest.mark.parametrize("refresh", REFRESHES)
 def test_after_a_wait_that_failed_the_whole_table_comes_again(ascend, refresh, function):
-    """The refresh itself may be what failed on the device."""
+    """The refresh itself may have failed on the device."""
     chain = Chain(ascend, refresh=refresh)
     _, y = chain.bind_first()
     chain.run()

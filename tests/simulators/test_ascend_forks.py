@@ -1,4 +1,4 @@
-"""What was loaded on an Ascend device is refused in the child of a fork, where it calls nothing."""
+"""Executables on an Ascend device are refused in the child of a fork, where they call nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import offload
 
 
 def in_child(check: Callable[[], object]) -> str:
-    """What `check` gives in the child of a fork, as text."""
+    """Return the result of `check` in the child of a fork, as text."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where threads run

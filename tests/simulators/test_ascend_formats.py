@@ -1,4 +1,4 @@
-"""The simulated operators of FRACTAL_NZ through their C ABI: the layout, and what they refuse."""
+"""The simulated operators of FRACTAL_NZ through their C ABI: the layout, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from operator_client import (
 )
 
 NC1HWC0 = 3
-SOURCE = -1  # as many elements to a row of a fractal as 32 bytes hold of the source's type
+SOURCE = -1  # a fractal's row has as many elements as 32 bytes of the source's type
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def stream(npu):
 def storage_of(
     operators: Operators, source: Tensor, to: int, dtype: int = SOURCE
 ) -> tuple[int, list[int]]:
-    """The code of the question, and the shape of the storage that a cast gives."""
+    """The code of the query, and the shape of a cast's storage."""
     shape, rank, found = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_uint64(), ctypes.c_int()
     code = operators.library.aclnnNpuFormatCastCalculateSizeAndFormat(
         source, to, dtype, ctypes.byref(shape), ctypes.byref(rank), ctypes.byref(found)
@@ -44,7 +44,7 @@ def storage_of(
 
 
 def place(row: int, column: int, n_rows: int, width: int) -> int:
-    """Where an element lies in fractals of 16 rows and `width` columns, by their documentation."""
+    """The position of an element in fractals of 16 rows and `width` columns, as documented."""
     n_down = -(-n_rows // 16)
     fractal = column // width * n_down + row // 16
     return (fractal * 16 + row % 16) * width + column % width

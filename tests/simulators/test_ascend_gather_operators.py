@@ -33,7 +33,7 @@ def test_operators_gather_behind_one_copy_of_the_bases(ascend):
     assert [entry for entry in ascend.trace if entry.startswith(COPY) and "kind=5" in entry]
     assert chain.resident.refresh_counts == {
         "copies": 1,
-        "bytes_copied": 8 * 4,  # three slots, and the base of what is no address
+        "bytes_copied": 8 * 4,  # three slots, and the base of words that are no addresses
         "gathers": 1,
         "bytes_launched": 0,
         "plans": 2,
@@ -63,7 +63,7 @@ def test_an_operator_that_cannot_be_repeated_is_planned_each_time(ascend, first)
 
 
 def test_operators_give_all_bits_of_a_word(ascend):
-    """Sums modulo 2^64, and integers that are no addresses as they were."""
+    """Sums modulo 2^64; integers that are no addresses are unchanged."""
     seen: list[bytes] = []
     words = [0xFFFF_FFFF_FFFF_FFFF, 0x8000_0000_0000_0000, (1 << 53) + 1, 0]
     binary = _native.AscendBinary(
@@ -129,7 +129,7 @@ def test_a_workspace_that_grew_is_refused(ascend):
 
 
 def test_what_cannot_be_waited_for_is_left_to_the_process(ascend):
-    """While the stream is captured elsewhere, nothing that the refresh uses is given back."""
+    """While the stream is captured elsewhere, nothing that the refresh uses is released."""
     before = live(ascend)
     chain = Chain(ascend, refresh="operators", workspace_bytes=64)
     _, y = chain.bind_first()

@@ -1,7 +1,7 @@
-"""Copies of what the host writes over, where no kind of copy stages its source.
+"""Copies from memory that the host overwrites, where no kind of copy stages its source.
 
-CANN before 8.5 has no ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE: the simulated runtime refuses its number
-then. Each case is in a process of its own, as the runtime is opened once.
+CANN before 8.5 has no ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE: the simulated runtime then refuses its
+number. Each case runs in a separate process, as the runtime is opened once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def test_old_releases_refuse_the_kind(ascend, npu):
 
 @pytest.mark.parametrize("refresh", ["host", "kernel", "operators"])
 def test_executions_in_flight_have_the_addresses_of_their_own_time(refresh):
-    """More of them than there are pieces, so that some wait for the oldest."""
+    """More executions than pieces, so that some wait for the oldest."""
     says = told(
         """
 ascend.start_trace()

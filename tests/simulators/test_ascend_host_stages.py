@@ -1,9 +1,9 @@
-"""Host stages on a virtual clock: how long the simulated device waits, against the prediction.
+"""Host stages on a virtual clock: the simulated device's waiting time, against the prediction.
 
-Each thread has a time of its own. A stage begins at the later of that and the time at which its
-launch was handed over, which the pipeline tells as it happens (`watch`). A kernel begins when the
-device has run the one before, and its launch has been made. Which thread carries out what, in which
-order, and which kernel runs when, is what offload and the simulated runtime really do.
+Each thread has its own time. A stage begins at the later of that and the hand-over of its launch,
+which the pipeline reports (`watch`). A kernel begins when the device has run the preceding one and
+its launch has been made. The assignment of work to threads and the orders of stages and kernels are
+the actual ones of offload and the simulated runtime.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class VirtualClock:
         self.costs = costs
         self.lock = threading.Lock()
         self.threads: dict[int, float] = {}
-        self.handed: dict[int, float] = {}  # by launch, when its latest stage ended
+        self.handed: dict[int, float] = {}  # by launch, the end of its latest stage
         self.launched: dict[int, float] = {}
-        self.tiled_by: dict[int, int] = {}  # by launch the thread
+        self.tiled_by: dict[int, int] = {}  # by launch, the thread
         self.device = self.busy = 0.0
-        self.ran: list[int] = []  # launches in the order in which their kernels ran
+        self.ran: list[int] = []  # launches in the order of their kernels
 
     def watch(self, stage: str, launch: int, begins: bool) -> None:
         """A stage begins or ends on the calling thread."""
@@ -50,7 +50,7 @@ class VirtualClock:
             taken = getattr(self.costs[launch], f"{stage}_ns")
             at = max(self.threads.get(me, 0.0), self.handed.get(launch, 0.0))
             self.threads[me] = at + taken
-            if stage == "launch":  # the kernel may run before the call that launches it returns
+            if stage == "launch":  # the kernel may run before its launch call returns
                 self.launched[launch] = at + taken
             if stage == "tile":
                 self.tiled_by[launch] = me
@@ -65,7 +65,7 @@ class VirtualClock:
 
     @property
     def idle(self) -> float:
-        """For how long the device has waited."""
+        """The total time that the device has waited."""
         return self.device - self.busy
 
 
@@ -76,11 +76,11 @@ def flips(x: torch.Tensor) -> torch.Tensor:
 
 
 class Flips:
-    """The model on the simulated device, whose kernels tell a clock that they run."""
+    """The model on the simulated device, whose kernels report to a clock."""
 
     def __init__(self, ascend, monkeypatch, host_cores: int) -> None:
         self.clock = VirtualClock([])
-        self.gates: dict[int, threading.Event] = {}  # by launch, what its tiling waits for
+        self.gates: dict[int, threading.Event] = {}  # by launch, what its tiling awaits
         kernel = BinaryKernel(
             "flip",
             1,
@@ -111,7 +111,7 @@ class Flips:
         self.on_kernel(launch)
 
     def measure(self, n: int, costs: list[LaunchCosts]) -> VirtualClock:
-        """An execution at a size."""
+        """Execute at a size and measure it."""
         self.clock = VirtualClock(costs)
         self.run._loaded.resident.watch(self.clock.watch)
         x = torch.randn(n)
@@ -120,7 +120,7 @@ class Flips:
 
 
 def costs_of(seed: int) -> list[LaunchCosts]:
-    """Of which each stage, or the device, may be the slowest."""
+    """Costs at which each stage, or the device, may be the slowest."""
     rng = random.Random(seed)
     scale = [rng.choice((2_000, 8_000, 30_000)) for _ in range(4)]
     return [LaunchCosts(*(rng.uniform(0.2, 2.0) * one for one in scale)) for _ in range(N_LAUNCHES)]
@@ -128,7 +128,7 @@ def costs_of(seed: int) -> list[LaunchCosts]:
 
 @pytest.mark.parametrize("host_cores", [1, 2, 3, 5])
 def test_the_device_waits_as_long_as_predicted(host_cores, ascend, monkeypatch):
-    """Within 15 % was asked for; the hand-overs are known exactly, and so is the waiting."""
+    """The requirement is 15 %; as the hand-overs are known exactly, the wait is exact."""
     flips_on_device = Flips(ascend, monkeypatch, host_cores)
     others = {1, 2, 3} - {host_cores}
     differs = dict.fromkeys(others, False)
@@ -140,14 +140,14 @@ def test_the_device_waits_as_long_as_predicted(host_cores, ascend, monkeypatch):
             assert clock.idle == pytest.approx(predicted.idle_ns, rel=1e-6)
             assert clock.device == pytest.approx(predicted.total_ns, rel=1e-6)
             assert clock.ran == [*range(N_LAUNCHES)]
-            for other in others:  # what other arrangements take is told apart
+            for other in others:  # other arrangements have distinct times
                 idle_ns = predict_host_stages(costs, other).idle_ns
                 differs[other] |= abs(clock.idle - idle_ns) > 0.15 * idle_ns
     assert all(differs.values())
 
 
 def test_sizes_that_are_kept_hand_nothing_over(ascend, monkeypatch):
-    """No stage is told of, as none is run: the calling thread launches what it has."""
+    """No stage is reported, as none runs: the calling thread launches the kept instance."""
     flips_on_device = Flips(ascend, monkeypatch, 3)
     with flips_on_device.run as run:
         flips_on_device.measure(9, costs_of(0))
@@ -162,7 +162,7 @@ def test_sizes_that_are_kept_hand_nothing_over(ascend, monkeypatch):
 
 @pytest.mark.parametrize("host_cores", [1, 2, 3, 4])
 def test_no_stage_waits_for_a_later_launch(host_cores, ascend, monkeypatch):
-    """Each launch is tiled only once the kernel of the one before has run."""
+    """Each launch is tiled only once the preceding kernel has run."""
     flips_on_device = Flips(ascend, monkeypatch, host_cores)
     gates = {launch: threading.Event() for launch in range(1, N_LAUNCHES)}
     flips_on_device.on_kernel = lambda launch: (

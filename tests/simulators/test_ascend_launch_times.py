@@ -1,4 +1,4 @@
-"""What launches take on the simulated Ascend device: events around each, on a stream held back."""
+"""Durations of launches on the simulated Ascend device: events on a blocked stream."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_launches_are_held_back_in_groups(ascend, timer):
 
 
 def test_a_host_that_falls_behind_is_told_and_given_more_time(ascend, timer):
-    """A device that runs at once has begun before the host has enqueued the group."""
+    """A device that runs at once begins before the host has enqueued the group."""
     ascend.set_eager(True)
     chain = Chain(ascend)
     chain.bind_first()

@@ -20,7 +20,7 @@ DEVICE = "npu-simulated"
 
 
 def execute(ascend, run):
-    """Execute on other numbers at other addresses; whether the result is right."""
+    """Execute on other numbers at other addresses; return whether the result is right."""
     x, y = torch.randn(2, 2), torch.randn(2, 2)
     out = on_device(ascend, torch.zeros(2, 2))
     (z,) = run(on_device(ascend, x), y=on_device(ascend, y), out=(out,))
@@ -142,7 +142,7 @@ def test_a_failure_while_loading_leaves_nothing_behind(ascend, path, function, n
     with pytest.raises(ExecutionError, match="500000 ACL_ERROR_INTERNAL_ERROR"):
         offload.open(path).load(DEVICE)
     assert ascend.live_bytes == live_bytes
-    is_loaded = ascend.calls("aclmdlGetDesc") > 0  # asked for once it is
+    is_loaded = ascend.calls("aclmdlGetDesc") > 0  # queried once it is loaded
     assert ascend.calls("aclmdlUnload") == is_loaded
     made = {
         "aclmdlCreateDesc": "aclmdlDestroyDesc",

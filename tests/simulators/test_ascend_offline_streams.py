@@ -1,4 +1,4 @@
-"""An offline model on the simulated Ascend device whose stream is captured behind an execution."""
+"""An offline model on the simulated Ascend device whose stream is captured after an execution."""
 
 from __future__ import annotations
 

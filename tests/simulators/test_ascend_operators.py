@@ -1,4 +1,4 @@
-"""The simulated operator library through its C ABI: phases, argument blocks, what it refuses."""
+"""The simulated operator library through its C ABI: phases, argument blocks, refusals."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Addition:
         return list(acl.peek(self.kernel.arguments, self.kernel.arguments_bytes // 8))
 
     def result(self) -> list[float]:
-        """What an execution computes."""
+        """The result of an execution."""
         self.npu.run(self.model, self.stream)
         return self.operators.read(self.out, 2)
 
@@ -77,8 +77,8 @@ def test_the_block_is_addresses_then_tiling_data_in_itself(operators, stream):
     addition = Addition(operators, stream)
     words, start = addition.block, addition.kernel.arguments
     assert words[1:5] == [addition.left, addition.right, addition.out, 0]
-    assert words[0] == start + 5 * 8  # points to what follows
-    assert addition.left in words[5:]  # and looks like an address, but is none
+    assert words[0] == start + 5 * 8  # points to the following bytes
+    assert addition.left in words[5:]  # resembles an address, but is none
     assert addition.kernel.arguments_bytes == len(words) * 8
 
 
@@ -105,7 +105,7 @@ def test_a_block_that_is_copied_still_points_into_the_old_one(ascend, operators,
     words, function = addition.block, addition.kernel.function
     copy = npu.words(*words)
     npu.launch(stream, function, copy, len(words) * 8)
-    npu.synchronize(stream)  # the old block is there
+    npu.synchronize(stream)  # the old block still exists
     npu.upload(copy, acl.u64(copy + 5 * 8))
     ascend.call("aclmdlRIDestroy", addition.model)
     npu.upload(addition.out, b"\0" * 8)
@@ -278,7 +278,7 @@ def test_nothing_is_compiled(ascend):
 
 
 def test_what_a_first_phase_gave_is_found_by_the_clients_key_on_its_thread(operators, npu, stream):
-    """As opbase keeps it: with the addresses that the client adds, until another thread asks."""
+    """As in opbase: with the addresses that the client adds, until another thread asks."""
     library = operators.library
     find = library.PTAGetExecCache
     find.restype = ctypes.c_void_p
@@ -299,7 +299,7 @@ def test_what_a_first_phase_gave_is_found_by_the_clients_key_on_its_thread(opera
 
     assert not library.CanUsePTACache(b"aclnnNeg")
     assert found(7, sources[0], outs[0]) == 0
-    operators.launch("Neg", stream, 0, 0, plan())  # it keeps nothing yet
+    operators.launch("Neg", stream, 0, 0, plan())  # nothing is kept yet
     npu_device.set_executor_cache(True)
     assert library.CanUsePTACache(b"aclnnNeg")
     assert not library.CanUsePTACache(b"aclnnNonzero")

@@ -1,4 +1,4 @@
-"""Where no argument table is made for a captured model, and what becomes of the model then."""
+"""Captured models for which no argument table is made, and the model's state afterwards."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_runtime_without_one_of_the_functions_has_no_table(function: str) -> N
 def test_a_change_that_is_refused_says_so(
     function: str, nth: int, npu: Client, stream: int
 ) -> None:
-    """The model may do nothing any more: whoever has it captures another."""
+    """The model may no longer work: its owner captures another."""
     one = Captured(npu, stream)
     table = one.make_table()
     npu.ascend.forget_calls()
@@ -238,7 +238,7 @@ def test_an_address_that_the_runtime_does_not_keep_is_found(npu: Client, stream:
 def test_captures_of_other_threads_do_not_keep_a_table_from_being_made(
     npu: Client, stream: int, ascend: AscendSimulator
 ) -> None:
-    """In GLOBAL mode they refuse copies of every thread that has not asked to be let through."""
+    """In GLOBAL mode they refuse copies of every thread that has not exchanged its mode."""
     one = Captured(npu, stream)
     ascend.in_thread(lambda: npu.begin(npu.stream(), GLOBAL))
     one.make_table().install(0)

@@ -1,4 +1,4 @@
-"""A program resident on the simulated Ascend device: what is refreshed, copied and executed."""
+"""A program resident on the simulated Ascend device: its refresh, copies and executions."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_a_gather_takes_its_bases_in_its_launch(ascend):
         "copies": 0,
         "bytes_copied": 0,
         "gathers": 1,
-        "bytes_launched": 40 + 8 * 4,  # three slots, and the base of what is no address
+        "bytes_launched": 40 + 8 * 4,  # three slots, and the base of words that are no addresses
         "plans": 0,
     }
 
@@ -274,7 +274,7 @@ def test_bytes_of_the_feature_map(ascend):
 
 
 def test_every_refresh_writes_the_same_table(ascend):
-    """Of 400 kernels, each of which hands on what it was given."""
+    """Of 400 kernels, each of which passes on its input."""
     seen: list[bytes] = []
     tables = []
     for refresh in REFRESHES:
@@ -293,7 +293,7 @@ def test_every_refresh_writes_the_same_table(ascend):
 
 @pytest.mark.parametrize("depth", [3, 2])
 def test_a_program_that_no_built_model_has_room_for_is_captured(depth, ascend):
-    """Of three kernels; its end is a task of the stream too."""
+    """A program of three kernels; its end is also a task of the stream."""
     ascend.set_bound_depth(depth)
     before = live(ascend)
     with pytest.raises(ExecutionError, match=r'(?s)507002.*2,013 tasks.*form="capture"'):

@@ -68,7 +68,7 @@ def with_tile(function) -> dict[str, object]:
 
 @pytest.mark.parametrize("host_cores", [1, 2, 3, 5])
 def test_one_resident_runs_all_sizes(host_cores, ascend, load):
-    """No model is made; each launch has a grid, numbers and tiling data of its sizes."""
+    """No model is made; each launch has the grid, numbers and tiling data of its sizes."""
     with load(model, *inputs(6), host_cores=host_cores) as run:
         before = ascend.calls(LAUNCH)
         for n in (6, 40, 6, 1, 333, 40, 2):
@@ -99,7 +99,7 @@ def test_grids_and_numbers_are_those_of_the_sizes(load):
 
 
 def test_numbers_may_be_a_launch_s_that_vary(load):
-    """A factor that is a size: an argument of the launch, at the sizes of the execution."""
+    """A factor that is a size: an argument of the launch, at the execution's sizes."""
     with load(lambda x: x * x.shape[0], torch.ones(6)) as run:
         for n in (4, 9, 4):
             assert torch.equal(run(torch.ones(n)), torch.full((n,), float(n)))
@@ -115,7 +115,7 @@ def test_as_tasks_each_choice_of_sizes_is_a_model(ascend, load):
 
 
 def test_no_elements_launch_nothing(ascend, image):
-    """A launch that makes none may have 0 blocks; one that makes some may not."""
+    """A launch without elements may have 0 blocks; other launches may not."""
     program = offload.capture(lambda x: x * 3.0, torch.ones(0)).program
     capturer = BinaryCapturer(image, KERNELS)
     (kernel,) = capturer.at(program, program.launches[0])
@@ -151,7 +151,7 @@ def with_constants(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("eager", [True, False])
 def test_what_follows_from_sizes_alone_needs_no_kernel(eager, ascend, load):
-    """The host makes it; a device that is behind still finds that of its own sizes."""
+    """The host makes it; a device that lags still finds the value of its own sizes."""
     with load(with_constants, torch.ones(6), eager=eager, options={"instances": 1}) as run:
         given = [torch.randn(n) for n in (5, 9, 12, 5, 200, 7, 8, 9)]
         tickets = [run.submit(x) for x in given]
@@ -161,7 +161,7 @@ def test_what_follows_from_sizes_alone_needs_no_kernel(eager, ascend, load):
 
 
 def test_a_larger_bucket_waits_for_executions_in_the_smaller_arena(ascend, load):
-    """Activations lie in one arena; it is not given back while the device runs in it."""
+    """Activations lie in one arena, which is not freed while the device uses it."""
     with load(model, *inputs(6), eager=False) as run:
         given = [inputs(n) for n in (2, 90, 700, 3, 4000)]
         tickets = [run.submit(*one) for one in given]
@@ -171,7 +171,7 @@ def test_a_larger_bucket_waits_for_executions_in_the_smaller_arena(ascend, load)
 
 
 def test_blocks_are_kept_by_bytes(load):
-    """An instance counts the most that its blocks may take; the least recently used go."""
+    """An instance counts the maximum of its blocks; the least recently used are dropped."""
     with load(model, *inputs(6)) as run:
         run(*inputs(7))
         one_bytes = run.instances.kept_bytes
@@ -219,7 +219,7 @@ def test_weights_are_read_where_they_are(load):
 
 
 def test_a_number_that_does_not_fit_is_refused_at_its_sizes(load):
-    """Found at the first call that has them; sizes at which it fits go on."""
+    """Found at the first call with them; sizes at which it fits still work."""
     left = dataclasses.replace(
         SCALE, arguments=(*SCALE.arguments, Number("I", lambda launch: 10 - n_made(launch)))
     )
@@ -234,7 +234,7 @@ def test_a_number_that_does_not_fit_is_refused_at_its_sizes(load):
 
 
 class Failing:
-    """Tiling data; while it fails, the last launch that asks gets none at one size."""
+    """Tiling data; while it fails, the last launch that requests them gets none at one size."""
 
     def __init__(self, at: int, error: BaseException | bytes) -> None:
         self.at, self.error, self.n_calls, self.fails = at, error, 0, True
@@ -277,7 +277,7 @@ def test_a_failing_tile_surfaces_once_and_is_not_kept(host_cores, error, kind, s
 
 @pytest.mark.parametrize("host_cores", [1, 3])
 def test_a_ticket_tells_of_a_failing_tile_as_often_as_it_is_asked(host_cores, load):
-    """With the error that the function raised as its cause; executions behind it go on."""
+    """The function's error is its cause; executions after it continue."""
     failing = Failing(9, ValueError("no tile"))
     with load(model, *inputs(6), kernels=with_tile(failing), host_cores=host_cores) as run:
         given = inputs(4)
@@ -292,7 +292,7 @@ def test_a_ticket_tells_of_a_failing_tile_as_often_as_it_is_asked(host_cores, lo
 
 @pytest.mark.parametrize("host_cores", [1, 3])
 def test_an_interrupt_in_a_tile_ends_the_call_alone(host_cores, load):
-    """What is no Exception is raised as it is."""
+    """An error that is no Exception is raised unchanged."""
     failing = Failing(9, KeyboardInterrupt())
     with load(model, *inputs(6), kernels=with_tile(failing), host_cores=host_cores) as run:
         with pytest.raises(KeyboardInterrupt):
@@ -313,7 +313,7 @@ def test_a_launch_that_the_runtime_refuses_names_itself(host_cores, ascend, load
 
 
 def test_a_runtime_without_arguments_of_the_host(load, monkeypatch):
-    """As before CANN 8.5. Each choice of sizes by itself is a model, which it still makes."""
+    """As before CANN 8.5. Each choice of sizes alone is a model, which it can still make."""
     found = {**_native.ascend_capabilities(), "host_args": False}
     monkeypatch.setattr(_native, "ascend_capabilities", lambda: found)
     with pytest.raises(offload.BackendUnavailable, match=r"LaunchKernelWithHostArgs.*CANN 8\.5"):
@@ -324,7 +324,7 @@ def test_a_runtime_without_arguments_of_the_host(load, monkeypatch):
 
 
 def test_what_is_written_is_whole_or_untouched(ascend, load):
-    """Every launch is tiled before the first one is launched, where that writes an input."""
+    """Where an input is written, every launch is tiled before the first one is launched."""
     failing = Failing(9, ValueError("no tile"))
     into = dataclasses.replace(ADD, arguments=(
         Number("I", lambda launch: launch.arguments[0].shape[0]), Given(0, FLOAT), Given(1, FLOAT),
@@ -352,7 +352,7 @@ def test_what_is_written_is_whole_or_untouched(ascend, load):
 
 @pytest.mark.parametrize("host_cores", [1, 3])
 def test_a_tile_that_executes_the_executable_is_refused(host_cores, load):
-    """On a stage's thread, or in the execution itself: waiting for its end would not end."""
+    """On a stage's thread, or in the execution itself: it would wait for its own end."""
     runs = []
 
     def calling(launch):
@@ -418,7 +418,7 @@ def test_tiles_that_fail_now_and_then(host_cores, ascend, load):
 
 
 class Held:
-    """Tiling data that wait until somebody lets them go."""
+    """Tiling data that wait until a test releases them."""
 
     def __init__(self) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
@@ -453,7 +453,7 @@ def test_close_waits_for_stages_under_way(host_cores, load):
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("host_cores", [1, 3])
 def test_a_fork_waits_for_stages_under_way(host_cores, load):
-    """The runtime does not work in the child, which is told so; the parent goes on."""
+    """The runtime does not work in the child, which gets an error; the parent continues."""
     held = Held()
     with load(model, *inputs(6), kernels=with_tile(held), host_cores=host_cores) as run:
         held.begun.clear()
@@ -515,7 +515,7 @@ def test_a_program_of_one_size_has_no_stages():
 
 
 def test_the_cpu_has_no_stages(monkeypatch):
-    """An option is refused; the variable, which is for all programs of the process, is not."""
+    """An option is refused; the variable, which applies to all programs of the process, is not."""
     captured = offload.capture(model, *inputs(6), dynamic_shapes=({0: N}, {0: N}))
     for host_cores in (2, "auto"):
         with pytest.raises(offload.BindingError, match="operators infer shapes and tile inside"):
@@ -549,7 +549,7 @@ def test_auto_keeps_what_was_quicker(load):
 
 
 def test_words_that_point_into_the_block(load):
-    """Several kernels of one launch, each with tiling data and numbers of its own."""
+    """Several kernels of one launch, each with its own tiling data and numbers."""
     twice = dataclasses.replace(
         NEGATE, arguments=(Made(0, FLOAT), Tiling(MOST_TILING_BYTES), Made(0, FLOAT))
     )

@@ -1,4 +1,4 @@
-"""Streams of an Ascend device: how many there are, how many are held, and errors where none is."""
+"""Streams of an Ascend device: their number, those held, and errors where none is left."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUDGETS = {
     "Ascend310B1": 512,
     "Ascend310P3": 1024,
     "Ascend910A": 2048,
-    "Ascend910B": 2048,  # of the first generation, as the next one
+    "Ascend910B": 2048,  # of the first generation, as the next entry
     "Ascend910ProB": 2048,
     "Ascend910B1": 1984,
     "Ascend910B4-1": 1984,

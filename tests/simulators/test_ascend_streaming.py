@@ -1,4 +1,4 @@
-"""Weights that an Ascend model copies from the host: events, streams, what the runtime lacks."""
+"""Weights that an Ascend model copies from the host: events, streams, missing runtime features."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def npu(ascend, monkeypatch) -> AscendDevice:
 
 @pytest.fixture
 def budget(deep, npu) -> int:
-    """Some transfers are for the next pass, others for this one."""
+    """A budget with some transfers for the next pass and others for this one."""
     return floor_on(deep, npu.backend) + 60 * 1024
 
 
 @dataclasses.dataclass
 class Case:
-    """What `check_steps` takes."""
+    """The arguments of `check_steps`."""
 
     program: offload.Program
     graph: NodeGraph
@@ -67,11 +67,11 @@ class Case:
 
     @property
     def events(self) -> range:
-        """Without the last one, which joins the streams; the first one forks them."""
+        """Without the last event, which joins the streams; the first one forks them."""
         return range(sum(one.kind is Kind.RECORD for one in self.steps) - 1)
 
     def without_event(self, event: int) -> tuple[Step, ...]:
-        """The other events numbered anew."""
+        """The case without an event, with the others renumbered."""
         kinds = (Kind.RECORD, Kind.WAIT)
         return tuple(
             dataclasses.replace(one, index=one.index - 1)
@@ -111,7 +111,7 @@ def test_steps_of_a_plan(case):
     assert transfers == [copy.transfer for copy in case.streamed.copies]
     ready = next(at for at, one in enumerate(case.steps) if one.kind is Kind.READY)
     assert [one.kind for one in case.steps[ready:]].count(Kind.NODE) == 0
-    assert case.steps[-1].kind is Kind.WAIT  # which joins the streams
+    assert case.steps[-1].kind is Kind.WAIT  # it joins the streams
     case.check(case.steps)
 
 
@@ -150,7 +150,7 @@ def test_other_orders_of_steps_are_refused(case):
 
 @pytest.mark.parametrize("order", [LAUNCHES_FIRST, COPIES_FIRST])
 def test_results_tell_of_missing_events(order, case, deep, npu, budget, monkeypatch):
-    """One stream runs as far as events allow, so results differ where one of them is missing."""
+    """A stream runs as far as events allow, so results differ where an event is missing."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     expected = expected_of(deep, inputs)
     records = {one.index: one.stream for one in case.steps if one.kind is Kind.RECORD}
@@ -250,7 +250,7 @@ def test_the_store_is_as_large_as_what_is_streamed(ascend, npu, deep, budget, mo
         plan = run.streaming.plan
         streamed = [one.size_bytes for one in plan.pieces if one.streamed]
         n_slabs = len(streamed)
-        assert ascend.live("host memory") == before + n_slabs  # what was read by way of is gone
+        assert ascend.live("host memory") == before + n_slabs  # staging memory is freed
         assert len(n_bytes) == n_slabs
         assert sum(streamed) <= sum(n_bytes) <= sum(streamed) + 4096 * n_slabs
     assert ascend.live("host memory") == before
@@ -304,7 +304,7 @@ def test_what_is_closed_while_its_stream_is_captured_keeps_its_weights(
 def test_memory_of_the_device_that_ran_out_is_told_from_that_of_the_host(
     ascend, npu, deep, budget, monkeypatch
 ):
-    """With a smaller budget more of the host's is taken."""
+    """With a smaller budget more host memory is needed."""
     real = type(npu.backend).instantiate
     for function, kind in (
         ("aclrtMallocHost", offload.ExecutionError),

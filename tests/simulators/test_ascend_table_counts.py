@@ -1,4 +1,4 @@
-"""What a header of many tasks on the simulated Ascend device touches, in words, bytes and calls."""
+"""Words, bytes and calls of a header with many tasks on the simulated Ascend device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COPY, LAUNCH = "aclrtMemcpyAsync", "aclrtLaunchKernel"
 LAUNCH_WITH_BASES = "aclrtLaunchKernelWithHostArgs"
 SELECT, ADD = "aclnnIndexSelect", "aclnnAdd"
 N_TASKS, N_IO_WORDS = 6300, 1600
-BLOCK_BYTES = 64  # of a kernel's arguments in the table, what aligns the next one included
+BLOCK_BYTES = 64  # of a kernel's arguments in the table, including alignment of the next one
 
 
 def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend, monkeypatch):
-    """In the executable's report, in the bytes that are copied, and in the table on the device."""
+    """In the executable's report, in the copied bytes, and in the table on the device."""
     n_inputs = N_IO_WORDS // 2
     moved = range(100, 110)
     seen: list[bytes] = []
@@ -53,7 +53,7 @@ def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend, monkey
         run(*(torch.ones(4) for _ in inputs), out=[torch.empty(4) for _ in outputs])
         assert run.last_execution.words_patched == N_IO_WORDS
 
-    # Each input is an argument of one task, and tasks with such a word lie side by side.
+    # Each input is an argument of one task, and tasks with such a word are adjacent.
     changed_bytes = BLOCK_BYTES * (len(moved) - 1) + 8
     assert len(copies) == 1
     assert f" bytes={changed_bytes} " in copies[0]
@@ -70,7 +70,7 @@ def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend, monkey
 
 
 class Large:
-    """Kernels of two addresses each; a quarter of them have one of an input or output.
+    """Kernels of two addresses each; a quarter of them have an address of an input or output.
 
     Slots: inputs and outputs, then the feature map.
     """
@@ -130,7 +130,7 @@ def test_a_gather_whose_bases_do_not_fit_copies_what_changed_of_them(ascend, ref
 @pytest.mark.parametrize("refresh", ["kernel", "operators"])
 @pytest.mark.parametrize("n_io_slots", [(20, 40), (160, 320)], ids=["few", "many"])
 def test_a_gather_takes_bytes_for_slots_and_the_same_calls_for_all(ascend, refresh, n_io_slots):
-    """All slots move; beside them only the number of slots, or of words, changes."""
+    """All slots move; otherwise only the number of slots, or of words, changes."""
 
     def taken(n_io_slots: int, n_tasks: int) -> tuple[int, dict[str, int]]:
         large = Large(ascend, refresh, n_io_slots=n_io_slots, n_tasks=n_tasks)

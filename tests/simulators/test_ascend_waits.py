@@ -1,4 +1,4 @@
-"""What is measured of executions that stream weights on an NPU: the whole, and no more."""
+"""Measurements of executions that stream weights on an NPU: only the total."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traced(run) -> object:
 
 
 def address_of(run, transfer) -> int:
-    """Where it writes."""
+    """The address that it writes."""
     piece = run.streaming.plan.pieces[transfer.piece]
     return run._loaded.weights.tensors[piece.value].data_ptr()
 
@@ -49,7 +49,7 @@ def test_an_execution_takes_its_launches_and_what_copies_expose(run, ascend, eag
     assert launches_ns % KERNEL_NS == 0
     assert 0 < launches_ns <= KERNEL_NS * len(plan.launch_ns)
     assert one.pass_ns == launches_ns
-    # A copy waits for what reads the place before, and its reader for it: they follow one another.
+    # A copy waits for readers of the place before it, and its reader for it: they are serialised.
     addresses = [address_of(run, each) for each in plan.transfers]
     (middle, *_) = [at for at, each in enumerate(plan.transfers) if each.after_pass == 0]
     controls.set_copy_ns(addresses[middle], LONG_NS)

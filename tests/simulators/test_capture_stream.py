@@ -1,4 +1,4 @@
-"""The stream that captures are made on, by the simulated driver: nobody else's, one for good."""
+"""The capture stream on the simulated driver: used by no other code, one for the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offload.errors import ExecutionError
 
 @pytest.fixture
 def wrapped(monkeypatch, client):
-    """What torch would be told of streams of others."""
+    """A foreign stream as torch would see it."""
     made: list[tuple[int, torch.device]] = []
 
     def wrap(handle: int, device: torch.device) -> types.SimpleNamespace:
@@ -47,7 +47,7 @@ def test_it_is_made_once_and_of_no_pool(wrapped, client):
 
 
 def test_it_waits_for_nothing_on_the_default_stream(wrapped, client):
-    """A capture on a stream that does would be ended by whatever anybody does there."""
+    """A capture on a stream that does would be ended by any work there."""
     (stream,) = streams(1)
     client.call("cuStreamBeginCapture", stream, client.driver.CUstreamCaptureMode(2))
     memory = client.allocate(4)
@@ -62,7 +62,7 @@ def test_the_context_of_the_thread_stays(wrapped):
         capture_stream(0)
         return [before, int(module.call("cuCtxGetCurrent"))]
 
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # that has had none so far
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:  # without a stream so far
         assert thread.submit(make).result() == [0, 0]
 
 

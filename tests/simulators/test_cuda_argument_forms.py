@@ -1,4 +1,4 @@
-"""In which forms kernels are given addresses: each is followed, refused, or found by the proof."""
+"""Forms in which kernels get addresses: each is followed, refused, or found by the proof."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def device(simulator, monkeypatch) -> Device:
 
 
 def doubling(device: Device, sizes, unpacked: Callable[[bytes], tuple[int, int]], factor=None):
-    """A kernel that finds the addresses of source and target in its arguments in its own way."""
+    """A kernel that reads the addresses of source and target from its arguments in its own way."""
 
     def double(arguments: bytes) -> None:
         source, target = unpacked(arguments)
@@ -48,7 +48,7 @@ def load(device: Device, kernel: int, arguments, **options):
 
 
 def check_doubles(run) -> None:
-    """At addresses that are new each time."""
+    """Check at addresses that are new each time."""
     for _ in range(3):
         x = on_device(torch.randn(N))
         assert torch.equal(result(run, x), x * 2)
@@ -63,7 +63,7 @@ def at_beginning(arguments: bytes) -> tuple[int, int]:
 
 
 def test_addresses_in_the_middle_of_words(device):
-    """As of a packed structure, or one of four-byte numbers that tensors' addresses follow."""
+    """As in a packed structure, or where tensors' addresses follow four-byte numbers."""
     kernel = doubling(device, [28], lambda block: struct.unpack_from("<QQ", block, 4))
     run = load(device, kernel, lambda at: [struct.pack("<IQQII", 5, at.at[0], at.at[1], 6, 7)])
     check_doubles(run)
@@ -81,7 +81,7 @@ def test_an_address_where_an_index_of_zero_would_lie(device, offset):
 
 
 def test_begin_and_end_and_the_last_element(device):
-    """As iterators, and views with negative strides."""
+    """As for iterators, and views with negative strides."""
 
     def double(arguments: bytes) -> None:
         begin, end, last = struct.unpack("<3Q", arguments)
@@ -123,7 +123,7 @@ def test_a_descriptor_with_a_plain_address_in_it(device):
 
 
 def test_tables_of_addresses_that_an_earlier_kernel_makes_on_the_device(device):
-    """As of grouped and batched products: each execution makes the table anew."""
+    """As for grouped and batched products: each execution makes the table anew."""
 
     def make_table(arguments: bytes) -> None:
         table, *addresses = struct.unpack("<3Q", arguments)
@@ -169,8 +169,9 @@ def test_a_counter_that_a_memset_in_the_graph_clears(device):
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("lowest", [None, 0, 1])
 def test_the_lower_half_of_an_address(device, place, lowest):
-    """Alone: of a kernel that knows the upper one otherwise; or what is left of a stale one, over
-    whose lowest byte a flag may be written, as in a structure that is padded behind it."""
+    """Alone: of a kernel that knows the upper half otherwise; or the rest of a stale one whose
+    lowest byte may be overwritten by a flag, as in a structure with padding behind it.
+    """
 
     def lower(address: int) -> int:
         return address & LOW if lowest is None else address & LOW & ~0xFF | lowest
@@ -194,11 +195,11 @@ def test_the_lower_half_of_an_address(device, place, lowest):
     check_doubles(load(device, kernel, arguments))
 
 
-# ---- what nobody initialised ---------------------------------------------------------------------
+# ---- uninitialised bytes -------------------------------------------------------------------------
 
 
 def test_a_function_object_without_members_is_a_byte_that_nobody_writes(device):
-    """As of most elementwise kernels: it may hold a byte of an address of a tensor."""
+    """As in most elementwise kernels: it may hold a byte of a tensor's address."""
     kernel = doubling(device, [4, 1, 16], lambda block: struct.unpack_from("<QQ", block, 8))
     run = load(
         device,
@@ -263,7 +264,7 @@ def test_the_upper_half_of_an_address_behind_a_number(device, is_read):
          "middle"],
 )  # fmt: skip
 def test_what_is_made_of_addresses_has_them_stay(device, form):
-    """Nobody knows of which: input and output are copied, as explain says by parameter."""
+    """It is unknown of which addresses: input and output are copied; explain names parameters."""
     kernel = doubling(device, [8, 8, 8], at_beginning)
     run = load(device, kernel, lambda at: [words(at.at[0]), words(at.at[1]), form(at)])
     check_doubles(run)
@@ -282,7 +283,7 @@ def test_what_is_given_an_address_in_two_pieces_has_it_stay(device, order):
         apart = b"".join(pieces[one] for one in order)
         return [words(at.at[0]), words(at.at[1]), apart]
 
-    if order[:2] == (0, 1):  # that is a plain address
+    if order[:2] == (0, 1):  # it is a plain address
         check_doubles(load(device, kernel, arguments))
         return
     run = load(device, kernel, arguments)
@@ -292,7 +293,7 @@ def test_what_is_given_an_address_in_two_pieces_has_it_stay(device, order):
 
 
 def test_memory_that_a_library_keeps_is_refused(device):
-    """A counter, a workspace, or a scalar that lies on the device."""
+    """A counter, a workspace, or a scalar on the device."""
     kept = int(call("cuMemAlloc", 4096))
     kernel = doubling(device, [8, 8, 8], at_beginning)
     with pytest.raises(CaptureError, match=r"parameter 2 is always .*, an address of memory that"):
@@ -314,7 +315,7 @@ def test_a_copy_into_a_variable_of_a_module_is_refused(device):
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_the_proof_finds_an_address_that_no_word_holds(device, writes):
-    """As of a texture, or of a variable that a library has set before the capture."""
+    """As of a texture, or of a variable that a library set before the capture."""
     hidden: dict[int, list[int]] = {}
 
     def double(arguments: bytes) -> None:

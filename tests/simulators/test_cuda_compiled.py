@@ -1,4 +1,4 @@
-"""Models that torch.compile has wrapped are one opaque launch, on the simulated driver."""
+"""Models wrapped by torch.compile are one opaque launch, on the simulated driver."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def backend(simulator, monkeypatch) -> SimulatedBackend:
 
 @pytest.fixture(autouse=True)
 def compiled_code() -> Iterator[None]:
-    """What one test compiled is no other test's: torch compiles one function only so often."""
+    """Reset compiled code for each test: torch compiles one function only so often."""
     yield
     if module := sys.modules.get("torch._dynamo"):
         module.reset()
 
 
-# ---- what torch.compile has wrapped --------------------------------------------------------------
+# ---- wrapped by torch.compile --------------------------------------------------------------------
 
 
 class Counter(nn.Module):
@@ -61,7 +61,7 @@ COMPILED = {
 
 @pytest.mark.parametrize("kind", COMPILED)
 def test_compiled_callables(backend, kind):
-    """Its own counter, which is written where it is, tells how often it ran."""
+    """Its own counter, written in place, shows how often it ran."""
     inner = Counter().eval()
     twin, model = copy.deepcopy(inner), COMPILED[kind](inner)
     with torch.no_grad():
@@ -128,7 +128,7 @@ def test_a_generator_that_has_moved_makes_the_launch_random(backend):
 
 @pytest.mark.parametrize("enabled", [False, True])
 def test_the_callers_autocast_state_is_that_of_every_call(backend, enabled):
-    """The capture, and the thread on which it runs, have none of their own."""
+    """The capture and its thread have no such state of their own."""
     model = torch.compile(nn.Linear(8, 8), backend=compiler)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled):
         captured = offload.capture(model, rows())

@@ -1,4 +1,4 @@
-"""Inputs and outputs that are copied, since so many nodes hold them: from load to result."""
+"""Inputs and outputs that are copied because many nodes hold them: from load to result."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def device(simulator, monkeypatch) -> Device:
 
 
 class CopyingBackend(SimulatedBackend):
-    """Of a device on which a copy of these tensors costs as much as three nodes."""
+    """A device on which a copy of these tensors costs as much as three nodes."""
 
     def copy_costs(self, index: int, resident: object) -> CopyCosts:
         return CopyCosts(1000.0, 1000.0, 1488.0, 1.0)
 
 
 def star(device, n_readers):
-    """out = n * x + x, each term by a kernel that reads x; the last one alone writes out."""
+    """out = n * x + x, each term by a kernel that reads x; only the last one writes out."""
     n = n_readers
     program = make_program(
         [(IN, N), *[(ACT, N)] * (n - 1), (OUT, N)],
@@ -117,7 +117,7 @@ def test_a_written_input_is_copied_both_ways_and_counted_so(device):
 
 
 def test_inputs_that_must_overlap_are_not_copied(device):
-    """They are bound where they lie, however many nodes hold them."""
+    """They are bound in place, however many nodes hold them."""
 
     def step(at):
         for _ in range(8):
@@ -135,7 +135,7 @@ def test_inputs_that_must_overlap_are_not_copied(device):
 
 
 def test_host_scheduling_copies_nothing(device):
-    """A launch by itself is given its addresses anyway."""
+    """A single launch gets its addresses at each call anyway."""
     run = device.load(*star(device, 5), backend=CopyingBackend, scheduling=Scheduling.HOST)
     assert run.copy_choices == ()
 
@@ -172,7 +172,7 @@ class MallocCounts(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """What this process holds of malloc, which is a count: pages come and go by themselves."""
+    """Bytes allocated by malloc in this process, an exact count: resident pages vary."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
         pytest.skip("mallinfo2 comes with glibc 2.33 and later")

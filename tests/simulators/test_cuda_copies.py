@@ -68,7 +68,7 @@ def test_host_tables_hold_the_addresses_of_each_execution(cuda, arena, given):
     program = Gather(cuda, arena, given=given)
     inputs = [cuda.allocate([index] * COUNT) for index in range(6)]
     outputs = [cuda.allocate([0] * COUNT) for _ in range(5)]
-    for index, y in enumerate(outputs):  # nothing runs before somebody waits
+    for index, y in enumerate(outputs):  # nothing runs before a wait
         program.bind(inputs[index], inputs[index + 1], y)
         program.resident.execute()
     program.resident.finish()
@@ -98,4 +98,4 @@ def test_unchanged_tables_are_written_once(cuda, arena):
     run(program.resident)
     assert run(program.resident) == 0
     program.bind(x, x, cuda.allocate([0] * COUNT))
-    assert run(program.resident) == 2  # the table was patched, with what it held
+    assert run(program.resident) == 2  # the table was patched, with its content

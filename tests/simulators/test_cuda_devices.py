@@ -13,7 +13,7 @@ from simulated_backend import install
 
 
 def let_launches_take(monkeypatch, period):
-    """Launches in turns are dear on one device and cheap on the other."""
+    """Make launches alternately expensive on one device and cheap on the other."""
 
     def launch_ns(self, at, name):
         n_launches = len(self._bound.program.launches)

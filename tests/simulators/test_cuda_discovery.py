@@ -90,7 +90,7 @@ def test_noise_of_one_capture_is_no_address(device):
 
 
 def test_scratch_becomes_values_of_their_own_even_where_it_was_recycled(pointers):
-    """A block that is freed and asked for again has another address in a layout without reuse."""
+    """A block that is freed and requested again has another address in a layout without reuse."""
 
     def step(at):
         for size in (4096, 8192):
@@ -100,7 +100,7 @@ def test_scratch_becomes_values_of_their_own_even_where_it_was_recycled(pointers
             at.pool.free(block)
 
     def last(at):
-        at.scratch(64)  # no kernel is given it
+        at.scratch(64)  # no kernel gets it
         at.launch(pointers, words(at.at[1]), words(at.at[2]), words(1))
 
     found, _ = prepared([step, last])
@@ -209,7 +209,7 @@ def test_edges_of_other_ports_let_kernels_overlap(pointers, monkeypatch, from_po
 
 @pytest.mark.parametrize("overlaps", [True, False])
 def test_launches_that_may_begin_before_others_end_are_told(pointers, overlaps):
-    """By the edges that the driver makes of them in a capture."""
+    """By the edges that the driver makes for them in a capture."""
 
     def step(at):
         at.launch(pointers, words(at.at[0]), words(at.at[1]), words(0), overlaps=overlaps)
@@ -241,7 +241,7 @@ def test_a_number_that_differs_with_the_layout_is_refused(pointers):
 
 
 def test_a_distance_has_both_ends_stay(pointers):
-    """A word of theirs is a constant then, and their copies' other sides are words instead."""
+    """Then its word is a constant, and the words are those of the copies' other sides."""
 
     def step(at):
         at.launch(pointers, words(at.at[0]), words(at.at[1]), words(at.at[1] - at.at[0]))
@@ -257,7 +257,7 @@ def test_a_distance_has_both_ends_stay(pointers):
     ]
     assert words_of(found) == [(1, 0, 8, 2, 0), (2, 0, 0, 0, 0)]
     assert found.graph.edges == ((0, 1), (2, 0))
-    assert found.operator_allocated == {1}  # the activation, which is placed nowhere
+    assert found.operator_allocated == {1}  # the activation, which is not placed
 
 
 def test_an_address_of_an_earlier_capture_is_refused(pointers):
@@ -328,7 +328,7 @@ def test_a_kernel_that_changes_is_captured_again_and_then_refused(device, pointe
 
 @pytest.mark.parametrize("n_differing", [2, 12])
 def test_captures_that_differed_are_let_go(device, pointers, n_differing):
-    """At once, not when the collector comes by: each is a graph and a chunk of device memory."""
+    """At once, not at a garbage collection: each is a graph and a chunk of device memory."""
     other = device.kernel("other_kernel", [8, 8, 8], no_work)
     before = device.physical_bytes, device.live("graph")
 
@@ -383,7 +383,7 @@ def test_a_failing_capture_leaves_nothing_behind(device, pointers):
     with pytest.raises(Exception, match="cuLaunchKernel: CUDA_ERROR_INVALID_VALUE"):
         prepared([step, step])
     assert device.physical_bytes == before
-    assert device.live("graph") <= 1  # that of the capture which failed: its stream gave none
+    assert device.live("graph") <= 1  # that of the failed capture: its stream gave none
 
 
 def test_without_a_device_the_backend_says_so(device):
@@ -410,7 +410,7 @@ def test_the_machine_is_the_drivers(device):
 
 
 def test_touches_follow_the_programs_reads_where_no_word_does(pointers):
-    """A launch may be given an address through memory; its reads say that it uses the Value."""
+    """A launch may get an address through memory; its reads say that it uses the Value."""
     program = make_program([(IN, 64), (ACT, 64), (ACT, 64)], [("0", "1"), ("01", "2")])
 
     def step(at):

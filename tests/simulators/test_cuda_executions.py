@@ -75,7 +75,7 @@ def test_nothing_moved_sets_nothing(device):
 
 
 def test_a_call_asks_the_driver_for_a_launch_and_nothing_else(device):
-    """Nothing moved, and nothing is drawn: no event, no wait, no memory, no generator."""
+    """Nothing moved or drawn: no event, no wait, no memory, no generator."""
     run = device.load(*chain(device))
     x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
     run(x, out=(y,))
@@ -105,7 +105,7 @@ def test_activations_and_scratch_share_the_feature_map(device):
 
 
 class OwningCapturer(StepCapturer):
-    """Its captures keep something more; `gone` is called when that goes."""
+    """Its captures keep an additional object; `gone` is called at its end."""
 
     gone: Callable[[], None]
 
@@ -131,7 +131,7 @@ def test_what_the_graph_points_into_outlives_the_executable(device, submitted):
     capturer.gone = lambda: seen.append(torch.equal(y, x + 5))
     ticket = run.submit(x, out=(y,)) if submitted else run(x, out=(y,))
     del run, ticket
-    while not seen:  # after a submission it goes on the lane's thread
+    while not seen:  # after a submission it is released on the lane's thread
         time.sleep(0.001)
     assert seen == [True]
 
@@ -167,7 +167,7 @@ def test_loading_twice_shares_the_arena(device):
     for run in (one, other):
         run(x, out=(y,))
     before = [run._loaded.resident.n_set_params for run in (one, other)]
-    for run in (one, other, one, other):  # each at its own addresses: nothing is re-set in between
+    for run in (one, other, one, other):  # each at its own addresses: nothing is updated in between
         y.zero_()
         run(x, out=(y,))
         run._loaded.resident.finish()
@@ -177,7 +177,7 @@ def test_loading_twice_shares_the_arena(device):
 
 
 def test_threads_that_load_at_once_share_the_arena(device, monkeypatch):
-    """Making an arena asks the driver, and another thread may come meanwhile."""
+    """Making an arena calls the driver, and another thread may come meanwhile."""
     made: list[_native.CudaArena] = []
     make = _native.CudaArena
 
@@ -206,14 +206,14 @@ def test_closing_gives_back_the_memory_that_no_other_needs(device):
     assert device.simulator.physical_bytes - kept >= 6 << 20
     other.close()
     gc.collect()
-    # A discovery keeps one chunk of its own for as long as its graph.
+    # A discovery keeps a separate chunk for as long as its graph.
     assert device.simulator.physical_bytes - kept <= 2 << 20
     x = on_device(torch.randn(N))
     assert torch.equal(result(one, x), (x * 2 + x) * 3)
 
 
 def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):
-    """Nothing in the arguments shows it: the kernel writes where it was first told to."""
+    """No argument shows it: the kernel writes to the first address it got."""
     kept: list[int] = []
 
     def keeping(arguments: bytes) -> None:
@@ -235,7 +235,7 @@ def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):
 
 
 def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
-    """A Value whose memory was given away too early, since nothing says that it is read."""
+    """A Value whose memory is reused too early, since its read is not declared."""
     program = make_program(
         [(IN, N), (ACT, N), (ACT, N), (ACT, N), (OUT, N)],
         [("0", "1"), ("0", "2"), ("2", "3"), ("3", "4")],
@@ -265,7 +265,7 @@ def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
 
 @pytest.mark.parametrize("is_read", [False, True])
 def test_padding_that_a_kernel_reads_is_found_by_the_proof(device, is_read):
-    """Padding that each capture leaves otherwise: a counter, for example."""
+    """Padding that differs in each capture: a counter, for example."""
 
     def padded(arguments: bytes) -> None:
         source, result, factor, padding = struct.unpack("<2QfI", arguments)
@@ -400,7 +400,7 @@ def test_weights_that_are_replaced_must_be_aligned_too(device):
 
 
 def test_inputs_that_are_less_aligned_are_copied(device):
-    # The copy lies in memory of torch's, which on this device does not wait for late work.
+    # The copy lies in torch's memory, which on this device does not wait for late work.
     device.simulator.set_eager(True)
     run = device.load(*chain(device))
     whole = on_device(torch.randn(N + 1))
@@ -411,7 +411,7 @@ def test_inputs_that_are_less_aligned_are_copied(device):
 
 @st.composite
 def programs(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
-    """For each launch two Values that exist before it, and whether another stream runs it."""
+    """For each launch two existing Values, and whether another stream runs it."""
     return [
         (draw(st.integers(0, made)), draw(st.integers(0, made)), draw(st.booleans()))
         for made in range(draw(st.integers(1, 9)))
@@ -425,8 +425,8 @@ def programs(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
 def test_random_programs_on_two_streams_compute_what_they_say(device, launches):
     """Value n + 1 is made by launch n of two earlier ones; the last is the output.
 
-    The simulated device runs nodes that are ready last-added first, so that Values which share
-    memory without an order between them come out wrong.
+    The simulated device runs ready nodes last-added first, so that Values which share memory
+    without an order between them get wrong results.
     """
     n_values = len(launches) + 1
     roles = [(IN, N), *[(ACT, N)] * (n_values - 2), (OUT, N)]
@@ -496,12 +496,12 @@ def test_a_driver_that_fails_leaves_nothing_behind(device, function, nth):
 
 
 def test_what_torch_only_keeps_is_given_back_for_pools_and_the_arena(device, monkeypatch):
-    """Each asks once for it, where there is too little, and tries once more."""
+    """Each requests it once where memory is short, and retries once."""
     simulator, emptied = device.simulator, []
     kept: list[int] = []
 
     def keep() -> None:
-        """All but 1 MiB of the device's memory is torch's, until it is asked for."""
+        """All but 1 MiB of the device's memory is torch's, until it is requested."""
         simulator.set_memory_limit(64 << 30)
         kept[:] = [int(call("cuMemAlloc", 64 << 20))]
         simulator.set_memory_limit(simulator.physical_bytes + (1 << 20))

@@ -1,4 +1,4 @@
-"""What fails in a resident graph on the simulated driver, and what it leaves behind."""
+"""Failures in a resident graph on the simulated driver, and their consequences."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_node_that_fails_is_named_by_its_launch(cuda, arena, function, what):
         chain.resident.execute()
     cuda.simulator.fail(function, 1, nth=2 if what == "re-setting" else 3)
     with pytest.raises(ExecutionError, match=rf"^{what} node 2(, a kernel| of the template)"):
-        chain.resident.execute()  # of which no name was given
+        chain.resident.execute()  # without a name
 
 
 def test_a_node_that_could_not_be_set_is_set_even_where_it_was_before(cuda, arena):
@@ -137,7 +137,7 @@ def test_launches_are_timed_one_behind_the_other(cuda, arena):
 
 
 def test_the_time_of_a_launch_is_its_own(cuda, arena):
-    """A kernel sleeps, so that its launch takes at least as long, and the others are before it."""
+    """A kernel sleeps, so that its launch takes at least as long, and the others precede it."""
     kernel = elementwise(cuda.simulator, "slow", slow)
     quick = elementwise(cuda.simulator, "quick", lambda number: number)
     pool = _native.DiscoveryPool(0, 1)
@@ -233,7 +233,7 @@ def test_work_in_flight_is_waited_for_before_memory_goes(cuda, arena):
 
 
 class Kept:
-    """What a graph's constant addresses point into; notes what there is when it goes."""
+    """The target of a graph's constant addresses; notes the live objects at its end."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         self._look = look
@@ -293,7 +293,7 @@ def live(simulator: Simulator) -> dict[str, int]:
     ],
 )
 def test_a_construction_that_fails_leaves_nothing(cuda, arena, function):
-    Gather(cuda, arena, given=True)  # what is made once is there
+    Gather(cuda, arena, given=True)  # per-process objects now exist
     captured = cuda.simulator.live("graph")
     arena = _native.CudaArena(0)
     before = live(cuda.simulator)
@@ -381,7 +381,7 @@ def test_words_that_lie_nowhere_are_refused(cuda, arena, changed, message):
 
 
 def test_copies_in_rows_cannot_be_relocated(cuda, arena):
-    """The driver re-sets copies of one row only: the second execution would fail."""
+    """The driver updates only copies of one row: the second execution would fail."""
     x, y, stream = cuda.allocate([0] * 8), cuda.allocate([0] * 4), cuda.stream()
     with cuda.capture(stream) as graph:
         cuda.copy_rows(y, x, 8, 4, stream)
@@ -394,7 +394,7 @@ def test_copies_in_rows_cannot_be_relocated(cuda, arena):
 
 
 def test_memsets_in_rows_cannot_be_relocated(cuda, arena):
-    """Nor does the driver re-set those; one whose address stays is executed."""
+    """The driver does not update those either; one whose address stays is executed."""
     y, stream = cuda.allocate([1] * 8), cuda.stream()
     with cuda.capture(stream) as graph:
         cuda.fill(y, 5, 1, 4, stream)

@@ -1,4 +1,4 @@
-"""Addresses that kernels are given in a form that nobody can follow: copied, or refused."""
+"""Addresses passed to kernels in a form that cannot be followed: copied, or refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def device(simulator, monkeypatch) -> Device:
 
 
 def hidden_scale(device: Device, *, source: bool, target: bool):
-    """A kernel that triples, and gets one address or both as a number that only it can read."""
+    """A kernel that triples, and gets one or both addresses as a number that only it can decode."""
 
     def run(arguments: bytes) -> None:
         first, second = struct.unpack("<2Q", arguments)
@@ -74,7 +74,7 @@ def hidden_scale(device: Device, *, source: bool, target: bool):
 
 
 def check(run, expected) -> None:
-    """At addresses that are new each time, of which nothing stays."""
+    """Check at addresses that are new each time, with no old memory left."""
     kept = []
     for _ in range(4):
         x = on_device(torch.randn(N))
@@ -96,10 +96,10 @@ def copies_of(run) -> list[tuple[int, bool]]:
 
 
 class Loading:
-    """Loads, and keeps what captured and what was captured.
+    """Loads, and keeps the capturer and its captures.
 
     Attributes:
-        capturer: of the latest load.
+        capturer: the latest load's.
     """
 
     def __init__(self, device: Device) -> None:
@@ -146,7 +146,7 @@ def test_what_a_hidden_address_may_be_of_is_copied(load, device, source, target,
     assert run.captured_program.discovery.unexplained == ()
     check(run, lambda x: x * 3)
     assert run.last_execution.slots_changed == 2
-    assert run.last_execution.bytes_copied == 0  # by the host; the graph does
+    assert run.last_execution.bytes_copied == 0  # by the host; the graph copies
     said = run.explain()
     for name, is_hidden in (("input0", source), ("output1", target)):
         why = (
@@ -157,7 +157,7 @@ def test_what_a_hidden_address_may_be_of_is_copied(load, device, source, target,
 
 
 def test_each_execution_patches_one_word_for_each_copy(load, device):
-    """The kernel that hides both is never re-set; its copies are."""
+    """The kernel that hides both is never updated; its copies are."""
     launch = hidden_scale(device, source=True, target=True)
     run = load(make_program(*ONE_STEP), [lambda at: launch(at, at.at[0], at.at[1])])
     resident = run._loaded.resident
@@ -171,7 +171,7 @@ def test_each_execution_patches_one_word_for_each_copy(load, device):
 
 
 def test_an_input_that_is_written_is_copied_back(load, device):
-    """It is hidden; what is made of it afterwards has plain addresses."""
+    """It is hidden; results computed from it have plain addresses."""
     launch = hidden_scale(device, source=True, target=True)
 
     def step(at):
@@ -192,7 +192,7 @@ def test_an_input_that_is_written_is_copied_back(load, device):
 
 
 def test_an_activation_lies_outside_of_the_feature_map(load, device):
-    """Between two kernels, of which the second hides where it reads."""
+    """Between two kernels, of which the second hides its source."""
     launch = hidden_scale(device, source=True, target=False)
     program = make_program([(IN, N), (ACT, N), (ACT, N), (OUT, N)],
                            [("0", "1"), ("1", "2"), ("02", "3")])  # fmt: skip
@@ -205,7 +205,7 @@ def test_an_activation_lies_outside_of_the_feature_map(load, device):
         ],
     )
     assert copies_of(run) == []
-    assert run.plan.feature_map_bytes == VALUE_BYTES  # of the other activation alone
+    assert run.plan.feature_map_bytes == VALUE_BYTES  # only the other activation
     for _ in range(3):
         x = on_device(torch.randn(N))
         given = on_device(torch.zeros(N)).view(torch.uint8)
@@ -218,7 +218,7 @@ def test_an_activation_lies_outside_of_the_feature_map(load, device):
 
 
 def test_a_difference_of_two_addresses_has_both_copied(load, device):
-    """Both are named as well, so that nothing tells at first whom the number speaks of."""
+    """Both are also named, so at first the number cannot be attributed."""
 
     def run_kernel(arguments: bytes) -> None:
         source, target, distance = struct.unpack("<2Qq", arguments)
@@ -255,7 +255,7 @@ def test_scratch_memory_that_is_hidden_stays(load, device):
 
 
 def test_other_launches_use_the_same_copy(load, device):
-    """Whoever names a fixed Value plainly finds it where it stays."""
+    """Launches that name a fixed Value plainly find it at its fixed address."""
     launch = hidden_scale(device, source=True, target=False)
     program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2")])
     run = load(
@@ -322,7 +322,7 @@ def test_a_host_that_schedules_launches_copies_too(load, device):
     check(run, lambda x: x * 3 * 3)
 
 
-# ---- what is as before, or refused ---------------------------------------------------------------
+# ---- unchanged, or refused -----------------------------------------------------------------------
 
 
 def test_a_program_whose_words_are_explained_is_as_before(load, device):
@@ -354,7 +354,7 @@ def test_inputs_that_share_memory_are_refused(load, device):
 
 
 def test_what_no_value_explains_is_refused(load, device):
-    """A number that is another in each layout, and speaks of nothing that the launch uses."""
+    """A number that differs in each layout, and relates to nothing that the launch uses."""
     kernel = device.simulator.kernel("hiding_kernel", [8, 8, 8], lambda _: None)
 
     def step(at):
@@ -366,7 +366,7 @@ def test_what_no_value_explains_is_refused(load, device):
 
 
 def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
-    """A kernel that keeps to itself an address of the feature map's, in no word."""
+    """A kernel that keeps a feature map address internally, in no word."""
     launch = hidden_scale(device, source=True, target=False)
     hidden: dict[int, int] = {}
 
@@ -390,7 +390,7 @@ def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
 
 
 def test_a_pool_gives_fixed_addresses_in_each_layout(device):
-    """By the number of the allocation; the others lie where they lie without."""
+    """By the number of the allocation; the other addresses are as without fixed ones."""
     sizes = (4096, 1 << 21, 100)
     plain = _native.DiscoveryPool(0, 7)
     expected = [plain.allocate(size) for size in sizes]
@@ -425,7 +425,7 @@ def test_closing_gives_the_memory_back(load, device):
 
 
 def test_what_is_refused_leaves_nothing(load, device):
-    """Of none of the captures that were made for it."""
+    """Nothing of any capture made for it."""
     kernel = device.simulator.kernel("hiding_kernel", [8, 8, 8], lambda _: None)
 
     def step(at):
@@ -442,7 +442,7 @@ def test_what_is_refused_leaves_nothing(load, device):
 
 
 def hide(monkeypatch, roles) -> None:
-    """Have kernels of torch's operators be given the addresses of such Values hidden."""
+    """Pass such Values to kernels of torch's operators by hidden addresses."""
     arguments, execute = AtenKernel.arguments, AtenKernel.execute
 
     def hidden(self, block: bytes) -> bytes:
@@ -477,7 +477,7 @@ def test_models_whose_kernels_hide_give_the_same_bits(
         assert run.explain().count("is copied by the graph") == len(roles & {IN, OUT})
         assert (run.plan.feature_map_bytes == 0) == (ACT in roles)
         for given, (wanted,) in zip(inputs, expected, strict=True):
-            # A copy of the graph's takes no memory of the host.
+            # A copy in the graph takes no memory of the host.
             out = on_device(torch.zeros(wanted.numel())).view(wanted.shape)
             run(on_device(given.flatten()).view(given.shape), out=out)
             run._loaded.resident.finish()

@@ -1,4 +1,4 @@
-"""Programs of kernels that are known from graphs which were proved: one capture instead of four."""
+"""Programs of kernels known from proved graphs: one capture instead of four."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SIZES = range(8, 8 + 32)
 
 @pytest.fixture
 def device(simulator, monkeypatch):
-    """The simulator, of whose kernels none is known."""
+    """The simulator, without known kernels."""
     return Kernels(simulator, monkeypatch)
 
 
 class Kernels(Device):
-    """Kernels that are given how many numbers there are."""
+    """Kernels that get the number of elements."""
 
     def __init__(self, simulator, monkeypatch) -> None:
         super().__init__(simulator, monkeypatch)
@@ -58,7 +58,7 @@ def arguments(source, target, n, factor, second=0, third=None):
 
 
 def program(device, n, kernel=None, activation_items=1, **options):
-    """out = (x * 2) * 3 on n numbers; the activation has room for more."""
+    """out = (x * 2) * 3 on n numbers; the activation has spare room."""
     kernel = kernel or device.scale_n
     made = make_program([(IN, n), (ACT, n * activation_items), (OUT, n)], [("0", "1"), ("1", "2")])
     steps = [
@@ -82,7 +82,7 @@ def check(run, n):
 
 
 def load(device, n, **options):
-    """Load for n numbers; how many captures that took."""
+    """Load for n numbers; return how many captures that took."""
     made, steps = program(device, n, **options)
     capturer = StepCapturer(steps)
     run = device.load(made, steps, capturer)
@@ -90,7 +90,7 @@ def load(device, n, **options):
 
 
 def test_many_sizes_take_one_capture_each_and_one_arena(device):
-    """Of 32 sizes: 4 + 31 captures, where each by itself takes 4."""
+    """For 32 sizes: 4 + 31 captures, where each alone takes 4."""
     counts, runs = [], []
     for n in SIZES:
         run, n_captures = load(device, n)
@@ -105,7 +105,7 @@ def test_many_sizes_take_one_capture_each_and_one_arena(device):
 
 
 def test_what_nobody_proves_is_found_by_comparing_captures(device):
-    """That all kernels are known is seen by a capture of its own."""
+    """A separate capture shows that all kernels are known."""
     load(device, 8)[0].close()
     made, steps = program(device, 9)
     capturer = StepCapturer(steps)
@@ -116,7 +116,7 @@ def test_what_nobody_proves_is_found_by_comparing_captures(device):
 
 
 def test_many_sizes_take_the_memory_of_the_largest(device, simulator, small_granules):
-    """All open at once: at most 1.1 times what the largest takes by itself."""
+    """All open at once: at most 1.1 times the memory of the largest alone."""
     options = {"activation_items": 4096}
     largest, _ = load(device, SIZES[-1], **options)
     alone = simulator.physical_bytes
@@ -157,12 +157,12 @@ def test_an_address_where_none_was_has_all_captures_made(device):
     run = device.load(made, steps, capturer)
     assert capturer.n_captures == 1 + 4
     check(run, n)
-    # From here on it is known there too, and may be absent.
+    # From here on the address is known there, and may be absent.
     assert load(device, 40)[1] == 1
 
 
 def test_an_address_in_what_nobody_wrote_before_is_followed(device):
-    """As of a table whose end had no entries: whoever reads it finds the right one."""
+    """As of a table with an empty end: readers find the right address."""
     load(device, 16)[0].close()
     device.read_secret = True
     n = 24
@@ -197,13 +197,13 @@ def test_half_an_address_is_never_known(device):
         run = device.load(made, steps, capturer)
         x = on_device(torch.randn(n))
         assert torch.equal(result(run, x), x * 2)
-        assert capturer.n_captures == 4  # nothing is known, so that nothing is tried
+        assert capturer.n_captures == 4  # nothing is known, so nothing is tried
         run.close()
 
 
 @pytest.mark.parametrize("is_owned", [True, False])
 def test_addresses_of_owners_are_known_by_their_place(device, is_owned):
-    """One where a number was before is not taken from there."""
+    """An address where a number was before is not inferred from them."""
     table = on_device(torch.ones(4)).data_ptr()
     owner = [OwnedRange(table, 16, "a table")]
 
@@ -220,7 +220,7 @@ def test_addresses_of_owners_are_known_by_their_place(device, is_owned):
 
 
 def test_a_proof_that_fails_has_all_captures_made(device, monkeypatch):
-    """Where what is known of a kernel does not hold: the load goes on without it."""
+    """Where the knowledge of a kernel does not hold, the load continues without it."""
     load(device, 16)[0].close()
     (known,) = cuda_backend._known.values()
     (of_kernel,) = known._kernels.values()
@@ -243,7 +243,7 @@ def test_a_proof_that_fails_has_all_captures_made(device, monkeypatch):
 
 
 def test_copies_and_memsets_need_no_knowledge(device):
-    """Every operand of theirs is an address."""
+    """All their operands are addresses."""
     load(device, 16)[0].close()
     n = 24
     made = make_program([(IN, n), (ACT, n), (OUT, n)], [("0", "1"), ("1", "2")])

@@ -33,7 +33,7 @@ KERNEL_NS = 10_000
 
 
 class Towers(nn.Module):
-    """Branches of an input that need nothing of one another, and a sum of them."""
+    """Independent branches of an input, and their sum."""
 
     def __init__(self, n_towers=3, depth=3):
         super().__init__()
@@ -46,7 +46,7 @@ class Towers(nn.Module):
 
 
 class Heads(nn.Module):
-    """Heads of unlike length, one of which writes a buffer."""
+    """Heads of different lengths, one of which writes a buffer."""
 
     def __init__(self):
         super().__init__()
@@ -59,7 +59,7 @@ class Heads(nn.Module):
 
 
 class Chain(nn.Module):
-    """Nothing can run beside anything else."""
+    """No two launches can overlap."""
 
     def forward(self, x):
         return x.sin().cos().tanh()
@@ -72,7 +72,7 @@ def captured_of(model, seed=0):
 
 
 def eager(x):
-    """What the towers of `captured_of` give."""
+    """The results of the towers of `captured_of`."""
     torch.manual_seed(0)
     with torch.no_grad():
         return Towers().eval()(x)
@@ -80,7 +80,7 @@ def eager(x):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """The edges of each graph that lanes were given."""
+    """The edges of each graph with lanes."""
     found = []
     with_edges = cuda_lanes._with_edges
 
@@ -96,7 +96,7 @@ def graphs(monkeypatch):
 @pytest.mark.parametrize("model", [Towers, Heads])
 @pytest.mark.parametrize("order", [NEWEST_FIRST, OLDEST_FIRST, RANDOM])
 def test_lanes_give_the_bits_of_one_lane(backend, simulator, graphs, model, order):
-    """In whichever order the device runs what edges leave open, and wherever memory lies."""
+    """In any order of what edges leave open, at any addresses."""
     captured = captured_of(model())
     x = [torch.randn(4, 16) for _ in range(6)]
     begin = [one.clone() for one in written_weights(captured)]
@@ -219,7 +219,7 @@ def test_what_excludes_lanes_is_refused_and_auto_says_so(backend, options, error
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """A planner that leaves out one pair of launches that need one another."""
+    """A planner that leaves out one pair of dependent launches."""
     conflicts = cuda_lanes.node_conflicts
     monkeypatch.setattr(cuda_lanes, "node_conflicts", lambda *given: conflicts(*given)[1:])
 
@@ -234,7 +234,7 @@ def forgetful(monkeypatch):
 def test_lanes_without_a_wait_are_refused_before_anything_runs(
     backend, monkeypatch, forgetful, unchecked, message
 ):
-    """By their steps; and by the edges that the driver has, whoever made them."""
+    """By their steps; and by the edges in the driver, whatever made them."""
     for one in unchecked:
         monkeypatch.setattr(cuda_backend, one, lambda *_: None)
     with pytest.raises(offload.PlanError, match=message):
@@ -242,7 +242,7 @@ def test_lanes_without_a_wait_are_refused_before_anything_runs(
 
 
 def test_the_proof_finds_lanes_that_nobody_checked(backend, monkeypatch, forgetful):
-    """By the bits of the captured graph, whose memory is its own."""
+    """By the bits of the captured graph, which has its own memory."""
     for one in ("check_plan", "check_node_order"):
         monkeypatch.setattr(cuda_backend, one, lambda *_: None)
     with pytest.raises(offload.CaptureError, match="another result at other addresses"):
@@ -250,7 +250,7 @@ def test_the_proof_finds_lanes_that_nobody_checked(backend, monkeypatch, forgetf
 
 
 def test_the_edges_that_the_driver_tells_are_those_that_are_checked(backend, monkeypatch):
-    """A driver that loses one is found before anything runs."""
+    """A driver that loses an edge is found before anything runs."""
     call = cuda_graph.call
 
     def losing(name, *arguments):
@@ -272,7 +272,7 @@ def test_a_driver_that_fails_leaves_nothing_behind(backend, simulator, function)
     captured = captured_of(Towers())
     captured.load(device=DEVICE).close()
     before = {kind: simulator.live(kind) for kind in ("graph", "executable", "event", "mapping")}
-    nth = 3 if function == "cuGraphGetEdges" else 1  # behind the two of a capture
+    nth = 3 if function == "cuGraphGetEdges" else 1  # after the two of a capture
     simulator.fail(function, 1, nth=nth)
     with pytest.raises(offload.ExecutionError, match=function):
         captured.load(device=DEVICE, lanes=3)
@@ -298,9 +298,9 @@ WORKSPACE_BYTES = 4096
 
 
 class WorkspaceCapturer(AtenCapturer):
-    """Captures with a kernel beside each product, which fills a workspace that products share.
+    """Captures an additional kernel at each product, which fills a workspace that products share.
 
-    It writes there and reads it again behind the product, as a kernel in two parts does.
+    It writes there and reads it again after the product, like a kernel in two parts.
     """
 
     def __init__(self, simulator, workspace_bytes=WORKSPACE_BYTES):
@@ -329,7 +329,7 @@ class WorkspaceCapturer(AtenCapturer):
         )
 
     def launch(self, stream, launch, function, sizes, block):
-        """As the capturer's own, for products between two other kernels."""
+        """As the capturer's own, with products between two other kernels."""
         is_product = launch.name.startswith("aten::addmm")
         number = launch.index.to_bytes(8, "little")
         workspace = self._shared.to_bytes(8, "little") + number
@@ -348,7 +348,7 @@ def words_at(address):
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("order", [NEWEST_FIRST, RANDOM])
 def test_each_lane_has_its_own_workspace(simulator, monkeypatch, graphs, is_known, order):
-    """Or products keep their order, where nobody says that it is one."""
+    """Or products keep their order, where memory is not declared a workspace."""
     import simulated_backend
 
     backend = simulated_backend.install(simulator, monkeypatch)
@@ -370,7 +370,7 @@ def test_each_lane_has_its_own_workspace(simulator, monkeypatch, graphs, is_know
     ((_, laned),) = graphs
     products = [node for node, one in enumerate(laned.nodes) if one.name == "write_workspace"]
     starts = {other for _, other in laned.edges}
-    # With workspaces of their own the first products of the towers wait for nothing.
+    # With separate workspaces the first products of the towers wait for nothing.
     assert len([one for one in products if one not in starts]) == (n_lanes if is_known else 1)
 
 
@@ -392,7 +392,7 @@ def test_what_is_told_of_a_plan_has_its_lanes(backend, monkeypatch, tmp_path):
 
 
 def test_lanes_have_full_edges_where_the_capture_had_some_with_data(simulator, monkeypatch, graphs):
-    """What a kernel does before it waits is then done when all that it follows has ended."""
+    """Work of a kernel before its wait is then done after all predecessors have ended."""
     device = Device(simulator, monkeypatch)
     roles = [(IN, N), (ACT, N), (ACT, N), (OUT, N)]
     made = make_program(roles, [("0", "1"), ("0", "2"), ("12", "3")])
@@ -425,7 +425,7 @@ def test_lanes_have_full_edges_where_the_capture_had_some_with_data(simulator, m
 
 @st.composite
 def recipes(draw):
-    """Steps of a program on vectors: what each does, and to which earlier ones."""
+    """Steps of a program on vectors: the operation of each, and its earlier operands."""
     steps = []
     for number in range(draw(st.integers(3, 14))):
         kind = draw(st.sampled_from(["sin", "add", "mul_", "view", "sum", "buffer_"]))
@@ -435,7 +435,7 @@ def recipes(draw):
 
 
 class Recipe(nn.Module):
-    """Carries a recipe out; some steps write in place, others look at a part of what there is."""
+    """Executes a recipe; some steps write in place, others view a part of a Value."""
 
     def __init__(self, recipe):
         super().__init__()
@@ -471,7 +471,7 @@ class Recipe(nn.Module):
 )
 @given(recipes(), st.integers(2, 5))
 def test_random_programs_on_lanes_give_what_eager_gives(backend, simulator, recipe, n_lanes):
-    """In random orders of what edges leave open, activations in memory full of poison."""
+    """In random orders of what edges leave open, with activations in poisoned memory."""
     model = Recipe(recipe).eval()
     torch.manual_seed(1)
     captured = offload.capture(model, torch.randn(16))

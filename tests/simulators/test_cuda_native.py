@@ -18,7 +18,7 @@ GRANULARITY = 2 * MEGABYTE
 
 
 def in_a_new_process(code: str) -> str:
-    """What a Python process prints that begins without a driver."""
+    """The output of a Python process that begins without a driver."""
     folder = str(Path(__file__).parent)
     prelude = f"import sys; sys.path.insert(0, {folder!r})\n"
     done = subprocess.run(
@@ -134,7 +134,7 @@ def test_a_rewound_pool_shows_its_large_chunk_where_it_was(cuda):
     assert [pool.allocate(size) for size in sizes] == first
     assert cuda.simulator.calls("cuMemMap") == n_maps
     pool.rewind()
-    address = pool.allocate(512)  # other sizes than before, over what is shown there
+    address = pool.allocate(512)  # other sizes than before, over the mapped memory
     other = pool.allocate(200 * MEGABYTE)
     assert cuda.simulator.is_accessible(address, 512)
     assert cuda.simulator.is_accessible(other, 200 * MEGABYTE)
@@ -230,7 +230,7 @@ def test_the_functions_for_torch_keep_their_error(cuda, pool_functions):
     assert "CUDA_ERROR_OUT_OF_MEMORY" in pool.error
 
 
-# ---- the arena ----------------------------------------------------------------------------------
+# ---- the arena -----------------------------------------------------------------------------------
 
 
 def test_physical_memory_is_that_of_the_largest_mapping(cuda):
@@ -267,7 +267,7 @@ def test_memory_that_no_mapping_shows_any_more_is_given_back(cuda):
     del middle
     assert arena.size_bytes == 8 * MEGABYTE  # the largest needs all of it
     del large
-    assert arena.size_bytes == 6 * MEGABYTE  # a chunk is given back whole
+    assert arena.size_bytes == 6 * MEGABYTE  # chunks are freed whole
     assert ctypes.string_at(small.address, 16) == bytes([7] * 16)
     del small
     assert arena.size_bytes == 0
@@ -320,7 +320,7 @@ def test_a_hint_that_a_driver_refuses_is_done_without(cuda, code):
 
 
 def test_a_place_that_is_taken_is_given_up_for_the_next(cuda):
-    """As after 2 TiB of ranges, of which some are still there."""
+    """As after 2 TiB of ranges, some of which still exist."""
     pools = [_native.DiscoveryPool(0, 1)]
     first = pools[0].allocate(4096)
     for _ in range(36):  # of 64 GiB each

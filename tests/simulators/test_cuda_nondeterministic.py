@@ -1,4 +1,4 @@
-"""Programs with kernels that are not deterministic, on the simulated driver: loaded and bounded."""
+"""Programs with nondeterministic kernels, on the simulated driver: loaded, with bounded error."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Clamping(Raw):
 
 @pytest.mark.parametrize("begin", [0, 1])
 def test_an_input_that_a_raw_kernel_writes_unobserved(backend, simulator, begin):
-    """Where it has to be copied, as it is not aligned, it is copied back as well."""
+    """Where it must be copied, as it is not aligned, it is also copied back."""
     raw = Clamping(simulator)
 
     def function(x):
@@ -136,7 +136,7 @@ class Launcher(Raw):
 
 @pytest.mark.parametrize("n_items", [8, 40_000])
 def test_an_address_that_is_given_away_makes_the_call_opaque(backend, simulator, n_items):
-    """What may be written through it is kept first, however large it is."""
+    """Memory that may be written through it is saved first, however large it is."""
 
     class Counting(nn.Module):
         def __init__(self):
@@ -167,7 +167,7 @@ def test_a_large_buffer_that_is_written_unwatched_is_refused(backend, simulator)
 
 
 class Plain(nn.Module):
-    """Constants, dead launches, views, reserved memory and state: nothing that is not seen."""
+    """Constants, dead launches, views, reserved memory and state: nothing unseen."""
 
     def __init__(self):
         super().__init__()
@@ -219,7 +219,7 @@ def test_what_cannot_be_captured_is_not_compared_and_says_so(backend):
 
 
 def test_it_is_loaded_and_executed_in_the_block(backend, simulator):
-    """Loading calls the model again, which is no second call of the user's."""
+    """Loading calls the model again, which does not count as a second call of the user."""
     model = Hidden(Raw(simulator)).eval()
     with offload.capture(model) as captured:
         model(rows())
@@ -340,7 +340,7 @@ def test_a_proof_that_fails_puts_buffers_back(backend, simulator):
 
 
 def test_an_opaque_program_is_proved(backend, simulator):
-    """A raw kernel that keeps its first address is found, and writes no buffer for good."""
+    """A raw kernel that keeps its first address is found, and writes no buffer permanently."""
     addresses, keeps = array.array("Q"), array.array("q", [0])
 
     class Keeping(Raw):

@@ -1,7 +1,7 @@
 """Sizes that repeat are promoted to graphs on the simulated driver; others are dispatched.
 
-The simulated device takes tensors of the CPU, so what the host dispatches runs at once there, and
-has no stream: tests/npu has both on a device with streams.
+The simulated device takes tensors of the CPU, so launches dispatched by the host run at once,
+without a stream: tests/npu has both on a device with streams.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from offload.backends.dispatched import DispatchBackend
 
 
 class PromotingBackend(simulated_backend.SimulatedBackend):
-    """Has torch's operators deliver what is not promoted."""
+    """Lets torch's operators deliver sizes that are not promoted."""
 
     @property
     def dispatch(self):
@@ -63,7 +63,7 @@ def test_feature_maps_lie_in_one_arena_that_is_poisoned_between(backend):
         granule_bytes = 2 << 20
         assert arena.size_bytes == -(-most_bytes // granule_bytes) * granule_bytes
         addresses = [one._loaded.resident.arena_address for one in own.values()]
-        assert len(set(addresses)) == len(SIZES)  # each its own, of the same memory
+        assert len(set(addresses)) == len(SIZES)  # each its own address in the same memory
         ctypes.memset(addresses[0], 0x5A, 1)
         assert [ctypes.string_at(one, 1) for one in addresses] == [b"\x5a"] * len(SIZES)
         others = iter(range(300, 200, -1))  # each comes once
@@ -73,7 +73,7 @@ def test_feature_maps_lie_in_one_arena_that_is_poisoned_between(backend):
 
 
 def test_what_graphs_take_of_the_device_counts(backend, simulator):
-    """As the driver tells free memory; the arena does not count, and weights are the model's."""
+    """By the driver's free memory; the arena does not count, and weights are the model's."""
     x = torch.randn(8, 16)
     sizes_bytes = []
     for node_bytes in (0, 64 << 10):

@@ -1,4 +1,4 @@
-"""Random kernels in a graph: each executable has cells of its own for the generator's state."""
+"""Random kernels in a graph: each executable has its own cells for the generator's state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INCREMENT = 4
 
 
 class PhiloxGenerator:
-    """What torch's CUDA generators are to a graph: a seed, and an offset that draws move."""
+    """Torch's CUDA generators as graphs see them: a seed, and an offset that draws advance."""
 
     def __init__(self, seed: int, offset: int = 0) -> None:
         self._cdata = id(self)
@@ -57,7 +57,7 @@ def relaxed_mode():
 
 
 def numbers(seed: int, offset: int) -> torch.Tensor:
-    """What the kernel draws."""
+    """The numbers that the kernel draws."""
     return torch.arange(N) + 1000.0 * seed + 10 * offset
 
 
@@ -70,7 +70,7 @@ def floats_as_bytes(address: int) -> bytes:
 
 
 def random_kernel(block: bytes) -> None:
-    """Reads seed and offset where PhiloxCudaState says, when it runs."""
+    """Reads seed and offset from the addresses in PhiloxCudaState, when it runs."""
     result, seed, offset, intragraph = struct.unpack("<3QI", block[:28])
     drawn = numbers(read_number(seed), read_number(offset) + intragraph)
     for index in range(N):
@@ -79,10 +79,10 @@ def random_kernel(block: bytes) -> None:
 
 @dataclasses.dataclass
 class RandomCapturer(StepCapturer):
-    """As torch does, each capture has memory of its own for the generator's state.
+    """As in torch, each capture has separate memory for the generator's state.
 
     Attributes:
-        in_capture: as torch 2.12 and later, which make it in the capture, in relaxed mode.
+        in_capture: as torch 2.12 and later, which allocate it in the capture, in relaxed mode.
     """
 
     generator: PhiloxGenerator | None = None
@@ -120,7 +120,7 @@ class Device:
         in_capture: bool = False,
         number: torch.Tensor | None = None,
     ):
-        """An executable of so many random launches, each of which makes an output.
+        """An executable of this many random launches, each of which makes an output.
 
         `number` is a host constant, which no launch uses.
         """
@@ -173,7 +173,7 @@ def device(simulator, monkeypatch) -> Device:
 
 @pytest.mark.parametrize("in_capture", [False, True])
 def test_each_execution_draws_on_from_where_the_generator_is(device, in_capture):
-    """Whether torch makes the cells of a capture before it, or in it and never fills them."""
+    """Whether torch makes a capture's cells before it, or in it and never fills them."""
     generator = PhiloxGenerator(seed=3, offset=8)
     run = device.load(generator, in_capture=in_capture)
     assert generator.get_offset() == 8  # loading and the proof draw nothing
@@ -186,7 +186,7 @@ def test_each_execution_draws_on_from_where_the_generator_is(device, in_capture)
 
 
 def test_a_call_that_draws_writes_a_seed_and_an_offset(device, simulator):
-    """Instead of the prologue of torch's replay; what draws nothing does not even that."""
+    """Instead of the prologue of torch's replay; a call that draws nothing writes nothing."""
     drawing = device.load(PhiloxGenerator(seed=3))
     plain = load_plain(device, Tail(device, lambda capturer: capturer.cells[0]))
     for run, n_written in ((drawing, 2), (plain, 0)):
@@ -205,7 +205,7 @@ def test_launches_draw_one_after_the_other(device):
 
 
 def test_executables_do_not_share_cells(device, simulator):
-    """Executions in flight on several executables draw what each was given."""
+    """Executions in flight on several executables draw from their own cells."""
     generator = PhiloxGenerator(seed=5)
     runs = [device.load(generator) for _ in range(2)]
     simulator.set_eager(False)
@@ -232,7 +232,7 @@ def test_a_refused_call_draws_nothing(device):
 
 @pytest.mark.parametrize("how", ["__call__", "submit"])
 def test_a_call_with_another_host_constant_draws_nothing(device, how):
-    """Generators move on only once nothing can be refused any more."""
+    """Generators advance only when a refusal is no longer possible."""
     generator, number = PhiloxGenerator(seed=1), torch.tensor(2.5)
     run = device.load(generator, number=number)
     number.fill_(2.0)
@@ -276,12 +276,12 @@ def test_several_states_are_refused(device):
         device.load(PhiloxGenerator(seed=1), n_launches=2, n_cells=2)
 
 
-# ---- what is left of the kernels that fill the cells ---------------------------------------------
+# ---- leftovers of the kernels that fill the cells ------------------------------------------------
 
 
 @dataclasses.dataclass
 class Tail:
-    """A kernel that adds up numbers, or draws some, and has a word that nobody initialises."""
+    """A kernel that adds up numbers, or draws some, and has an uninitialised word."""
 
     device: Device
     word_of: Callable[[RandomCapturer], int]
@@ -300,7 +300,7 @@ class Tail:
 
 
 def load_plain(device: Device, tail: Tail, **options):
-    """A program that draws nothing, of one kernel."""
+    """A program of one kernel that draws nothing."""
     program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])
     capturer = RandomCapturer(())
     capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1])]
@@ -343,7 +343,7 @@ def test_a_state_that_no_launch_is_known_to_draw_from_is_refused_unproved(device
 @pytest.mark.parametrize("cell", [0, 1])
 @pytest.mark.parametrize("is_read", [False, True])
 def test_beside_random_kernels_a_single_word_gets_the_executables_own_cell(device, cell, is_read):
-    """Read or not: it is the right one, whichever kernel comes first."""
+    """Read or not, it is the right one, whichever kernel comes first."""
     roles = [(Role.INPUT, N), (Role.OUTPUT, N), (Role.OUTPUT, N)]
     program = make_program(roles, [("0", "1"), ("0", "2")])
     plain, drawing = program.launches
@@ -408,7 +408,7 @@ def test_seed_and_offset_by_themselves_in_what_draws_are_refused(device):
 
 
 def test_a_cells_address_in_one_layout_and_the_hosts_in_others_is_noise(device):
-    """Both captures of the first layout may be given the same cells, one after the other."""
+    """Both captures of the first layout may get the same cells, one after the other."""
     host = mmap.mmap(-1, 1 << 16, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(host))
     program = make_program([(Role.INPUT, N), (Role.OUTPUT, N)], [("0", "1")])

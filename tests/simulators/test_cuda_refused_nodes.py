@@ -1,4 +1,4 @@
-"""Nodes that no graph of offload can hold: each refusal says whose it is, what, and what to do."""
+"""Nodes that graphs of offload cannot hold: each refusal names their launch, kind and remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOSE = "^model.py:4: aten::add.Tensor: "
 ADVICE = ".*leave that call out of the captured model$"
 OK = driver.CUresult.CUDA_SUCCESS
 
-# What the message calls each kind; by the bindings' own names, as the numbers are the driver's.
+# The message's name of each kind; by the bindings' names, as the numbers are the driver's.
 REFUSED = {
     "HOST": "a host function",
     "GRAPH": "a child graph",
@@ -52,7 +52,7 @@ def kernel(device) -> int:
 
 
 def refusal_of(issue) -> str:
-    """What is said of a launch that issues something on a stream which is being captured."""
+    """The message about a launch that issues work on a captured stream."""
     stream = driver_client.stream()
     log = NodeLog(int(stream))
     launch = SimpleNamespace(index=4, source="model.py:4", name="aten::add.Tensor")
@@ -74,7 +74,7 @@ def test_every_kind_of_the_driver_is_held_or_refused():
 
 @pytest.mark.parametrize("name", sorted(KINDS.keys() - set(HELD)))
 def test_nodes_of_other_kinds_are_refused(kernel, monkeypatch, name):
-    """The simulated driver can make few of them, so that it is asked for a kernel's kind."""
+    """The simulated driver can make few of them, so a kernel's kind is reported otherwise."""
     kind = KINDS[name]
     monkeypatch.setattr(driver, "cuGraphNodeGetType", lambda node: (OK, kind))
     what = REFUSED.get(name, f"a node of kind {int(kind)}, unknown to this version")
@@ -83,7 +83,7 @@ def test_nodes_of_other_kinds_are_refused(kernel, monkeypatch, name):
 
 
 def test_a_child_graph_is_refused(kernel):
-    """As a library makes one that launches a graph of its own on a stream that is captured."""
+    """As from a library that launches its own graph on a captured stream."""
     inner = driver_client.stream()
     graph = driver_client.instantiate(
         driver_client.captured_graph(inner, lambda: launched(kernel)(inner))
@@ -114,7 +114,7 @@ def test_an_access_policy_window_is_refused(kernel):
 
 @pytest.mark.parametrize("side", ["src", "dst"])
 def test_copies_of_cuda_arrays_are_refused(device, monkeypatch, side):
-    """The simulated device has no arrays: those of a copy are said to be ones."""
+    """The simulated device has no arrays: a copy's operands are reported as arrays."""
     ask = driver.cuGraphMemcpyNodeGetParams
 
     def with_an_array(node):
@@ -130,7 +130,7 @@ def test_copies_of_cuda_arrays_are_refused(device, monkeypatch, side):
 
 @pytest.mark.parametrize("by", ["host", "unified"])
 def test_copies_to_the_host_are_refused(device, monkeypatch, by):
-    """Also where only the driver knows, as of an address that torch gives it as a unified one."""
+    """Also where only the driver knows, as for an address that torch passes as unified."""
     host = ctypes.create_string_buffer(64)
     block = driver_client.allocate(64)
     if by == "unified":
@@ -173,7 +173,7 @@ class Buffer:
     ],
 )
 def test_arguments_that_cannot_be_read_are_refused(kernel, monkeypatch, options, what):
-    """The simulated driver refuses such launches itself, and so another one tells of them."""
+    """The simulated driver itself refuses such launches, so a fake one reports them."""
     ask = driver.cuGraphKernelNodeGetParams
 
     def told(node):

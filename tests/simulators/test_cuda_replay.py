@@ -1,6 +1,6 @@
 """Executions of a resident graph through Replay: streams, tickets, leases, copies.
 
-torch takes the simulated device's tensors for tensors of the CPU.
+torch treats the simulated device's tensors as tensors of the CPU.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def numbers(first: int = 0) -> torch.Tensor:
 
 
 def shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers at an address that is a multiple of 8 bytes but of no more."""
+    """The same numbers at an address aligned to 8 bytes only."""
     memory = torch.zeros(COUNT + 2, dtype=torch.int64)
     begin = 1 if memory.data_ptr() % 16 == 0 else 2
     return memory[begin : begin + COUNT].copy_(tensor)
 
 
 def on_device(cuda: Cuda, tensor: torch.Tensor) -> torch.Tensor:
-    """The same numbers in the simulated device's memory, until it is reset."""
+    """The same numbers in the simulated device's memory, valid until its reset."""
     address = cuda.allocate(tensor.tolist())
     memory = (ctypes.c_char * SIZE_BYTES).from_address(address)
     return torch.frombuffer(memory, dtype=torch.int64)
@@ -132,7 +132,7 @@ def test_the_callers_stream_is_asked_for_at_each_call(cuda, make):
     x = numbers()
     first, second = replay(x), replay(x)
     assert asked == [0, 0]
-    cuda.synchronize(streams[1])  # which waits for the other one
+    cuda.synchronize(streams[1])  # it waits for the other one
     assert first.tolist() == second.tolist() == (x + 3).tolist()
 
 
@@ -244,7 +244,7 @@ def test_a_copied_output_goes_to_a_buffer_with_other_strides_at_once(cuda, make)
 
 
 def test_copies_are_ordered_on_the_stream(cuda, make, streams):
-    """Nothing runs before somebody waits: what is copied is there by then, and in this order."""
+    """Nothing runs before a wait: copied data exist by then, in this order."""
     replay, _ = make(copied=True, copied_output=True)
     x = on_device(cuda, numbers())
     results = [on_device(cuda, torch.zeros(COUNT, dtype=torch.int64)) for _ in range(3)]
@@ -308,7 +308,7 @@ def test_a_failed_set_is_made_good_by_the_next_call(cuda, make):
         replay(x, out=y)
     replay.submit(x, out=y).wait()
     assert y.tolist() == (x + 3).tolist()
-    assert replay.last_execution.policy == "none"  # the words were written before it failed
+    assert replay.last_execution.policy == "none"  # the words were written before the failure
     assert chain.resident.n_set_params == 2
 
 
@@ -323,7 +323,7 @@ def test_a_ticket_that_failed_leaves_nothing_under_way(cuda, make):
 
 
 def test_a_replay_that_goes_waits_first(make):
-    """Of what it keeps executions read, as the buffers of copied inputs."""
+    """Executions read objects that it keeps, such as the buffers of copied inputs."""
     replay, chain = make(copied=True)
     x = numbers()
     y = replay(x)

@@ -1,4 +1,4 @@
-"""A resident graph on the simulated driver: what is re-set, and in which order it executes."""
+"""A resident graph on the simulated driver: updated nodes, and the order of execution."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_where_memory_of_another_kind_is_given_the_graph_is_instantiated_anew(cu
     cuda.simulator.fail("cuGraphInstantiateWithFlags", 2)
     with pytest.raises(OutOfMemory, match="instantiating the graph"):
         resident.execute()
-    run(resident)  # the graph that there was goes on
+    run(resident)  # the existing graph still works
     assert resident.n_instantiations == 3
 
 
@@ -300,7 +300,7 @@ def test_loading_does_not_disturb_a_capture(cuda, arena):
 
 
 def test_what_a_failed_execution_left_on_its_stream_is_waited_for(cuda, arena):
-    """Its copies to memory that the next execution writes too."""
+    """Its copies to memory that the next execution also writes."""
     chain = Chain(cuda, arena)
     y = cuda.allocate([0] * COUNT)
     chain.bind_first(cuda.allocate(NUMBERS), y)
@@ -328,7 +328,7 @@ def test_a_closed_resident_refuses_everything(cuda, arena):
         chain.resident.set_stream(cuda.stream())
 
 
-# ---- what re-setting and copying cost -----------------------------------------------------------
+# ---- costs of updates and copies -----------------------------------------------------------------
 
 KINDS = ["graph", "executable", "stream", "event", "mapping"]
 

@@ -1,4 +1,4 @@
-"""Words that are what was left on the host's stack: told from what kernels read."""
+"""Stale words from the host's stack, distinguished from words that kernels read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device(simulator, monkeypatch) -> Device:
 
 
 class HostBlocks:
-    """Memory of the host, pageable: one block for both captures of a layout, then others."""
+    """Pageable host memory: one block for both captures of a layout, then others."""
 
     def __init__(self, factor: float = 2.0) -> None:
         self.blocks = [mmap.mmap(-1, 1 << 16, _PRIVATE) for _ in range(3)]
@@ -51,7 +51,7 @@ def noise_of(step) -> list:
 
 
 def scaling(device: Device, factor_of=lambda stale: 2.0):
-    """A kernel whose arguments end in eight bytes that nobody sets, and reads what it may."""
+    """A kernel whose arguments end in eight uninitialised bytes, and that may read them."""
 
     def scale(arguments: bytes) -> None:
         source, target, stale = struct.unpack("<3Q", arguments)
@@ -79,7 +79,7 @@ def test_a_stale_host_address_is_noise_and_the_model_runs(device):
 
 @pytest.mark.parametrize("how", ["as a number", "as an address"])
 def test_the_proof_finds_a_kernel_that_reads_it(device, how):
-    """As an address where the device can read the host's pageable memory, each call its own."""
+    """As an address where the device can read pageable host memory, different at each call."""
     blocks = HostBlocks()
     first = blocks.address(0)
     read = {
@@ -98,10 +98,10 @@ def test_the_proof_finds_a_kernel_that_reads_it(device, how):
 
 
 def test_one_in_the_middle_of_a_word_becomes_the_decoy_as_a_whole(device):
-    """Though its upper half is the same in all captures: half a decoy would lead anywhere."""
+    """Though its upper half is the same in all captures: half a decoy could point anywhere."""
     tried = [HostBlocks()]
     while len({tried[-1].address(layout) >> 32 for layout in range(3)}) > 1:
-        assert len(tried) < 8  # one may lie across a multiple of 4 GiB
+        assert len(tried) < 8  # one may cross a multiple of 4 GiB
         tried.append(HostBlocks())
     blocks = tried[-1]
 
@@ -122,7 +122,7 @@ def test_one_in_the_middle_of_a_word_becomes_the_decoy_as_a_whole(device):
 
 
 def test_a_kernel_that_writes_through_it_is_refused(device):
-    """No result shows it: its memory is none of the program's."""
+    """No result shows it: the memory does not belong to the program."""
     blocks = HostBlocks()
 
     def scale(arguments: bytes) -> None:
@@ -158,7 +158,7 @@ def test_where_the_system_tells_no_mappings_such_words_are_refused(device, monke
 
 @pytest.mark.parametrize("n_launches", [2, 20])
 def test_the_driver_is_not_asked_about_addresses_of_the_pool(device, n_launches):
-    """Which most words are."""
+    """Most words are such addresses."""
     kernel = scaling(device)
 
     def step(at):
@@ -203,7 +203,7 @@ def test_numbers_and_read_only_memory_are_no_addresses_of_the_host(device):
 
 @pytest.mark.parametrize("is_constant", [False, True])
 def test_the_driver_is_asked_in_the_devices_context(device, is_constant):
-    """Whatever context the caller has current: without one the driver knows no address."""
+    """Whatever the caller's current context: without one the driver knows no address."""
     kernel = scaling(device)
     kept = [int(call("cuMemAlloc", 4096)) for _ in range(3)]
 

@@ -26,7 +26,7 @@ from device_streaming import (
 
 @dataclasses.dataclass
 class Case:
-    """What `check_copies` takes."""
+    """The arguments of `check_copies`."""
 
     program: offload.Program
     graph: NodeGraph
@@ -63,7 +63,7 @@ def case(request, deep, backend, simulator, monkeypatch) -> Case:
 
 
 def without(case: Case, copy: int, side: str, edge: int) -> StreamedGraph:
-    """The graph with one edge of one copy left out; a copy that nobody waits for ends at last."""
+    """The graph without one edge of one copy; a copy without successors ends last."""
     streamed = case.streamed
     one = streamed.copies[copy]
     edges = getattr(one, side)
@@ -91,7 +91,7 @@ def test_both_kinds_of_copies_occur(case):
 
 
 def test_each_edge_is_needed(case):
-    """Each one that is left out is seen, unless the launches' own order enforces it as well."""
+    """Each missing edge is detected, unless the launches' own order also enforces it."""
     seen, implied = 0, 0
     for copy, side, edge in every_edge(case.streamed):
         try:
@@ -141,7 +141,7 @@ def test_a_weight_that_a_launch_was_not_seen_to_read_is_refused(case, deep, back
 
 
 def test_overlapping_kernels_are_not_ordered(case, deep, backend):
-    """A kernel behind a programmatic edge may read weights before the one it follows has ended."""
+    """A kernel after a programmatic edge may read weights before its predecessor has ended."""
     graph = dataclasses.replace(case.graph, overlapping=frozenset(case.graph.edges))
     with pytest.raises(offload.CaptureError, match="does not wait for"):
         case.check(graph=graph)
@@ -150,7 +150,7 @@ def test_overlapping_kernels_are_not_ordered(case, deep, backend):
     assert set(streamed.ready_after) == set(range(graph.n_nodes))
     for one in streamed.copies:
         piece = case.streaming.pieces[case.streaming.transfers[one.transfer].piece]
-        if not one.for_next_pass:  # else some order between its readers would stand for the others
+        if not one.for_next_pass:  # else some order of its readers would replace the others
             assert one.before == graph.touches[piece.value]
     ended = dataclasses.replace(streamed, ready_after=case.streamed.ready_after)
     with pytest.raises(offload.CaptureError, match="outputs would be ready before every node"):
@@ -160,7 +160,7 @@ def test_overlapping_kernels_are_not_ordered(case, deep, backend):
 @pytest.mark.parametrize("order", [NEWEST_FIRST, OLDEST_FIRST])
 def test_results_tell_of_missing_edges(order, case, deep, backend, simulator, monkeypatch):
     """The simulator runs nodes in the worst order that edges allow, so results differ."""
-    side = "after" if order == NEWEST_FIRST else "before"  # copies as early, as late as may be
+    side = "after" if order == NEWEST_FIRST else "before"  # copies as early, as late as possible
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     expected = expected_of(deep, inputs)
     wrong, refused = 0, 0

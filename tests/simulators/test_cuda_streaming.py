@@ -1,6 +1,6 @@
-"""Weights that a resident CUDA graph copies from the host: what is the driver's alone.
+"""Weights that a resident CUDA graph copies from the host: driver-specific behaviour.
 
-What holds on every simulated device is in test_simulated_streaming.py.
+Behaviour common to all simulated devices is in test_simulated_streaming.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def test_no_host_work_for_each_weight(backend, simulator, deep, device_floor):
 
 
 def test_the_store_is_as_large_as_what_is_streamed(backend, simulator, deep, device_floor):
-    gc.collect()  # what the error that told the floor still holds
+    gc.collect()  # held by the error that stated the floor
     n_pinned, n_physical = simulator.host_bytes, simulator.physical_bytes
     run = deep.load(backend.name, weights_budget=device_floor, verify=False)
     plan = run.streaming.plan

@@ -1,4 +1,4 @@
-"""Streaming to the simulated device: timing that fails, and memory that runs out."""
+"""Streaming to the simulated device: failing timing, and exhausted memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_auto_tries_less_where_memory_ran_out_alone(
 
 
 def test_device_memory_that_ran_out_is_told_from_other_failures(backend, simulator, deep):
-    """Of the host's, with which less would not help, too."""
+    """Also from host memory, where a smaller budget would not help."""
     kinds = {}
     for function in ("cuMemCreate", "cuMemAddressReserve", "cuMemHostRegister", "cuMemMap"):
         for code in (2, 999):
@@ -90,7 +90,7 @@ def test_device_memory_that_ran_out_is_told_from_other_failures(backend, simulat
 def test_weight_memory_that_nobody_could_wait_for_stays(
     code, is_kept, backend, simulator, deep, device_floor
 ):
-    """A wait that was refused tells nothing of what runs; after a fault nothing does."""
+    """A refused wait says nothing about running work; after a fault nothing runs."""
     freed_bytes = []
     for result in (0, code):
         run = deep.load(backend.name, weights_budget=device_floor, verify=False)

@@ -1,6 +1,7 @@
-"""Weights of which the begin stays on a CUDA device and the tail is streamed, mapped side by side.
+"""Weights whose head stays on a CUDA device and whose tail is streamed, mapped contiguously.
 
-Memory is mapped by 16 KiB here, unless a test says otherwise: the models' weights are of some 100.
+Memory is mapped by 16 KiB here, unless a test says otherwise: the models' weights have some 100
+each.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def share_memory(one, other) -> bool:
 
 
 def held(simulator, expected: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """What there is of the device; garbage is collected unless it is as expected at once."""
+    """Live device resources; garbage is collected unless they are as expected at once."""
     found: tuple[int, ...] | None = None
     for collects in (expected is None, True):
         if collects:
@@ -80,7 +81,7 @@ def headed(tmp_path):
 
 @pytest.fixture
 def budget(deep, backend, device_floor) -> int:
-    """One under which some weights of `deep` have tails that show the same memory."""
+    """A budget under which some weights of `deep` have tails that map the same memory."""
     found = device_floor + (weight_bytes(deep.program) - device_floor) // 2
     with deep.load(backend.name, weights_budget=found, verify=False) as run:
         tails = tails_of(run.streaming.plan)
@@ -96,7 +97,7 @@ def test_every_budget_gives_the_same_bits_and_takes_what_is_planned(
     whole = weight_bytes(deep.program)
     n_cut = 0
     for given_bytes in (device_floor, *range(device_floor, whole, (whole - device_floor) // 5)):
-        gc.collect()  # what an earlier load has left would share its arena
+        gc.collect()  # an earlier load's leftovers would share its arena
         before = simulator.physical_bytes, simulator.host_bytes
         with deep.load(backend.name, weights_budget=given_bytes, verify=False) as run:
             plan = run.streaming.plan
@@ -126,7 +127,7 @@ def test_every_budget_gives_the_same_bits_and_takes_what_is_planned(
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_tails_are_poisoned_after_their_last_use(order, backend, simulator, deep, budget):
-    """The memory that other weights show too, through the addresses of the one that was read."""
+    """The memory that other weights also map, through the addresses of the weight that was read."""
     inputs = [torch.randn(*GIVEN) for _ in range(4)]
     expected = expected_of(deep, inputs)
     simulator.set_node_order(*order)
@@ -136,7 +137,7 @@ def test_tails_are_poisoned_after_their_last_use(order, backend, simulator, deep
 
 
 def test_a_granule_of_the_device_is_kept_to(backend, simulator, tmp_path):
-    """2 MiB, as on devices: each weight is of three, and of some bytes more."""
+    """2 MiB, as on devices: each weight is three of them, and some bytes more."""
     simulator.set_granularity(2 * 2**20)
 
     def build() -> nn.Module:
@@ -164,7 +165,7 @@ def test_a_granule_of_the_device_is_kept_to(backend, simulator, tmp_path):
 
 
 def test_less_than_a_granule_is_no_budget(backend, simulator, deep):
-    """A device that gives 2 MiB at a time takes them for a model of less: that is the floor."""
+    """A device that allocates 2 MiB at a time takes them for a smaller model: that is the floor."""
     simulator.set_granularity(2 * 2**20)
     whole = weight_bytes(deep.program)
     assert whole < 2 * 2**20
@@ -182,7 +183,7 @@ def test_less_than_a_granule_is_no_budget(backend, simulator, deep):
 
 
 def test_at_the_same_floor_less_is_copied_than_of_whole_weights(backend, headed, monkeypatch):
-    """No floor is lower: what one launch reads is there as a whole."""
+    """No floor is lower: all operands of a launch are resident as a whole."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     expected = expected_of(headed, inputs)
     floor = floor_on(headed, backend)
@@ -203,7 +204,7 @@ def test_at_the_same_floor_less_is_copied_than_of_whole_weights(backend, headed,
 
 
 class Sliced(nn.Module):
-    """Launches that hold addresses inside of weights: of their heads and of their tails."""
+    """Launches that hold addresses inside weights: in their heads and in their tails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -264,7 +265,7 @@ def test_heads_and_tails_are_replaced_and_read_again(backend, deep, budget, tmp_
 def test_a_failed_call_leaves_the_next_execution_right(
     function, refreshes, backend, simulator, headed
 ):
-    """Also where a head, or what the prologue brings of a tail, was not read again."""
+    """Also where a head, or the tail part of the prologue, was not read again."""
     inputs = [torch.randn(*GIVEN) for _ in range(2)]
     expected = expected_of(headed, inputs)
     with headed.load(backend.name, weights_budget=floor_on(headed, backend)) as run:
@@ -356,7 +357,7 @@ def test_what_is_closed_is_given_back_whole(backend, simulator, deep, budget):
 
 
 def test_an_unmapping_that_fails_does_not_keep_the_rest(backend, simulator, deep, budget):
-    """Nobody can be told at closing; what can be given back is."""
+    """Closing cannot report it; all that can be released is released."""
     deep.load(backend.name, weights_budget=budget, verify=False).close()
     gc.collect()
     before = simulator.live("memory handle"), simulator.live("mapping")
@@ -396,7 +397,7 @@ def test_pieces_off_the_granule_of_the_device_are_refused(backend):
 
 
 def test_a_launch_is_not_hidden_from_the_order_by_other_addresses(backend, simulator, deep, budget):
-    """Without the edges between weights whose tails show the same memory results are wrong."""
+    """Without the edges between weights whose tails map the same memory results are wrong."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     expected = expected_of(deep, inputs)
     refused = []

@@ -1,4 +1,4 @@
-"""Kernels that are given TMA descriptors by value, laid out as real kernels of sm_90 have them."""
+"""Kernels that get TMA descriptors by value, in the layout of real sm_90 kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from small_graphs import StepCapturer, floats, make_program, words
 from offload.backends.cuda import CudaBackend
 from offload.program import Bindings, BoundProgram, TensorView
 
-# The fields of a 64 x 16384 tensor of 16 bits beside its address, where ptxas writes them for
-# tensormap.replace: strides in units of 16 bytes, sizes less one. A pair of sizes looks like an
+# The fields of a 64 x 16384 tensor of 16 bits after its address, where ptxas writes them for
+# tensormap.replace: strides in units of 16 bytes, sizes less one. A pair of sizes resembles an
 # address.
 FIELDS = bytearray(120)
 struct.pack_into("<I", FIELDS, 12 - 8, 128 // 16)
@@ -33,7 +33,7 @@ class Form(NamedTuple):
 
     Attributes:
         parameters: offset and bytes of each.
-        maps: where the descriptors of two sources and a result lie in the argument block.
+        maps: offsets of the descriptors of two sources and a result in the argument block.
     """
 
     parameters: tuple[tuple[int, int], ...]

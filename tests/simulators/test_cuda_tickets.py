@@ -1,4 +1,4 @@
-"""Submitted executions on the simulated device: they are enqueued while others are under way."""
+"""Submitted executions on the simulated device: enqueued while others are in flight."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAUNCHED = "cuGraphLaunch"
 
 
 class Gate:
-    """What work on the device waits for, for half a minute at most."""
+    """A gate that work on the device waits for, for half a minute at most."""
 
     def __init__(self, is_open: Callable[[], bool]) -> None:
         self._is_open = is_open
@@ -88,7 +88,7 @@ def test_a_call_is_enqueued_while_submitted_work_is_under_way(cuda, replay, stre
 
 
 def test_a_ticket_is_done_when_its_own_execution_is(cuda, replay, streams):
-    """Not when a later one is, which lies behind a gate that is opened by hand."""
+    """Not when a later execution is, which waits for a gate that the test opens."""
     first = submit(replay, numbers())
     first.wait()
     opened = threading.Event()

@@ -1,4 +1,4 @@
-"""Our own declarations of the driver against the toolkit's, and the simulator under a sanitizer."""
+"""Our declarations of the driver against the toolkit's, and the simulator under a sanitizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def toolkit_headers():
 
 
 def compile_check(folder, rows, attributes=()):
-    """The compiler's words about abi_check.cpp with these functions; empty: all agree.
+    """The compiler's errors about abi_check.cpp with these functions; empty if all agree.
 
     Args:
         folder: for the lines that are included.

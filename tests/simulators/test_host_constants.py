@@ -1,7 +1,7 @@
 """Tensors of no dimensions on the CPU in a Program for a device: constants that are guarded.
 
-The Programs are recorded on the CPU, and their tensors of no dimensions declared to be host
-constants, whose values the simulated kernels then hold among their arguments.
+The Programs are recorded on the CPU, and their tensors of no dimensions declared host constants,
+whose values the simulated kernels then hold among their arguments.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def test_a_buffer_is_guarded_as_a_parameter_is(loaded):
 
 
 def test_a_parameter_may_be_given_other_memory_with_the_same_value(loaded):
-    """No launch knows its address, so there is nothing to bind again."""
+    """No launch holds its address, so there is nothing to bind again."""
     loaded.model.scale.data = torch.tensor([0.0, 2.5])[1]
     loaded.assert_right()
     loaded.model.scale.data = torch.tensor(1.5)
@@ -209,7 +209,7 @@ def test_what_is_loaded_is_what_was_recorded(backend):
 
 
 def guarding(*holders: torch.Tensor) -> BoundProgram:
-    """A Program that uses no host constant, and was computed from what these hold."""
+    """A Program that uses no host constant, but was computed from their values."""
     program = offload.capture(torch.sin, torch.ones(3)).program
     index, first = len(program.values), holders[0]
     dtype, content = dtype_name(first.dtype), content_of(first)
@@ -289,7 +289,7 @@ def test_a_program_on_the_cpu_has_none(loaded):
         CpuBackend().prepare(loaded.run.bound)
 
 
-# ---- recorded beside a device that has no content, executed on the simulated one ----------------
+# ---- recorded beside a device without content, executed on the simulated one ---------------------
 
 
 def load_recorded(backend: SimulatedBackend, function, *args: torch.Tensor) -> offload.Executable:
@@ -326,7 +326,7 @@ OPERATORS = (torch.add, torch.mul, torch.maximum, torch.sub)
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """For each step the operator, and which two of what there is by then."""
+    """For each step the operator, and which two of the existing values it reads."""
     n_steps = draw(st.integers(1, 8))
     return [
         (
@@ -364,7 +364,7 @@ def test_any_mixture_of_host_and_device_computes_what_eager_does(backend, steps)
 
 
 class Raised(nn.Module):
-    """A number and a raw kernel that nobody sees."""
+    """A number and an unseen raw kernel."""
 
     def __init__(self, raw: Raw) -> None:
         super().__init__()
@@ -409,7 +409,7 @@ def test_the_numbers_of_an_opaque_program_are_guarded(raised):
 
 
 def test_an_opaque_program_is_not_captured_with_other_numbers(raised):
-    """They would be in its kernels, and executions would be held against the recorded ones."""
+    """They would be in its kernels, and executions would be checked against the recorded ones."""
     model = held_by(raised)
     model.scale.fill_(3.0)
     with pytest.raises(CaptureError, match="scale, a tensor on the CPU, has changed since it was"):

@@ -1,4 +1,4 @@
-"""What a load asks of the driver: so much for each launch, however many there are."""
+"""Driver calls of a load: a constant number per launch, for any number of launches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def calls_of_a_load(simulator, backend, n_launches: int) -> list[int]:
 
 def test_calls_grow_with_the_launches(simulator, monkeypatch):
     backend = install(simulator, monkeypatch)
-    calls_of_a_load(simulator, backend, 1)  # what is asked once in a process
+    calls_of_a_load(simulator, backend, 1)  # calls made once in a process
     few, more, most = (calls_of_a_load(simulator, backend, number) for number in (10, 20, 40))
     for name, *counts in zip(FUNCTIONS, few, more, most, strict=True):
         assert counts[0], name

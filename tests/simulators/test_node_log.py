@@ -1,4 +1,4 @@
-"""Which launch made which node, read while a stream is being captured."""
+"""The launch of each node, read while a stream is being captured."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def run(kernel: int, stream) -> None:
 
 
 def wait(stream, other) -> None:
-    """Have a stream wait for what another one has been given."""
+    """Let a stream wait for the work enqueued on another one."""
     event = driver_client.event()
     driver_client.call("cuEventRecord", event, other)
     driver_client.call("cuStreamWaitEvent", stream, event, 0)
 
 
 def graph_of(stream):
-    """The graph that is being captured."""
+    """The graph under capture."""
     return call("cuStreamGetCaptureInfo", stream)[2]
 
 
 def handles_given(monkeypatch) -> list[int]:
-    """How many nodes each call of the log's gives; filled as it calls."""
+    """Node counts returned to each call of the log; filled as it calls."""
     given: list[int] = []
 
     def counted(name: str, *arguments):
@@ -80,7 +80,7 @@ def test_nodes_belong_to_the_launch_after_which_they_appear(stream, kernel):
 
 
 def test_bytes_of_the_host_are_those_of_the_launch(stream, kernel):
-    """A staging buffer is used again by a later operator, before the capture ends."""
+    """A staging buffer is reused by a later operator before the capture ends."""
     log = NodeLog(int(stream))
     staging = call("cuMemHostAlloc", 8, 0)
     address = staging if isinstance(staging, int) else int(staging)
@@ -119,7 +119,7 @@ def launch_with(kernel: int, stream, attributes) -> None:
 
 
 def test_nodes_tell_the_attributes_of_their_launch(simulator, stream, kernel):
-    """All of them at each node: launches of one kernel may have others."""
+    """All of them at each node: launches of one kernel may have other attributes."""
     driver = driver_bindings()
     cooperative, priority = driver.CUlaunchAttribute(), driver.CUlaunchAttribute()
     cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
@@ -168,7 +168,7 @@ def test_a_launch_that_ended_the_capture_is_named(stream, kernel):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_launches_on_several_streams_are_told_apart(stream, kernel, seed):
-    """As by all nodes of the graph before and after each launch, joined or not when it ends."""
+    """By all nodes of the graph before and after each launch, joined or not when it ends."""
     draw = random.Random(seed)
     sides = [driver_client.stream() for _ in range(3)]
     forked: list = []
@@ -198,7 +198,7 @@ def test_launches_on_several_streams_are_told_apart(stream, kernel, seed):
 
 
 def test_a_node_with_many_dependencies_is_looked_behind(stream, kernel, monkeypatch):
-    """More than there is room for at first, and nothing is read but what the launch made."""
+    """More than the first buffer holds, and only the launch's own nodes are read."""
     sides = [driver_client.stream() for _ in range(20)]
     log = NodeLog(int(stream))
     with driver_client.capture(stream):
@@ -218,7 +218,7 @@ def test_a_node_with_many_dependencies_is_looked_behind(stream, kernel, monkeypa
 
 
 def test_each_node_is_asked_about_once(simulator, stream, kernel, monkeypatch):
-    """So that a capture of twice as many launches takes twice as many calls, and nodes given."""
+    """So twice as many launches take twice as many calls and returned nodes."""
     given = handles_given(monkeypatch)
     counts = []
     for n_launches in (100, 200):

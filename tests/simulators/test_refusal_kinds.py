@@ -1,4 +1,4 @@
-"""Which refusals the operator database may skip on a GPU, by what the code itself raises."""
+"""Refusals that the operator database may skip on a GPU, by the errors that the code raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_MEMORY = types.SimpleNamespace(
 
 
 class World:
-    """The simulated device, and what raises on it."""
+    """The simulated device, and code that raises on it."""
 
     def __init__(self, simulator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         current_context()
@@ -44,12 +44,12 @@ class World:
         self.kernel = simulator.kernel("add_kernel", [8, 8, 8], lambda arguments: None)
 
     def captured(self, step: Callable[[Any], None]) -> None:
-        """Discovery of a Program whose one launch makes a step."""
+        """Discovery of a Program whose only launch makes a step."""
         program = make_program([(Role.INPUT, 64), (Role.OUTPUT, 64)], [("0", "1")])
         CudaBackend(StepCapturer([step])).prepare(BoundProgram(program))
 
     def prepared(self, model: Any, *given: torch.Tensor, host_reads: str = "avoid") -> None:
-        """A Program recorded on the CPU, as if it were recorded on a GPU."""
+        """A Program recorded on the CPU, as if recorded on a GPU."""
         bound = offload.capture(model, *given, host_reads=host_reads).bound
         CudaBackend(StepCapturer([])).prepare(bound)
 

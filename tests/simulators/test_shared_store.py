@@ -1,7 +1,7 @@
 """Streamed bytes of files, once in pinned memory for all executables on a device that need them.
 
-On each simulated device; what has a part of its own where new content goes differs: copies in a
-CUDA graph can be given another source, those in an Ascend model cannot.
+On each simulated device. New content in a separate part is handled differently: copies in a CUDA
+graph can be given another source, those in an Ascend model cannot.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def single(headed, tmp_path):
 
 @pytest.fixture
 def pinned(device, headed):
-    """How many bytes are pinned more than when the test began."""
+    """Bytes pinned since the test began."""
     gc.collect()
     before = device.controls.host_bytes
 
@@ -67,7 +67,7 @@ def pinned(device, headed):
 
 
 def streamed_ranges(run) -> dict[str, tuple[int, int]]:
-    """Of each streamed weight the bytes that its transfer copies, from where to where."""
+    """For each streamed weight the range of bytes that its transfer copies."""
     pieces = [run.streaming.plan.pieces[one.piece] for one in run.streaming.plan.transfers]
     return {
         run.bound.bindings.stored[one.value].name: (
@@ -79,7 +79,7 @@ def streamed_ranges(run) -> dict[str, tuple[int, int]]:
 
 
 def union_bytes(*runs) -> int:
-    """Of what all of them stream; a weight's bytes are streamed from some place on to its end."""
+    """The union of all streamed bytes; a weight is streamed from some offset to its end."""
     ranges = [streamed_ranges(run) for run in runs]
     names = {name for one in ranges for name in one}
     found = [[one[name] for one in ranges if name in one] for name in names]
@@ -87,7 +87,7 @@ def union_bytes(*runs) -> int:
 
 
 def changed(path, factor: float = 2.0) -> None:
-    """Write a file anew, in place."""
+    """Rewrite a file in place."""
     content = {name: one * factor for name, one in safetensors.torch.load_file(path).items()}
     with path.open("r+b") as file:
         file.write(safetensors.torch.save(content))
@@ -121,7 +121,7 @@ def test_two_executables_of_one_program_pin_once(device, headed, least_budget, p
 def test_two_programs_of_the_same_files_pin_once(
     first_closes, device, headed, single, least_budget, pinned
 ):
-    """Under budgets of their own: what one of them streams alone is pinned beside."""
+    """Under separate budgets: bytes that only one of them streams are pinned in addition."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     single_inputs = [torch.randn(1, 128) for _ in range(3)]
     expected, single_expected = expected_of(headed, inputs), expected_of(single, single_inputs)
@@ -147,7 +147,7 @@ def test_two_programs_of_the_same_files_pin_once(
 
 
 def test_copies_in_flight_of_another_executable_read_on(device, headed, least_budget, pinned):
-    """The device does nothing until it is waited for: only then does the other one copy."""
+    """The device does nothing until a wait: only then does the other one copy."""
     inputs = [torch.randn(*GIVEN) for _ in range(2)]
     expected = [tensor for (tensor,) in expected_of(headed, inputs)]
     one = load(headed, device, least_budget)
@@ -204,7 +204,7 @@ def test_a_file_that_was_written_between_two_loads_is_not_shared(
             assert other.streaming.shared_store_bytes == 0
             assert pinned() == 2 * store_bytes(one.streaming.plan)
             check(other, [given], expected_of(headed, [given]), device.settle)
-            settled(one, given, device)  # what it streams lies in memory
+            settled(one, given, device)  # its streamed bytes are in memory
 
 
 def test_an_executable_may_have_a_store_of_its_own(device, headed, least_budget, pinned):
@@ -293,7 +293,7 @@ def test_threads_load_at_once(device, headed, least_budget, pinned):
 
 
 def test_who_comes_first_may_fail(device, headed, least_budget, pinned):
-    """What it has not read the other one reads."""
+    """The other one reads what the first has not read."""
     given = torch.randn(*GIVEN)
     others: list[offload.Executable] = []
 
@@ -318,7 +318,7 @@ def test_who_comes_first_may_fail(device, headed, least_budget, pinned):
 def test_a_load_that_fails_beside_one_that_shares_leaves_that_as_it_was(
     function, nth, device, headed, least_budget
 ):
-    """It takes what is there, and more besides."""
+    """It uses the existing bytes, and more."""
     given = torch.randn(*GIVEN)
     expected = expected_of(headed, [given])
     load(headed, device, least_budget).close()
@@ -329,7 +329,7 @@ def test_a_load_that_fails_beside_one_that_shares_leaves_that_as_it_was(
         held = device.held()
         with (
             failing_load(device, function, nth),
-            contextlib.suppress(offload.ExecutionError),  # some calls are not made any more
+            contextlib.suppress(offload.ExecutionError),  # some calls are no longer made
         ):
             load(headed, device, least_budget).close()
         gc.collect()
@@ -372,11 +372,11 @@ def test_a_replacement_is_seen_by_one_executable_alone(
                 check(other, inputs, first, device.settle)
         assert pinned() == 2 * needed
         assert one.streaming.shared_store_bytes == other.streaming.shared_store_bytes == 0
-        # What is alone now is written in place.
+        # A part without sharers is written in place.
         n_registered = device.controls.calls(device.register)
         one.streaming.replace(file_weights(headed))
         check(one, inputs, first, device.settle)
-        assert device.controls.calls(device.register) - n_registered <= 1  # for what is resident
+        assert device.controls.calls(device.register) - n_registered <= 1  # for resident weights
         assert pinned() == 2 * needed
     assert pinned() == 0
 
@@ -385,7 +385,7 @@ def test_a_replacement_is_seen_by_one_executable_alone(
 def test_tails_that_begin_elsewhere_are_shared_as_far_as_both_stream_them(
     device, headed, pinned, tmp_path
 ):
-    """What one streams of a weight and the other does not lies beside it, and is a node beside."""
+    """Bytes of a weight that only one streams lie beside it, and take another node."""
     device.controls.set_granularity(16 * 1024)
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     new, again = other_weights(tmp_path, inputs[0])
@@ -442,7 +442,7 @@ def test_one_weight_that_is_replaced_costs_its_own_bytes(
 def test_refreshed_weights_are_shared_again(
     same_times, device, headed, least_budget, pinned, tmp_path
 ):
-    """Also where the file's times are those of before: what others have is compared."""
+    """Also where the file's times are as before: the bytes of others are compared."""
     given = torch.randn(*GIVEN)
     path = tmp_path / "model.safetensors"
     first = expected_of(headed, [given])
@@ -488,7 +488,7 @@ def test_a_model_that_shares_refuses_new_content(device, headed, least_budget, p
                 settled(one, given, device)
             check(other, [given], first, device.settle)
         second = expected_of(headed, [given])
-        check(one, [given], second, device.settle)  # it is alone now
+        check(one, [given], second, device.settle)  # it has no sharer now
         one.streaming.replace(new)
         check(one, [given], expected_of(again, [given]), device.settle)
         assert pinned() == store_bytes(one.streaming.plan)

@@ -1,4 +1,4 @@
-"""Weights get other content while executables share the store, on the simulated CUDA driver."""
+"""New content of weights while executables share the store, on the simulated CUDA driver."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def headed(tmp_path) -> Captured:
 def test_each_has_its_content_whichever_graph_runs(
     order, eager, back, cuda, simulator, headed, tmp_path
 ):
-    """Where the content moves, the graph that is timed is made anew, and the other one follows."""
+    """Where the content moves, the timed graph is made anew, and the other one follows."""
     budget = floor_on(headed, cuda.backend)
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     new, again = other_weights(tmp_path, inputs[0])
@@ -138,7 +138,7 @@ def captured_with(folder: Path, model: nn.Module, given: torch.Tensor) -> Captur
 
 
 def test_a_weight_that_moves_inside_of_one_range_follows(cuda, tmp_path):
-    """Both halves of what another executable has in one piece of memory, one after the other."""
+    """Both halves of one piece of another executable's memory, one after the other."""
     stacked, layers = Stacked().eval(), Layers().eval()
     given = torch.randn(4, WIDTH)
     owner = captured_with(tmp_path / "stacked", stacked, given)

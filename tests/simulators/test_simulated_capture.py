@@ -1,4 +1,4 @@
-"""Stream capture: what becomes of work, and the documented code for each broken rule."""
+"""Stream capture: the fate of work, and the documented code for each broken rule."""
 
 from __future__ import annotations
 

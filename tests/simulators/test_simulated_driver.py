@@ -1,4 +1,4 @@
-"""The simulated driver as a whole: what it says of itself, failures on demand, faults."""
+"""The simulated driver as a whole: its reports, failures on demand, faults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROC_ADDRESS = ctypes.CFUNCTYPE(
 
 @pytest.fixture
 def find(simulator):
-    """The address of a function by name and version, or None."""
+    """Return the address of a function by name and version, or None."""
     resolve = PROC_ADDRESS(("cuGetProcAddress_v2", simulator.library))
 
     def address(name, version):

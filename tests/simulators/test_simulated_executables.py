@@ -1,4 +1,4 @@
-"""Executables of graphs: parameters of their own, and what they hold of memory."""
+"""Executables of graphs: their separate parameters, and their memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_executable_takes_other_kernel_parameters(client, arrays, stream, dat
     client.call("cuGraphLaunch", executable, stream)
     params = client.kernel_params(arrays.add, arrays.add_arguments(data + 4, data + 8, 1, 50), 2)
     assert set_kernel(client, executable, node, params) == client.OK
-    client.run_graph(executable, stream)  # what was launched before keeps its own
+    client.run_graph(executable, stream)  # earlier launches keep their own
     assert client.download(data, 12) == client.ints(1, 1, 51)
     client.run_graph(other, stream)
     assert client.download(data, 12) == client.ints(2, 1, 51)
@@ -77,7 +77,7 @@ def test_an_executable_refuses_what_is_not_its_own(client, arrays, stream, data)
     )
     unknown = client.kernel_params(12345, [])
     assert set_kernel(client, executable, kernel_node, unknown) == client.INVALID_HANDLE
-    client.call("cuGraphDestroy", graph)  # its node handles go with it
+    client.call("cuGraphDestroy", graph)  # its node handles become invalid
     assert set_kernel(client, executable, kernel_node, params) == client.INVALID_VALUE
     client.run_graph(executable, stream)
     assert arrays.order == ["add 1"]
@@ -183,7 +183,7 @@ def test_instantiating_needs_operands_that_are_allocated(client, stream):
 
 
 def test_a_freed_allocation_makes_copies_and_fills_stale(client, simulator, stream):
-    """Even where the same address was allocated again; setting the node again mends it."""
+    """Even where the same address was allocated again; updating the node repairs it."""
     simulator.set_free_policy(2)
     address = client.allocate(64)
     graph = client.captured_graph(
@@ -216,7 +216,7 @@ def test_a_new_mapping_makes_copies_stale(client, stream, data):
 
 
 def test_kernels_do_not_know_of_allocations(client, arrays, simulator, stream):
-    """A kernel's arguments are bytes: a re-used address works, as on a device."""
+    """A kernel's arguments are bytes: a reused address works, as on a device."""
     simulator.set_free_policy(2)
     address = client.allocate(64)
     graph = client.captured_graph(stream, lambda: arrays.launch_add(stream, address, address, 1, 1))

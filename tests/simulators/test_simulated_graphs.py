@@ -1,4 +1,4 @@
-"""Graphs: what can be read of them, clones, and the order in which nodes run."""
+"""Graphs: their readable properties, clones, and the order in which nodes run."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_getters_refuse_nodes_of_another_kind(client, arrays, stream, data):
 
 
 def test_dependencies_decide_the_order_and_nothing_else(client, arrays, data):
-    """What is not ordered runs in another order than it was captured in."""
+    """Unordered work runs in another order than it was captured in."""
     graph = client.call("cuGraphCreate", 0)
 
     def add(number, *before):
@@ -138,7 +138,7 @@ def test_dependencies_decide_the_order_and_nothing_else(client, arrays, data):
 
 
 def test_the_data_of_edges_is_kept_and_nobody_may_overlook_it(client, arrays, stream, data):
-    """Who does not ask for it is told that something would be lost."""
+    """A caller that does not request it gets the error for lossy queries."""
 
     def issue():
         for number in range(3):
@@ -165,7 +165,7 @@ def test_the_data_of_edges_is_kept_and_nobody_may_overlook_it(client, arrays, st
 
 
 def test_attributes_that_the_simulator_does_not_know_are_errors(client, arrays, stream, data):
-    """Zero would be an answer, and perhaps the wrong one."""
+    """Zero would be an answer, and perhaps a wrong one."""
     driver = client.driver
     graph = client.captured_graph(stream, lambda: arrays.launch_add(stream, data, data, 1, 1))
     (node,) = client.nodes(graph)
@@ -183,7 +183,7 @@ def test_attributes_that_the_simulator_does_not_know_are_errors(client, arrays, 
 
 
 def test_a_copy_of_pageable_memory_reads_it_at_the_call(client, stream, data):
-    """Whichever function copies; what is pinned is read when the stream comes to it."""
+    """Whichever function copies; pinned memory is read when the stream comes to it."""
     pageable = ctypes.create_string_buffer(b"old.", 4)
     pinned = int(client.call("cuMemHostAlloc", 4, 0))
     ctypes.memmove(pinned, b"old.", 4)

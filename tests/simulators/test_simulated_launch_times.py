@@ -1,4 +1,4 @@
-"""Launches that a device times before weights are planned: what plans are made of, and refusals."""
+"""Launches timed on a device before weights are planned: the basis of plans, and refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offload.load.place import place
 
 @pytest.fixture
 def timed(device, monkeypatch):
-    """The plans under which launches were timed, each time as 1, 2, 3 and so on us."""
+    """The plans under which launches were timed; durations are 1, 2, 3 and so on us."""
     found = []
 
     def times(_, prepared, plan):
@@ -29,7 +29,7 @@ def timed(device, monkeypatch):
 
 @pytest.fixture
 def measure(device):
-    """The backend's own role; tests of other things have times made up."""
+    """The backend's own role; other tests use made-up durations."""
     return super(type(device.backend), device.backend).timing
 
 
@@ -38,7 +38,7 @@ def test_plans_are_made_with_times_that_were_measured(device, deep, least_budget
     with deep.load(device.backend.name, weights_budget=least_budget) as run:
         assert run.streaming.plan.compute_ns == 1e3 * n_launches * (n_launches + 1) / 2
         assert "were measured, on made-up inputs: counted" in run.streaming.explain()
-    with deep.load(device.backend.name) as run:  # all weights stay: nobody asks
+    with deep.load(device.backend.name) as run:  # all weights stay resident: not needed
         assert run.streaming.plan.is_resident
     assert [plan.streaming for plan in timed] == [None]
 
@@ -57,7 +57,7 @@ def test_times_of_the_device_make_a_plan_whose_results_are_right(
 def test_each_launch_has_a_time_and_nothing_is_left(device, deep, measure):
     prepared = device.backend.prepare(deep.bound)
     plan = place(prepared, device.backend)
-    gc.collect()  # what captures hold
+    gc.collect()  # memory of captures
     held = device.held()
     timed = measure.time_launches(prepared, plan)
     assert len(timed.times_ns) == len(prepared.program.launches)

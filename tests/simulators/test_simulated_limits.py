@@ -1,4 +1,4 @@
-"""What a driver does late, takes time for, or refuses to instantiate, where a test asks for it."""
+"""Driver operations that are late, take time, or refuse to instantiate, as a test asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UPDATABLE = 13  # CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE
 
 @pytest.fixture
 def late(simulator, client):
-    """Kernels that are loaded when they are first used."""
+    """Kernels that are loaded at their first use."""
     simulator.set_lazy_loading(True)
     return client.Arrays(simulator)
 
@@ -67,7 +67,7 @@ def test_instantiating_loads_kernels_that_were_added(client, simulator, data, la
     assert simulator.is_loaded(late.add)
 
 
-# ---- what calls take --------------------------------------------------------------------------
+# ---- durations of calls --------------------------------------------------------------------------
 
 
 def test_calls_take_time_by_the_virtual_clock_alone(client, simulator, data):
@@ -96,14 +96,14 @@ def test_setting_a_node_costs_more_while_a_graph_is_under_way(
     assert simulator.host_ns - before == 520
     client.call("cuGraphLaunch", executable, stream)
     client.call("cuGraphExecKernelNodeSetParams", executable, node, params)
-    assert simulator.host_ns - before == 520 + 2_800  # nobody waits for the graph
+    assert simulator.host_ns - before == 520 + 2_800  # nothing waits for the graph
     client.call("cuStreamSynchronize", stream)
     assert simulator.host_ns - before >= 520 + 100_000
     assert arrays.order == ["add 5"]
 
 
 def test_what_is_enqueued_later_begins_later(client, arrays, simulator, stream, data):
-    """The device does not begin before the host has come to it."""
+    """The device does not begin before the host has enqueued it."""
     simulator.set_clock(kernel_ns=10, copy_ns=0)
     simulator.set_call_ns("cuLaunchKernel", 4_000)
     begin, end = (client.event() for _ in range(2))
@@ -116,7 +116,7 @@ def test_what_is_enqueued_later_begins_later(client, arrays, simulator, stream, 
     assert round(elapsed_ms * 1e6) == 3 * 4_000 + 10
 
 
-# ---- what is not instantiated: cuGraphInstantiateWithFlags of the driver's manual --------------
+# ---- refused instantiation: cuGraphInstantiateWithFlags of the driver's manual -------------------
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_is_enqueued_later_begins_later(client, arrays, simulator, stream, 
         (NODE_PRIORITY, 0),
         (DEVICE_LAUNCH, 0),
         (DEVICE_LAUNCH | NODE_PRIORITY, 0),
-        (UPLOAD, 1),  # of cuGraphInstantiateWithParams alone
+        (UPLOAD, 1),  # only for cuGraphInstantiateWithParams
         (16, 1),
         (AUTO_FREE | DEVICE_LAUNCH, 1),
     ],

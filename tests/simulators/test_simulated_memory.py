@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-# The children only read memory: no lock of another thread matters to them.
+# The children only read memory: locks of other threads do not affect them.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 

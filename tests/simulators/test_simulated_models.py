@@ -49,7 +49,7 @@ def normal(*shape: int) -> Callable[[int], dict[str, torch.Tensor]]:
 
 
 class FusedAttention(nn.Module):
-    """torch tags its operator as random, which it is with dropout alone."""
+    """torch tags its operator as random, which it is only with dropout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch: edges with data, and kernels that begin before others have ended.
+"""Programmatic dependent launch: edges with data, and kernels that begin early.
 
 The rules are those of cuda.h (CUgraphEdgeData, CUgraphDependencyType, CU_GRAPH_KERNEL_NODE_PORT_*)
 and of the programming guide, Programmatic Dependent Launch, "Use in CUDA Graphs".
@@ -21,7 +21,7 @@ PLAIN, PROGRAMMATIC, LAUNCH_ORDER = (0, 0, 0), (1, 0, 1), (2, 0, 1)  # from port
 
 
 def launch(client, arrays, stream, data, number, attribute=None):
-    """Add a number to one of the array's elements, by a launch with an attribute that is set."""
+    """Add a number to one of the array's elements, by a launch with an attribute set."""
     driver = client.driver
     config = driver.CUlaunchConfig()
     config.gridDimX = config.gridDimY = config.gridDimZ = 1
@@ -39,14 +39,14 @@ def launch(client, arrays, stream, data, number, attribute=None):
 
 
 def edges_of(client, graph):
-    """By positions of its nodes the data of each edge."""
+    """The data of each edge, by positions of its nodes."""
     position = {int(node): index for index, node in enumerate(client.nodes(graph))}
     return {(position[begin], position[end]): kind for begin, end, kind in _read_edges(int(graph))}
 
 
 @pytest.fixture
 def chain(client, arrays, stream, data):
-    """A captured graph of a plain launch and two that may overlap the one before."""
+    """A captured graph of a plain launch and two that may overlap their predecessors."""
 
     def issue():
         assert launch(client, arrays, stream, data, 0) == client.OK
@@ -102,12 +102,12 @@ def add_edge(client, graph, start, end, kind, reserved=0):
     [
         (PROGRAMMATIC, "kernels", 0),
         (LAUNCH_ORDER, "kernels", 0),
-        ((2, 0, 0), "kernels", 0),  # a launch order port by itself
+        ((2, 0, 0), "kernels", 0),  # a launch order port alone
         ((1, 0, 0), "kernels", 1),  # the programmatic port needs the programmatic type
         ((0, 0, 1), "kernels", 1),  # which needs a port
-        ((3, 0, 1), "kernels", 1),  # of those that there are
-        ((1, 1, 1), "kernels", 1),  # no node has ports that edges lead to
-        ((1, 0, 2), "kernels", 1),  # a type that there is not
+        ((3, 0, 1), "kernels", 1),  # no such port
+        ((1, 1, 1), "kernels", 1),  # nodes have no incoming ports
+        ((1, 0, 2), "kernels", 1),  # no such type
         (PROGRAMMATIC, "from a memset", 1),
         (PROGRAMMATIC, "to a memset", 1),
         (LAUNCH_ORDER, "from a memset", 1),
@@ -164,7 +164,7 @@ def test_an_edge_is_removed_with_its_data_and_no_other(client, chain):
 
 
 def with_prologues(simulator, arrays):
-    """Have each launch note what it does before it waits."""
+    """Have each launch note its work before it waits."""
     simulator.set_prologue(
         arrays.add,
         24,
@@ -175,13 +175,13 @@ def with_prologues(simulator, arrays):
 def test_what_comes_before_the_wait_runs_with_the_kernel_before(
     client, arrays, simulator, stream, chain
 ):
-    """As early as the edge lets it: once all has ended that the kernel before had to wait for."""
+    """As early as the edge allows: once all that the preceding kernel waited for has ended."""
     with_prologues(simulator, arrays)
     executable = client.instantiate(chain)
     client.run_graph(executable, stream)
     assert set(arrays.order[:2]) == {"prologue 1", "prologue 2"}
     assert [one for one in arrays.order if one.startswith("add")] == ["add 0", "add 1", "add 2"]
-    assert len(arrays.order) == 6  # of the first launch too
+    assert len(arrays.order) == 6  # also of the first launch
 
 
 def test_a_full_edge_lets_nothing_begin_before(client, arrays, simulator, stream, data):

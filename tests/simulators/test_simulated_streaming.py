@@ -1,4 +1,4 @@
-"""Weights that a device copies from the host meanwhile: the same bits, whatever comes first.
+"""Weights that a device copies from the host during launches: the same bits in any order.
 
 On each simulated device: as nodes of a CUDA graph, and as copies in an Ascend model.
 """
@@ -36,7 +36,7 @@ def test_every_step_of_the_budget_gives_the_same_bits(name, device, tmp_path):
     # The models count their executions.
     expected = expected_of(captured, inputs * len(device.orders))
     budgets = budget_steps(captured, device.backend)
-    if len(budgets) > 24 or name == "resnet":  # with all of them minutes
+    if len(budgets) > 24 or name == "resnet":  # all of them would take minutes
         budgets = [*budgets[: -1 : max(1, len(budgets) // 12)], budgets[-1]]
     for budget in budgets:
         with captured.load(device.backend.name, weights_budget=budget, verify=False) as run:
@@ -91,7 +91,7 @@ def test_addresses_may_be_new_and_executions_submitted(device, deep, least_budge
 
 
 def test_outputs_are_ready_before_the_last_copies(device, deep, least_budget):
-    """The device runs no further than somebody waits: an execution does not wait for its tail."""
+    """The device runs only as far as a wait requires: an execution does not wait for its tail."""
     inputs = [torch.randn(*GIVEN) for _ in range(10)]
     expected = expected_of(deep, inputs)
     device.set_order(device.orders[-1])
@@ -109,7 +109,7 @@ def test_outputs_are_ready_before_the_last_copies(device, deep, least_budget):
 
 
 def test_the_lane_waits_for_what_the_caller_has_enqueued(device, deep, least_budget):
-    """Whichever stream the device comes to first: an input is written before it is read."""
+    """Whichever stream the device runs first: an input is written before it is read."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     expected = expected_of(deep, inputs)
     given, out = torch.zeros(*GIVEN), torch.empty(*GIVEN)
@@ -158,7 +158,7 @@ def test_weights_are_replaced_between_executions(extra_bytes, device, deep, leas
         for tensor in new.values():
             tensor.fill_(float("nan"))  # a copy was taken
         check(run, [given] * 2, second, device.settle)
-        if not extra_bytes:  # the store is the only copy of what is streamed
+        if not extra_bytes:  # the store is the only copy of streamed weights
             names = [one.name for one in deep.program.values if one.index in deep.bindings.stored]
             modes = dict(zip(names, run._loaded.weights.stream.read_modes, strict=True))
             assert set(modes.values()) == {"memory"}
@@ -223,7 +223,7 @@ def test_what_nobody_knows_is_not_said_to_be_measured(device, deep, least_budget
         report = report_on(run, [last]).streaming
         plan = run.streaming.plan
     assert "waited" not in text
-    assert "/s and" in text  # of the link alone
+    assert "/s and" in text  # only of the link
     assert text.count("/s") == 1
     assert f"{show_bytes(last.bytes_streamed)} brought" in text
     assert "times of launches were measured, on made-up inputs: made up" in text
@@ -236,7 +236,7 @@ def test_what_nobody_knows_is_not_said_to_be_measured(device, deep, least_budget
     )
     assert "  streamed by an execution" in rows
     assert not {"  brought at", "  launches waited", "  execution, measured"} & rows.keys()
-    with deep.load(device.backend.name) as run:  # all weights stay
+    with deep.load(device.backend.name) as run:  # all weights stay resident
         run(torch.randn(*GIVEN))
         text = run.streaming.explain()
     assert "all of which stay" in text
@@ -245,7 +245,7 @@ def test_what_nobody_knows_is_not_said_to_be_measured(device, deep, least_budget
 
 
 def test_a_timeline_counts_bytes_and_predicts_what_was_planned(device, deep, least_budget):
-    """Waits and copies are predicted with the times of launches that the plan was made with."""
+    """Waits and copies are predicted with the launch durations of the plan."""
     with deep.load(device.backend.name, weights_budget=least_budget) as run:
         run(torch.randn(*GIVEN))
         with run.timeline(NO_HEADER) as timeline:
@@ -253,7 +253,7 @@ def test_a_timeline_counts_bytes_and_predicts_what_was_planned(device, deep, lea
         plan, program = run.streaming.plan, run.program
     (one,) = timeline.executions
     assert one.bytes_streamed == plan.transfer_bytes
-    if not one.times_weights:  # a model of an NPU; what a graph tells is tested elsewhere
+    if not one.times_weights:  # a model of an NPU; reports of graphs are tested elsewhere
         assert not one.of_kind(SpanKind.WEIGHTS)
         assert not one.of_kind(SpanKind.WAIT)
     assert one.times_weights == (device.execute == "cuGraphLaunch")
@@ -289,7 +289,7 @@ def test_progress_counts_every_byte_that_is_read(device, deep, least_budget):
 
 
 def test_a_closed_executable_gives_its_weight_memory_back(device, deep, least_budget):
-    gc.collect()  # what errors of refused budgets hold
+    gc.collect()  # held by errors of refused budgets
     before = device.held()
     run = deep.load(device.backend.name, weights_budget=least_budget, verify=False)
     run(torch.randn(*GIVEN))
@@ -303,7 +303,7 @@ def test_a_closed_executable_gives_its_weight_memory_back(device, deep, least_bu
 
 
 class ReadsNothing(torch.nn.Module):
-    """Reads a weight of which nothing is taken: no kernel runs for that."""
+    """Reads nothing of a weight: no kernel runs for that."""
 
     def __init__(self) -> None:
         super().__init__()

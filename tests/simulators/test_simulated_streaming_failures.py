@@ -1,4 +1,4 @@
-"""Streaming to a simulated device when something fails: what is said, and what follows."""
+"""Failures while streaming to a simulated device: messages and consequences."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ EXECUTIONS = {
         ("aclrtSynchronizeStream", 1, True), ("aclrtSynchronizeStream", 2, True),
     ],
 }  # fmt: skip
-# Calls that fail behind an execution, which is enqueued then.
+# Calls that fail after an execution, which is then enqueued.
 BEHIND = {("cuStreamWaitEvent", 2), ("aclrtStreamWaitEvent", 2), ("aclrtResetEvent", 1),
           ("aclrtRecordEvent", 2), ("aclrtSynchronizeEvent", 1)}  # fmt: skip
 
@@ -73,7 +73,7 @@ BEHIND = {("cuStreamWaitEvent", 2), ("aclrtStreamWaitEvent", 2), ("aclrtResetEve
 def test_a_failed_call_leaves_the_next_execution_right(
     function, nth, refreshes, device, deep, least_budget
 ):
-    """Without help: the execution behind it makes the prologue anew, and reads what was stale."""
+    """Without help: the next execution makes the prologue again, and reads stale weights again."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     with deep.load(device.backend.name, weights_budget=least_budget + 124 * 1024) as run:
         assert any(one.after_pass < 0 for one in run.streaming.plan.transfers)
@@ -86,7 +86,7 @@ def test_a_failed_call_leaves_the_next_execution_right(
         with pytest.raises(offload.ExecutionError, match=device.failure[1]):
             ticket.wait()
         # The model counts its executions: the first unless its weights were read again, and the
-        # second if it came as far as the wait for its outputs.
+        # second if it reached the wait for its outputs.
         n_counted = (not refreshes) + ((function, nth) in BEHIND)
         expected = expected_of(deep, inputs[:1] * n_counted + inputs)
         check(run, inputs, expected[n_counted:])
@@ -155,7 +155,7 @@ def test_a_store_that_the_host_has_no_room_for_is_refused_before_anything_is_rea
 def test_a_launch_that_failed_leaves_no_copies_beside_launches_of_the_host(
     device, deep, least_budget
 ):
-    """The prologue of an execution that came no further ends before others are enqueued."""
+    """The prologue of an execution that failed early ends before others are enqueued."""
     with deep.load(device.backend.name, weights_budget=least_budget + 60 * 1024) as run:
         resident = run._loaded.resident
         for fails in (True, False):
@@ -175,7 +175,7 @@ def test_a_launch_that_failed_leaves_no_copies_beside_launches_of_the_host(
 
 
 def test_what_progress_raises_ends_the_load_and_leaves_nothing(device, deep, least_budget):
-    # A CUDA arena is there from now on.
+    # A CUDA arena exists from now on.
     with deep.load(device.backend.name, weights_budget=least_budget):
         before = device.controls.live_bytes, device.controls.host_bytes
 

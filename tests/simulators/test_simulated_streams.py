@@ -41,7 +41,7 @@ def test_a_query_finds_work_undone_once(client, arrays):
     arrays.launch_add(stream, data, data, 1, 2)
     assert client.code("cuEventQuery", event) == client.NOT_READY
     assert client.code("cuEventQuery", event) == client.OK
-    assert arrays.order == ["add 1"]  # what the event does not wait for is still late
+    assert arrays.order == ["add 1"]  # work that the event does not wait for is still late
     assert client.code("cuStreamQuery", stream) == client.NOT_READY
     assert client.code("cuStreamQuery", stream) == client.OK
     assert arrays.order == ["add 1", "add 2"]
@@ -125,7 +125,7 @@ def test_the_default_stream_is_ordered_with_blocking_streams(client, arrays):
 
 
 def test_arguments_are_copied_at_the_launch(client, arrays):
-    """What they point to is read when the kernel runs."""
+    """Memory that they point to is read when the kernel runs."""
     data, stream = client.allocate(8), client.stream()
     client.upload(data, client.ints(1, 1))
     count = ctypes.c_int(1)

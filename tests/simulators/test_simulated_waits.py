@@ -1,4 +1,4 @@
-"""When weights came and which launches waited: by events of a device with a virtual clock."""
+"""Arrival times of weights and waits of launches: by events of a device on a virtual clock."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run(cuda_device, deep, device_floor):
 
 
 def n_early(plan: Streaming) -> int:
-    """Transfers that the pass before makes."""
+    """Transfers that the preceding pass makes."""
     return sum(one.after_pass < 0 for one in plan.transfers)
 
 
@@ -56,14 +56,14 @@ def early_bytes(plan: Streaming) -> int:
 
 
 def address_of(run: offload.Executable, transfer: int) -> int:
-    """Where a transfer writes."""
+    """The address that a transfer writes."""
     piece = run.streaming.plan.pieces[run.streaming.plan.transfers[transfer].piece]
     return run._loaded.weights.tensors[piece.value].data_ptr() + piece.offset_bytes
 
 
 @dataclasses.dataclass
 class Expected:
-    """One pass in ns from its begin, when the last copies of the pass before have ended."""
+    """One pass in ns from its beginning, when the preceding pass's last copies have ended."""
 
     waits: dict[int, int]
     transfers: list[tuple[int, int]]
@@ -72,7 +72,7 @@ class Expected:
 
 
 def by_hand(plan: Streaming, copies_ns: list[int]) -> Expected:
-    """Launches of one kernel each, one behind the other, beside one chain of copies."""
+    """Launches of one kernel each, in sequence, beside one chain of copies."""
     n_launches, early = len(plan.launch_ns), n_early(plan)
     begins = {one.first_launch: [] for one in plan.transfers}
     for index, one in enumerate(plan.transfers[early:], early):
@@ -102,7 +102,7 @@ def by_hand(plan: Streaming, copies_ns: list[int]) -> Expected:
 
 
 def traced(run: offload.Executable, count: int = 1) -> list:
-    """What so many executions in one timeline say of themselves."""
+    """The records of this many executions in one timeline."""
     found = []
     with run.timeline():
         for _ in range(count):
@@ -112,7 +112,7 @@ def traced(run: offload.Executable, count: int = 1) -> list:
 
 
 def with_first(expected: Expected) -> dict[int, int]:
-    """The waits of a pass behind another, whose last copies it waits for at first."""
+    """The waits of a pass after another, whose last copies it waits for at first."""
     waits = dict(expected.waits)
     if expected.last_copy_ended > expected.outputs_ready:
         late_ns = expected.last_copy_ended - expected.outputs_ready
@@ -161,7 +161,7 @@ def test_a_long_copy_for_the_next_pass_is_the_wait_of_its_first_launch(run, simu
 
 
 def test_copies_that_run_meanwhile_are_told_by_the_next_execution(run, simulator):
-    """Nobody waits for the last copies when an execution tells what it did."""
+    """Nothing waits for the last copies when an execution reports."""
     plan = run.streaming.plan
     run(torch.randn(*GIVEN))
     simulator.set_eager(False)
@@ -201,7 +201,7 @@ def test_bytes_and_rates_are_those_of_copies_that_were_timed(run, simulator, eag
 
 
 def test_a_prologue_is_timed(run):
-    """The first execution, or one behind new content, brings what others find."""
+    """The first execution, or one after new content, copies what others find."""
     plan = run.streaming.plan
     for _ in range(2):
         (last,) = traced(run)
@@ -277,7 +277,7 @@ def test_a_timeline_has_transfers_and_waits_where_they_were(run, simulator):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_results_are_right_whichever_graph_runs(order, run, cuda_device, deep):
-    """The last copies of either bring what the next execution of either begins with."""
+    """The last copies of either graph bring what the next execution of either begins with."""
     kinds = "ptpttpptt"
     inputs = [torch.randn(*GIVEN) for _ in kinds]
     expected = expected_of(deep, inputs)
@@ -292,7 +292,7 @@ def test_results_are_right_whichever_graph_runs(order, run, cuda_device, deep):
 
 
 def test_what_moves_while_one_graph_rests_is_patched_in_both(run, cuda_device, deep):
-    """Each execution has other addresses; a graph that was not asked is given the latest."""
+    """Each execution has other addresses; a graph that did not run gets the latest."""
     n = 8
     inputs, outputs = ([torch.randn(*GIVEN) for _ in range(n)] for _ in range(2))
     expected = expected_of(deep, inputs)
@@ -382,7 +382,7 @@ def test_each_call_that_fails_leaves_nothing_and_the_next_execution_right(
         twice()
         n_calls = simulator.calls(function)
         assert n_calls
-        gc.collect()  # what captures hold
+        gc.collect()  # memory of captures
         held = cuda_device.held()
         for nth in range(1, n_calls + 1):
             simulator.forget_calls()

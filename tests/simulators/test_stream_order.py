@@ -1,4 +1,4 @@
-"""What residents on either simulated device do with streams: captures, waits that fail, closing."""
+"""Streams of residents on either simulated device: captures, failed waits, closing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def stream(device):
 
 
 class Kept:
-    """What a resident keeps; notes that it has gone."""
+    """An object that a resident keeps; notes its end."""
 
     def __init__(self) -> None:
         self.gone: list[bool] = []
@@ -35,7 +35,7 @@ class Kept:
 
 
 def execute(device, chain, stream):
-    """Execute on the stream, before anything has run; gives the output."""
+    """Execute on the stream, before anything has run; return the output."""
     y = device.bind_first(chain)
     chain.resident.set_stream(stream)
     chain.resident.execute()
@@ -44,7 +44,7 @@ def execute(device, chain, stream):
 
 
 def execute_and_capture(device, chain, stream):
-    """The same, and begin to capture the stream behind it."""
+    """The same, and begin a capture of the stream after it."""
     y = execute(device, chain, stream)
     device.begin_capture(stream)
     return y
@@ -97,7 +97,7 @@ def test_what_is_destroyed_meanwhile_frees_no_memory_in_use(device, stream):
     del chain
     gc.collect()
     assert n_frees(device) == 0
-    assert gone == []  # what its kernels point into
+    assert gone == []  # the target of its kernels' addresses
     device.end_capture(stream)
     device.synchronize(stream)
     assert read(y) == plus(3)
@@ -117,11 +117,11 @@ def test_waiting_for_a_captured_stream_is_refused(device, stream):
 
 @pytest.mark.parametrize("function", ["wait", "record"])
 def test_a_wait_that_failed_ends_no_execution(device, stream, function):
-    """The next execution, on another stream, still goes behind it."""
+    """The next execution, on another stream, is still ordered after it."""
     chain = device.chain()
     y = execute(device, chain, stream)
     device.simulator.fail(getattr(device, function), device.refused)
-    if function == "record":  # else waiting for the stream would be as good
+    if function == "record":  # otherwise a wait for the stream would suffice
         device.simulator.fail(device.wait_stream, device.refused)
     with pytest.raises(ExecutionError, match=device.refused_text):
         chain.resident.finish()
@@ -170,17 +170,17 @@ def test_after_a_fault_everything_goes(device, stream):
         chain.resident.finish()
     device.simulator.fail(device.wait, device.fault)
     chain.resident.close()
-    assert read(y) == plus(3)  # what goes on after a fault was waited for
+    assert read(y) == plus(3)  # work that continues after a fault was waited for
     assert device.live() == before
 
 
-# Codes of cuda.h of CUDA 13.0 after which the process has to be ended, or the context is no more.
+# Codes of cuda.h of CUDA 13.0 after which the process must end, or the context is gone.
 CUDA_FAULTS = [4, 214, 220, 226, 700, 702, 709, 710, *range(714, 720), 721, 810, 911]
 
 
 @pytest.mark.parametrize("code", CUDA_FAULTS)
 def test_nothing_is_waited_for_after_a_fault_of_any_kind(cuda, arena, code):
-    """Nothing could be: a resident that waited for ever would keep its memory for ever."""
+    """Nothing can be: a resident that waited forever would keep its memory forever."""
     device = CudaDevice(cuda, arena)
     before = device.live()
     chain, stream = device.chain(), device.stream()
@@ -192,7 +192,7 @@ def test_nothing_is_waited_for_after_a_fault_of_any_kind(cuda, arena, code):
 
 
 def test_other_codes_end_no_wait(cuda, arena):
-    """Neither what one call was refused for, nor an error that is not known."""
+    """Neither the refusal of a call, nor an unknown error."""
     device = CudaDevice(cuda, arena)
     chain, stream = device.chain(), device.stream()
     execute(device, chain, stream)

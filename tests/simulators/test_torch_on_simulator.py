@@ -1,6 +1,6 @@
 """Torch's capturer and pool on the simulated driver, with a stand-in for torch's CUDA backend.
 
-In a process of its own: the stand-in registers a backend, which nothing takes back.
+In a separate process: the stand-in registers a backend permanently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Results on the CPU beside those on a device: no part of a Program unless somebody uses one."""
+"""Results on the CPU beside those on a device: no part of a Program unless used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _operators() -> Iterator[None]:
-    """`fused` gives a seed on the CPU beside its result, `only_host` nothing but that seed."""
+    """`fused` returns a seed on the CPU beside its result, `only_host` only that seed."""
     with torch.library._scoped_library("offload_unused", "FRAGMENT") as library:
         library.define("fused(Tensor x) -> (Tensor, Tensor, Tensor)")
         library.define("only_host(Tensor x) -> Tensor")

@@ -1,7 +1,7 @@
-"""Operators that fail on the device about values: nothing executes on values that they refuse.
+"""Operators that fail on the device for some values: nothing executes on values that they refuse.
 
-Kernels of the simulated device are torch's operators of the CPU, which raise on the same values as
-a GPU's assert on. An error in a kernel fails the device for good, as an assert does.
+Kernels of the simulated device are torch's operators of the CPU, which raise for the same values as
+a GPU's asserts. An error in a kernel fails the device permanently, as an assert does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from offload.interpreter.made_up_inputs import made_up_inputs
 TABLE = torch.arange(12.0).view(4, 3)
 PROBABILITIES = torch.tensor([[0.0, 1.0], [0.25, 0.75], [1.0, 0.0]])
 
-# By name the function, and inputs that are valid for it: neither zeros, nor numbers between 0 and
-# 1, nor the same integer everywhere are.
+# By name the function and valid inputs for it: zeros, numbers between 0 and 1, and one integer
+# everywhere are not valid.
 CASES = {
     "embedding from one on": (
         lambda ids: functional.embedding(ids - 1, TABLE),
@@ -83,7 +83,7 @@ def test_a_device_fails_where_the_values_are_nobodys(backend, name, tmp_path):
 
 
 def test_probabilities_stay_such():
-    """Rows that sum to something, and numbers that are not negative, in what executes."""
+    """Rows with a nonzero sum and non-negative numbers, in executed inputs."""
     with torch.no_grad(), offload.capture(lambda x: torch.multinomial(x, 1)) as captured:
         captured(PROBABILITIES)
     for variant in range(2):
@@ -93,7 +93,7 @@ def test_probabilities_stay_such():
 
 
 class Reordered(torch.nn.Module):
-    """Rows of a table, by an order in the weights that counts from one."""
+    """Rows of a table, by a one-based order in the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def stand_ins_of(build, given, folder) -> list[bytearray]:
     "dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 )
 def test_weights_in_files_neither_overflow_nor_vanish_in_any_layer(tmp_path, width, dtype):
-    """A proof of numbers that are zero, or no numbers, everywhere would prove nothing."""
+    """A proof with zeros or NaN everywhere would prove nothing."""
     (block,) = stand_ins_of(lambda: Matrix(width, dtype), torch.rand(1, width).half(), tmp_path)
     weight = torch.frombuffer(block, dtype=dtype).view(width, width).float()
     x = torch.rand(1, width, generator=torch.Generator().manual_seed(0))

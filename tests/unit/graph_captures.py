@@ -1,4 +1,4 @@
-"""Captures of a CUDA graph made by hand: nodes, and the memory that their words point into."""
+"""Hand-made captures of a CUDA graph: nodes, and the memory that their words point into."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALUES = (0, 1, None)
 
 
 class Layout:
-    """One capture's addresses; `number` tells the four captures apart."""
+    """Addresses of a capture; `number` distinguishes the four captures."""
 
     def __init__(self, number: int) -> None:
         self.number = number

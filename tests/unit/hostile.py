@@ -1,4 +1,4 @@
-"""A valid file with something of everything, and its parts to tamper with."""
+"""A valid file with every feature, and its parts to tamper with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offload.program import Program
 
 
 class Model(torch.nn.Module):
-    """Something of everything: weights, state, randomness, lists, several results, aliases."""
+    """All features: weights, state, randomness, lists, several results, aliases."""
 
     def __init__(self) -> None:
         super().__init__()

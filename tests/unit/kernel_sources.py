@@ -1,4 +1,4 @@
-"""What the tests of compiled kernels share: a compiler, regions, calls of functions."""
+"""Helpers of the tests of compiled kernels: a compiler, regions, calls of functions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason="there is no C++ 
 
 
 def library(source: str, folder: Path) -> ctypes.CDLL:
-    """A source, compiled and loaded."""
+    """Compile and load a source."""
     target = folder / "kernels.so"
     build(source, Options(), target)
     return ctypes.CDLL(str(target))
@@ -40,7 +40,7 @@ def address_of(loaded: ctypes.CDLL, symbol: str) -> int:
 
 
 def region_of(function: Callable[..., Any], *inputs: torch.Tensor) -> Extracted:
-    """All launches of a function, as one region."""
+    """Return all launches of a function, as one region."""
     with torch.no_grad():
         program = offload.capture(function, *inputs).program
     return extract(program, 0, len(program.launches), last_uses(program))

@@ -1,4 +1,4 @@
-"""Captures of an Ascend model made by hand: tasks, and the words of their argument blocks."""
+"""Hand-made captures of an Ascend model: tasks, and the words of their argument blocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ POOL_BYTES = 1 << 21
 BLOCK_BYTES = 256
 LOOK_ALIKE = 0x7F00_0000_0040
 
-# By capture: where seed and offset of a generator lie.
+# By capture: the addresses of a generator's seed and offset.
 CELLS = [(0x3000_0000_0000, 0x3000_0000_0200), (0x3100_0000_0200, 0x3100_0000_0000)] * 2
 
-# By capture: where the input lies, where the pool begins, where argument blocks do.
+# By capture: the addresses of the input, the pool and the argument blocks.
 LAYOUTS = [
     (0x5000_0000_0000, 0x6000_0000_0000, 0x4000_0000_0000),
-    (0x5100_0000_0200, 0x6300_0040_0000, 0x4000_0000_0000),  # blocks that are used again
+    (0x5100_0000_0200, 0x6300_0040_0000, 0x4000_0000_0000),  # blocks that are reused
     (0x5200_0000_0600, 0x6200_0020_0000, 0x4010_0000_4000),
 ]
 
@@ -34,7 +34,7 @@ def program_of(function, *inputs: torch.Tensor) -> Program:
 
 
 def chain() -> Program:
-    """Three launches: two activations, then the output, which may lie where the first one did."""
+    """Three launches: two activations, then the output, which may take the first one's place."""
     return program_of(lambda x: ((x + 1) * 2).relu(), torch.ones(64))
 
 
@@ -45,7 +45,7 @@ def values(program: Program) -> dict[str, int]:
     return {"x": x.index, "out": out.index, "first": first.index, "second": second.index}
 
 
-# Where torch lays the Values of the chain out: the output where the first activation was.
+# Where torch places the Values of the chain: the output takes the place of the first activation.
 PLACES = {"first": 0, "second": 512, "out": 0}
 
 
@@ -92,7 +92,7 @@ def captured(
     return found
 
 
-# What the chain's kernels are given: where tiling data begins, input, output, then the data.
+# Arguments of the chain's kernels: the address of tiling data, input, output, then the data.
 KERNELS: list[list[Word]] = [
     [(SELF, 24), (IN, 0), (POOL, 0), LOOK_ALIKE],
     [(SELF, 24), (POOL, 0), (POOL, 512), LOOK_ALIKE],

@@ -1,4 +1,4 @@
-"""Plans whose launches are in lanes of a test's own, and the programs that they are for."""
+"""Plans whose launches are in lanes that a test chooses, and their programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offload.program import Program
 
 
 class InLanes(Plan):
-    """With lanes of a test's own, as no planner makes yet."""
+    """Lanes that a test chooses, as no planner makes yet."""
 
     own: tuple[Lane, ...]
 
@@ -40,7 +40,7 @@ def is_right(check, one: Program, plan: Plan) -> bool:
 
 @st.composite
 def programs(draw) -> Program:
-    """Launches that read one to three Values made before, and make one each."""
+    """Launches that each read one to three earlier Values and make one."""
     n_launches = draw(st.integers(1, 12))
     roles = [IN, WEIGHT, *[ACT] * (n_launches - 1), OUT]
     launches = []

@@ -1,4 +1,4 @@
-"""A world with a clock of its own, in which calls, promotions and what they take are simulated."""
+"""A world with a virtual clock, in which calls, promotions and their costs are simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from offload.host.promotion_work import NotPromoted
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Of a choice of sizes, in ns and bytes."""
+    """Costs of a choice of sizes, in ns and bytes."""
 
     resident: int
     promoted: int
@@ -20,7 +20,7 @@ class Costs:
 
 
 class Run:
-    """What stands for an executable of some sizes alone."""
+    """A stand-in for an executable of some sizes alone."""
 
     def __init__(self):
         self.n_executions = 1  # its proof
@@ -38,7 +38,7 @@ class Run:
 
 
 class World:
-    """Calls one after the other; preparations hold them up, or go on beside them."""
+    """Calls in sequence; preparations block them, or run beside them."""
 
     def __init__(
         self, costs, *, budget=10**9, beside=False, fails=(), expected=KERNELS, known=None
@@ -59,7 +59,7 @@ class World:
             known=known,
         )
 
-    # The work of a promoter.
+    # A promoter's work.
     def kept(self, sizes, args, kwargs):
         return sizes
 
@@ -109,7 +109,7 @@ class World:
 
     @property
     def best_ns(self):
-        """With hindsight: for each choice of sizes all or none of its calls by one of its own."""
+        """The optimum in hindsight: all or no calls of each choice of sizes by a separate one."""
         return sum(
             min(n * self.costs[size].resident, self._bought_ns(size, n))
             for size, n in self.counts.items()
@@ -121,7 +121,7 @@ class World:
 
     @property
     def least_ns(self):
-        """What cannot be avoided: every call by an executable of its own."""
+        """A lower bound: every call by its own executable."""
         return sum(n * self.costs[size].promoted for size, n in self.counts.items())
 
     def _bought_ns(self, size, n):

@@ -1,4 +1,4 @@
-"""Reports of benchmarks with a known truth: true ratios, and rounds drawn around them."""
+"""Benchmark reports with a known truth: true ratios, and rounds drawn around them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MACHINE = {
 
 
 def timed(true_ratio, rng, *, noise=0.2, rounds=60, disturbed=0.0, at_least=None):
-    """A ratio measured in rounds: each contender's time is drawn, and some rounds are disturbed."""
+    """Return a ratio measured in rounds: times are drawn, and some rounds are disturbed."""
     both = np.where(rng.random(rounds) < disturbed, 5.0, 1.0)
     ours = both * rng.lognormal(0, noise, rounds)
     theirs = both * true_ratio * rng.lognormal(0, noise, rounds)
@@ -29,7 +29,7 @@ def case(title="a model", **fields):
 
 
 def write_report(path, claims, machine=MACHINE):
-    """A file as pytest-benchmark writes it. `claims`: by name the claim's text and its cases."""
+    """Write a file as pytest-benchmark does. `claims`: by name the claim's text and its cases."""
     benchmarks = [
         {"name": "test", "extra_info": {"measurements": measurements.as_json(name, text, one)}}
         for name, (text, cases) in claims.items()

@@ -1,4 +1,4 @@
-"""Programs made by hand of launches that each make one Value, and a machine to plan them for."""
+"""Hand-made programs of launches that each make one Value, and a machine to plan them for."""
 
 from __future__ import annotations
 

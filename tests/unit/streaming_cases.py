@@ -1,4 +1,4 @@
-"""Demands and plans, an interpreter of plans with random timing, and a planner by brute force."""
+"""Demands and plans, an interpreter of plans with random timing, and a brute-force planner."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def chain(sizes_bytes, launch_ns=1_000.0) -> WeightDemand:
-    """Each weight is read by a launch of its own."""
+    """A separate launch reads each weight."""
     weights = [
         WeightUse(index, size_bytes, (index,), f"weight {index}")
         for index, size_bytes in enumerate(sizes_bytes)
@@ -56,7 +56,7 @@ def demands(draw, most_weights=16, single=False, unit=ALIGNMENT) -> WeightDemand
 
 @st.composite
 def demands_with_tables(draw) -> WeightDemand:
-    """Weights of which some are tables of which launches read rows."""
+    """Weights of which some are tables, from which launches read rows."""
     demand = draw(demands())
     weights = []
     for weight in demand.weights:
@@ -70,13 +70,13 @@ def demands_with_tables(draw) -> WeightDemand:
 
 
 def without_tables(demand: WeightDemand) -> WeightDemand:
-    """The same, of which launches read all."""
+    """The same weights, with launches that read all of them."""
     weights = [dataclasses.replace(one, row_bytes=0, n_rows=()) for one in demand.weights]
     return dataclasses.replace(demand, weights=tuple(weights))
 
 
 def plan(demand, budget_bytes, *, link=LINK, tails=True, mapped_link=None, unit=None):
-    """`tails`: memory can be mapped, over `mapped_link`, or the same link."""
+    """`tails`: memory can be mapped, over `mapped_link` or the same link."""
     return stream_weights(
         demand,
         MemoryLayout(ALIGNMENT, GRANULE, unit or MemoryUnit()),
@@ -99,14 +99,15 @@ class WrongBytes(Exception):
 
 
 class Stuck(Exception):
-    """Neither lane can go on."""
+    """Neither lane can continue."""
 
 
 class Interpreter:
-    """Carries out the steps of a plan on memory in which each cell of ALIGNMENT bytes holds a tag.
+    """Executes the steps of a plan on memory in which each cell of ALIGNMENT bytes holds a tag.
 
-    A tag is (weight, offset in it), or None: poison. A copy poisons its cells while it runs. Which
-    lane moves next is drawn; launches and copies take two moves, so that others move meanwhile.
+    A tag is (weight, offset in it), or None: poison. A copy poisons its cells while it runs. The
+    next lane to move is drawn; launches and copies take two moves, so that other lanes move
+    meanwhile.
     """
 
     def __init__(self, demand: WeightDemand, streaming: Streaming, seed: int) -> None:
@@ -135,7 +136,7 @@ class Interpreter:
                     self._fill(streaming.pieces[step.piece])
                 else:
                     self.events.add((step.event, -1))
-        # By lane: which execution, which step of it, and how far that is.
+        # By lane: the execution, its step, and the progress of the step.
         self.at = [[0, 0, 0] for _ in streaming.lanes]
 
     def run(self, n_passes: int) -> None:
@@ -207,7 +208,7 @@ class Interpreter:
 
 
 def reference_period_ns(launch_ns, transfers, n_passes=40) -> float:
-    """The last of so many passes; transfers are (ns, first launch, step to wait for)."""
+    """The last of this many periods; transfers are (ns, first launch, step to wait for)."""
     n_launches = len(launch_ns)
     ends: dict[int, float] = {}
     compute = copy = 0.0
@@ -216,7 +217,7 @@ def reference_period_ns(launch_ns, transfers, n_passes=40) -> float:
         waiting = list(transfers)
         begin = compute
         for launch in range(n_launches):
-            # Whatever must be there for this launch is copied, in order, with all before it.
+            # Everything that this launch needs is copied in order, with all transfers before it.
             while any(first <= launch for _, first, _ in waiting):
                 ns, first, step = waiting.pop(0)
                 free = ends.get(number * n_launches + step, 0.0)
@@ -229,11 +230,11 @@ def reference_period_ns(launch_ns, transfers, n_passes=40) -> float:
 
 
 def brute_force_ns(demand: WeightDemand, link: Link, budget_bytes: int, unit: int) -> float:
-    """The least period over all sets of whole weights and all positions that fit; inf: none.
+    """The least period over all sets of whole weights and positions that fit; inf if none.
 
-    Positions are all multiples of `unit`, of which sizes are multiples too, one of each streamed
-    weight in all passes. Transfers run in the order of first readers, and of weights with the same
-    first reader in any order.
+    Positions and sizes are multiples of `unit`; each streamed weight has one position in all
+    passes. Transfers run in the order of first readers, and in any order for weights with the same
+    first reader.
     """
     sizes = [one.size_bytes // unit for one in demand.weights]
     assert all(one.size_bytes % unit == 0 for one in demand.weights)
@@ -259,12 +260,12 @@ def _orders(weights: list[WeightUse]) -> Iterator[tuple[WeightUse, ...]]:
 
 
 def _best_positions_ns(demand, order, link: Link, room: int, unit: int) -> float:
-    """Over all positions of these weights in a ring of so many units."""
+    """The best over all positions of these weights in a ring of this many units."""
     n_launches = len(demand.launch_ns)
     sizes = [one.size_bytes // unit for one in order]
     first = torch.tensor([one.launches[0] for one in order], dtype=torch.int16)
     waits: set[tuple[int, ...]] = set()
-    # Upside down a ring is the same: the first piece lies in the lower half.
+    # A mirrored ring is equivalent: the first piece lies in the lower half.
     for begin in range((room - sizes[0]) // 2 + 1):
         grids = [torch.arange(room - size + 1, dtype=torch.int16) for size in sizes[1:]]
         begins = [torch.tensor([begin], dtype=torch.int16), *grids]
@@ -288,7 +289,7 @@ def _best_positions_ns(demand, order, link: Link, room: int, unit: int) -> float
 
 
 def _steps(order, sizes, places, index: int, n_launches: int) -> torch.Tensor:
-    """What a transfer waits for: the last reader of anything that lies where it will."""
+    """The step that a transfer waits for: the last reader of any overlapping piece."""
     latest = torch.full_like(places[0], -n_launches + order[index].launches[-1])
     for other, weight in enumerate(order):
         step = weight.launches[-1] - (0 if other < index else n_launches)

@@ -18,7 +18,7 @@ from offload.run import Executable
 from offload.timeline import Scheduling
 
 PAGE_BYTES = 4096
-HEADER_BYTES = 1736  # as a safetensors header leaves the data: at no multiple of a block
+HEADER_BYTES = 1736  # as a safetensors header leaves the data: not at a multiple of a block
 
 WIDTH = 64
 WEIGHT_BYTES = WIDTH * WIDTH * 4
@@ -28,7 +28,7 @@ Piece = tuple[int, int, int, bool]
 
 @dataclasses.dataclass(frozen=True)
 class HandPlan:
-    """Pieces by weight (offset, size, place in memory, streamed), and transfers in their order."""
+    """Pieces by weight (offset, size, place in memory, streamed), and transfers in order."""
 
     memory_bytes: int
     pieces: tuple[tuple[Piece, ...], ...]
@@ -48,7 +48,7 @@ class HandPlan:
 def plan_of(
     memory_bytes: int, pieces: tuple[tuple[Piece, ...], ...], uses: list[tuple[int, int]]
 ) -> HandPlan:
-    """Brings streamed pieces in the order of their first use, each as soon as its place is free."""
+    """Bring streamed pieces in the order of first use, each as soon as its place is free."""
     ordered = sorted(
         (uses[weight][0], weight, index)
         for weight, some in enumerate(pieces)
@@ -68,7 +68,7 @@ def plan_of(
 
 
 def ring(sizes: list[int], uses: list[tuple[int, int]], n_slots: int) -> HandPlan:
-    """Every weight whole through one of the slots, in turns."""
+    """Stream every weight whole through the slots, in turns."""
     slot_bytes = max(sizes)
     pieces = tuple(
         ((0, size, number % n_slots * slot_bytes, True),) for number, size in enumerate(sizes)
@@ -77,7 +77,7 @@ def ring(sizes: list[int], uses: list[tuple[int, int]], n_slots: int) -> HandPla
 
 
 def tails(sizes: list[int], uses: list[tuple[int, int]], n_slots: int) -> HandPlan:
-    """The first page of every weight is resident, its rest goes through one of the slots."""
+    """Keep the first page of every weight resident; stream the rest through the slots in turns."""
     slot_bytes = max(sizes) - PAGE_BYTES
     pieces = tuple(
         (
@@ -95,7 +95,7 @@ def weight_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_file(path: pathlib.Path, weights: list[torch.Tensor]) -> list[_native.FileRange]:
-    """Weights one after the other behind a header, and where each lies."""
+    """Write weights consecutively behind a header; return the location of each."""
     ranges, offset_bytes = [], HEADER_BYTES
     with path.open("wb") as file:
         file.write(b"\0" * HEADER_BYTES)
@@ -110,9 +110,9 @@ class Streamed:
 
     Attributes:
         resident: the executable on the model's own weights.
-        run: the one that streams.
-        stream: what brings its weights.
-        plan: as it was made by hand.
+        run: the executable that streams.
+        stream: the stream of its weights.
+        plan: the hand-made plan.
         weights: the model's, in the order of the stream.
     """
 
@@ -183,7 +183,7 @@ class Streamed:
             return Executable(prepared, plan, backend, scheduling)
 
     def check(self, *inputs: torch.Tensor) -> None:
-        """One execution of each gives the same bits."""
+        """Execute each once; require the same bits."""
         expected = self.resident(*inputs)
         assert torch.equal(self.run(*inputs), expected)
         assert self.run.last_execution.bytes_streamed == self.plan.transfer_bytes
@@ -195,7 +195,7 @@ def _use(program: Program, value: int) -> tuple[int, int]:
 
 
 class Chain(torch.nn.Module):
-    """Layers one after the other; `tied`: the first weight is read once more at the end."""
+    """Layers in sequence; `tied`: the first weight is read once more at the end."""
 
     def __init__(self, n_layers: int, *, tied: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Graphs of tasks for tests and benchmarks, and what is proved of them."""
+"""Graphs of tasks for tests and benchmarks, and proofs about them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _layers(n_tasks, draw):
 
 @dataclasses.dataclass(frozen=True)
 class Proved:
-    """What CP-SAT has proved of a least value; `is_least` where both are one."""
+    """A least value proved by CP-SAT; `is_least` where bound and value are equal."""
 
     found: int
     bound: int
@@ -155,7 +155,7 @@ def least_latency(graph, limit_s=60.0):
 
 
 def every_assignment(graph):
-    """All ways to give tasks processors that can run them and have the memory."""
+    """All assignments of tasks to processors that can run them and have the memory."""
     for chosen in itertools.product(range(len(graph.processors)), repeat=len(graph.tasks)):
         taken = [0] * len(graph.processors)
         for task, processor in zip(graph.tasks, chosen, strict=True):
@@ -171,7 +171,7 @@ def every_assignment(graph):
 
 
 def period_of(graph, chosen):
-    """What the busiest processor or link has to do."""
+    """The work of the busiest processor or link."""
     loads = {}
     for task, processor in zip(graph.tasks, chosen, strict=True):
         loads[processor] = loads.get(processor, 0) + task.costs_ns[processor]
@@ -182,7 +182,7 @@ def period_of(graph, chosen):
 
 
 def every_order(graph):
-    """All orders of tasks that have each behind what it reads."""
+    """All topological orders of the tasks."""
     n_tasks = len(graph.tasks)
     before = [set() for _ in range(n_tasks)]
     for edge in graph.edges:
@@ -199,7 +199,7 @@ def every_order(graph):
 
 
 def times_of(graph, chosen, order):
-    """Latency and energy where each task begins as soon as it can, in an order."""
+    """Latency and energy if each task begins as soon as it can, in an order."""
     ends = {}
     free = [0] * len(graph.processors)
     busy = [0] * len(graph.processors)

@@ -1,4 +1,4 @@
-"""Roles of backends and residents: what only some devices have is there, or None."""
+"""Roles of backends and residents: those that only some devices have are present or None."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_device_without_a_role_refuses_what_needs_it(captured: offload.Capture
 
 
 class Placed(CpuWeights):
-    """Prepares anew once weights have places, or has nothing to prepare."""
+    """Prepares again once weights have places, or has nothing to prepare."""
 
     def __init__(self, *, prepares: bool) -> None:
         super().__init__(64)
@@ -85,7 +85,7 @@ class Placed(CpuWeights):
 def test_what_is_prepared_for_streamed_weights_is_placed_and_loaded(
     prepares: bool, model: Deep, captured: offload.Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is given back as it was is not placed again."""
+    """A preparation that is returned unchanged is not placed again."""
     role = Placed(prepares=prepares)
     placed: list[Prepared] = []
     instantiated: list[Prepared] = []
@@ -114,7 +114,7 @@ def test_what_is_prepared_for_streamed_weights_is_placed_and_loaded(
 def test_a_stream_of_the_host_answers_as_those_of_devices_do(
     captured: offload.Captured, model: Deep
 ) -> None:
-    """What is read where it is stored has no store of its own, and its waits are always known."""
+    """Weights read where they are stored have no store in memory; their waits are always known."""
     with captured.load(weights_budget="80 KiB") as run, torch.no_grad():
         run(torch.zeros(4, 64))
         assert (run.streaming.store_bytes, run.streaming.shared_store_bytes) == (None, None)
@@ -127,7 +127,7 @@ def test_a_stream_of_the_host_answers_as_those_of_devices_do(
 
 
 def replay(**python: Any) -> _native.Replay:
-    """Of a resident that is nowhere, and has no role."""
+    """A replay of a resident without a device and without roles."""
     spec = _native.CallSpec(
         device="cpu",
         inputs=[],

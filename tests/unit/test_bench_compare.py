@@ -1,4 +1,4 @@
-"""bench/compare.py tells known changes from known noise."""
+"""bench/compare.py separates known changes from known noise."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_folders_are_read_as_one_report(tmp_path):
 
 
 def test_several_runs_in_a_folder_count_together(tmp_path):
-    """Each run has an error of its own, which the intervals of its rounds do not know."""
+    """Each run has a separate error, which the intervals of its rounds do not include."""
     rng = np.random.default_rng(8)
     for folder in ("old", "new"):
         (tmp_path / folder).mkdir()

@@ -1,4 +1,4 @@
-"""What benchmarks record: ratios by round, intervals, reasons without folders."""
+"""What benchmarks record: ratios per round, intervals, reasons without folders."""
 
 from __future__ import annotations
 

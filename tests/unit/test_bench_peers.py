@@ -1,4 +1,4 @@
-"""Peers that cannot take part are absent with the reason, and contenders take turns."""
+"""Peers that cannot take part are absent with a reason, and contenders take turns."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_each_turn_begins_with_a_call_that_is_not_timed():
 
     times = turns.take_turns({"count": count}, rounds=3, round_ns=1)
     assert len(times["count"]) == 3
-    assert n_calls == 5 + 3 * (1 + 1)  # five to learn how long a call takes
+    assert n_calls == 5 + 3 * (1 + 1)  # five to measure the duration of a call
 
 
 @pytest.mark.parametrize("n_sets", [1, 2, 3])
@@ -90,7 +90,7 @@ def test_alternating_calls_without_options():
 
 
 def test_graphed_callables_leave_the_module_as_it_is(monkeypatch):
-    """What torch makes of a module is that module with another forward."""
+    """torch returns the same module with another forward."""
 
     def make_graphed_callables(function, inputs):
         assert not isinstance(function, torch.nn.Module)

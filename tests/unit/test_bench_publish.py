@@ -1,4 +1,4 @@
-"""bench/publish.py puts what a report holds, and nothing else, into its two pages and the plots."""
+"""bench/publish.py puts exactly the content of a report into its two pages and the plots."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def files(tmp_path):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """The report and the pages, once published; tests only read them."""
+    """The report and the pages after publication; tests only read them."""
     files = write_files(tmp_path_factory.mktemp("published"))
     outcome = files.run()
     assert outcome.exit_code == 0, outcome.output

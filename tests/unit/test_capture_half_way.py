@@ -1,4 +1,4 @@
-"""One capture with torch: what it reads, and puts back when it fails half-way; no GPU is asked."""
+"""One capture with torch: what it reads, and restores if it fails half-way; needs no GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offload.backends.cuda import torch_capture
 
 @pytest.mark.parametrize("failing", ["begin", "launch"])
 def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch, failing):
-    """A stream that stays in capture mode would end what the user does there next."""
+    """A stream left in capture mode would break the user's next work on it."""
     log: list[str] = []
 
     class Entered:
@@ -37,7 +37,7 @@ def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch
     monkeypatch.setattr(torch_capture, "EagerRun", lambda *_, **__: types.SimpleNamespace(bases={}))
 
     class HalfWay(torch_capture._OneCapture):
-        """Of its own class, which remembers in which order attributes were given."""
+        """A class of its own, which records the order in which attributes were set."""
 
         def __init__(self) -> None:
             self._bound = None
@@ -62,7 +62,7 @@ def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch
 
 
 def test_workspaces_are_made_anew_in_a_capture_and_not_kept_after_it(monkeypatch):
-    """A graph may hold no workspace that anybody else has, whatever fails meanwhile."""
+    """A graph may hold no workspace that other code uses, whatever fails meanwhile."""
     log: list[str] = []
     monkeypatch.setattr(
         torch._C, "_cuda_clearCublasWorkspaces", lambda: log.append("cleared"), raising=False
@@ -78,7 +78,7 @@ def test_workspaces_are_made_anew_in_a_capture_and_not_kept_after_it(monkeypatch
 
 
 def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
-    """What a copy reads from the host may be something else when the capture has ended."""
+    """The source of a copy from the host may have changed when the capture has ended."""
     known = types.SimpleNamespace(handle=5)
     asked: list[tuple[int, object]] = []
 
@@ -111,6 +111,6 @@ def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
     found, recycled = Whole()._captured()
     assert asked == [(77, {5: known})]
     assert found.nodes[0] is known
-    assert found.launches == [3, -1]  # the second was made by no launch
+    assert found.launches == [3, -1]  # no launch made the second one
     assert found.workspace_bytes == 64
     assert not recycled

@@ -1,4 +1,4 @@
-"""Captures are made on one thread of the process, one behind the other, whoever asks."""
+"""Captures of all callers run on one thread of the process, one after the other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_errors_come_to_the_caller():
 
 
 def test_the_child_of_a_fork_has_a_thread_of_its_own():
-    """Also where the parent's is busy."""
+    """Also where the parent's thread is busy."""
     begun, end = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -55,7 +55,7 @@ def test_the_child_of_a_fork_has_a_thread_of_its_own():
     begun.wait(10)
     child = os.fork()
     if child == 0:
-        signal.alarm(10)  # ends it, where it waits for a thread that is not there
+        signal.alarm(10)  # ends the child if it waits for a missing thread
         os._exit(0 if ask() != threading.get_ident() else 1)
     end.set()
     waiting.join()

@@ -1,4 +1,4 @@
-"""Which argument blocks of a captured Ascend model move into one table, by made-up captures."""
+"""Argument blocks of a captured Ascend model that move into one table, on made-up captures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offload.program import Program
 
 
 def numbered(captures: Sequence[ModelCapture]) -> list[ModelCapture]:
-    """With tasks that nobody compares between the launches': every second one."""
+    """With tasks between the launches' that are not compared: every second one."""
     return [
         dataclasses.replace(
             one,
@@ -63,7 +63,7 @@ def test_a_kernel_without_words_keeps_its_block() -> None:
 
 
 def test_numbers_that_look_like_an_own_address_stay() -> None:
-    """The same in all captures, though blocks lie elsewhere: the block's place in the first one."""
+    """The same in all captures, though blocks move: the block's address in the first capture."""
     program = chain()
     blocks = LAYOUTS[0][2]
     for number in (blocks, blocks + 8, blocks + 40):

@@ -1,4 +1,4 @@
-"""What moves in a captured Ascend model: told from captures that are made up here."""
+"""Words that move in a captured Ascend model, found in made-up captures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_words_move_with_input_output_and_pool() -> None:
     found = relocated_words(program, captured(program, KERNELS))
     assert words_of(program, found) == {
         (0, 8, "x", 0),
-        (0, 16, POOL, 0),  # the output's bytes, before there is an output
+        (0, 16, POOL, 0),  # the output's bytes, before the output exists
         (1, 8, POOL, 0),
         (1, 16, POOL, 512),
         (2, 8, POOL, 512),
@@ -62,7 +62,7 @@ def test_words_move_with_input_output_and_pool() -> None:
 
 
 def test_words_into_their_own_block_are_never_patched() -> None:
-    """Class self: where blocks are used again in another capture, and where they are not."""
+    """Class self: where blocks are reused in another capture, and where they are not."""
     program = chain()
     for layouts in (LAYOUTS, [LAYOUTS[0], LAYOUTS[2], LAYOUTS[1]]):
         found = relocated_words(program, captured(program, KERNELS, layouts=layouts))
@@ -106,7 +106,7 @@ def test_integers_that_look_like_addresses_stay() -> None:
 
 
 def test_pieces_of_the_pool_that_lie_side_by_side_everywhere() -> None:
-    """Where one ends the next begins: the address is the next one's."""
+    """Where one piece ends the next begins: the address belongs to the next one."""
     program = chain()
     captures = [
         dataclasses.replace(one, pool=[(pool, 512), (pool + 512, POOL_BYTES)])
@@ -133,7 +133,7 @@ def test_interior_addresses_keep_their_offset() -> None:
 
 
 def test_a_later_launch_names_the_output() -> None:
-    """What is written in place after it was made."""
+    """A write in place after it was made."""
     program = program_of(lambda x: ((x + 1) * 2).relu().add_(x), torch.ones(64))
     kernels = [*KERNELS, [(SELF, 24), (OUT, 0), (IN, 0), 0]]
     found = words_of(program, relocated_words(program, captured(program, kernels)))
@@ -197,7 +197,7 @@ def test_what_a_launch_without_tasks_touches_is_copied_or_stays(
 
 
 def test_a_launch_without_tasks_that_writes_an_input_fixes_the_pool() -> None:
-    """Of how many tasks nobody tells: they may hand memory to each other."""
+    """The number of its tasks is unknown: they may pass memory to each other."""
     program = program_of(lambda x, y: (x + 1, y.mul_(2)), torch.ones(64), torch.ones(64))
     x, y = (value.index for value in program.of_role(Role.INPUT))
     (out,) = (value.index for value in program.of_role(Role.OUTPUT))
@@ -243,7 +243,7 @@ def test_events_touch_nothing() -> None:
 
 @pytest.mark.parametrize("has_kernel", [False, True])
 def test_an_unreadable_task_beside_a_kernel_may_use_scratch_memory(has_kernel: bool) -> None:
-    """One that a launch makes alone has no use for any but what the launch reads and writes."""
+    """A task that is a launch's only one uses only memory that the launch reads and writes."""
     program = program_of(lambda x, y: (x + 1, y.mul_(2)), torch.ones(64), torch.ones(64))
     x, y = (value.index for value in program.of_role(Role.INPUT))
     (out,) = (value.index for value in program.of_role(Role.OUTPUT))
@@ -329,9 +329,9 @@ def test_what_a_kernel_with_an_unexplained_word_touches_is_copied_or_stays(
     assert set(found.copied) == {names[name] for name in copied}
     assert all(re.search(why, one) for one in found.copied.values())
     assert re.search(why, found.why_fixed)
-    # The others are followed.
+    # The other words are followed.
     assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"} - copied
-    noise[2] = (launch, 8)  # noise has other values each time, and it is the same choice
+    noise[2] = (launch, 8)  # noise has other values each time, and the choice stays the same
     again = relocated_words(program, captured(program, KERNELS, noise=noise))
     assert again.same_choice(found)
 
@@ -419,7 +419,7 @@ def test_weights_are_constants_of_the_programs() -> None:
 
 
 def test_an_address_that_nobody_keeps_is_refused_among_arguments_only() -> None:
-    """A workspace outside of the pool, say, which may be given back and grown anew."""
+    """For example a workspace outside the pool, which may be freed and allocated again."""
     program = chain()
     somebodys, owned = 0x7200_0000_0000, 0x7200_0000_1000
     others = [(somebodys, 1 << 20), *((pool, POOL_BYTES) for _, pool, _ in LAYOUTS)]

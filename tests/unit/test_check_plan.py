@@ -1,6 +1,6 @@
-"""One check of a Plan: any lanes, over bytes of slots and effects.
+"""The check of a Plan: any lanes, over bytes of slots and effects.
 
-Of one lane, lifetimes say as much.
+For a single lane, lifetimes are equivalent.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def test_of_one_lane_lifetimes_and_steps_tell_the_same(one, seed):
 
 
 def apart(plan: Plan) -> Plan:
-    """Each activation at a place of its own."""
+    """Each activation at a separate place."""
     slot = plan.feature_map.index
     places = list(plan.places)
     for number, index in enumerate((1, 2, 3, 4)):
@@ -68,7 +68,7 @@ def test_places_of_one_lane_are_wrong_for_two():
     [(0, 1, "launch 4. would not find what it reads"), (1, 0, "launch 3.*launch 4")],
 )
 def test_each_wait_is_needed(lane, step, said):
-    """For what the other tower has made; and before the next execution overwrites it."""
+    """On what the other tower has made; and before the next execution overwrites it."""
     steps = [list(one) for one in JOINED]
     del steps[lane][step]
     plan = in_lanes(apart(place_values(TOWERS, MACHINE)), *steps)
@@ -108,7 +108,7 @@ def apart_of(one: Program, values: tuple[int, ...]) -> Plan:
 
 
 def test_a_guard_stays_before_what_callers_can_see():
-    """A write to an input beside a guard might be seen though the execution ends there."""
+    """A write to an input beside a guard might be seen though the execution ends at the guard."""
     two = program(
         [IN, ACT, OUT],
         [launch(0, [0], 1, guard=True), launch(1, [0], 2)],

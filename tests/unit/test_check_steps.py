@@ -13,7 +13,7 @@ ARENA, GENERATOR = "arena", "generator 0"
 
 @dataclasses.dataclass
 class Launches:
-    """By launch what it reads and writes: (value, begin, end); and the effects that it has."""
+    """For each launch what it reads and writes, as (value, begin, end), and its effects."""
 
     reads: list[list[tuple[str, int, int]]]
     writes: list[list[tuple[str, int, int]]]
@@ -45,7 +45,7 @@ DIAMOND = Launches(
     reads=[[], [A], [A], [B, C]],
     writes=[[A], [B], [C], [D]],
 )
-"""Launch 0, then 1 beside 2, then 3 behind both."""
+"""Launch 0, then 1 beside 2, then 3 after both."""
 
 FIRST = (Run(0, 1), Record(0), Run(1, 2), Wait(1), Run(3, 4), Record(2))
 SECOND = (Wait(2, age=1), Wait(0), Run(2, 3), Record(1))
@@ -58,7 +58,7 @@ def check(touches, first=FIRST, second=SECOND, n_launches=4):
 
 def test_a_diamond():
     check(DIAMOND)
-    check(DIAMOND, FIRST, SECOND[1:])  # that launch 3 is over is implied by the next launch 0
+    check(DIAMOND, FIRST, SECOND[1:])  # the next launch 0 implies that launch 3 has ended
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_diamond_without_one_of_its_waits(first, second, request):
 
 @pytest.mark.parametrize("by", [-10, -1, 1, 10])
 def test_a_moved_value(by):
-    """C shares bytes with one that exists at the same time, on another lane."""
+    """C shares bytes with a value that exists at the same time, on another lane."""
     moved = ("c", C[1] + by, C[2] + by)
     touches = dataclasses.replace(
         DIAMOND, reads=[[], [A], [A], [B, moved]], writes=[[A], [B], [moved], [D]]
@@ -98,7 +98,7 @@ def test_a_result_over_what_its_launch_reads():
     ):
         check(dataclasses.replace(DIAMOND, writes=[[A], [("b", 0, 10)], [C], [D]]))
     in_place = dataclasses.replace(DIAMOND, writes=[[A], [B], [C], [B]])
-    check(in_place)  # the same value, which it reads as well
+    check(in_place)  # the same value, which it also reads
 
 
 def test_a_part_that_nobody_has_written():
@@ -108,7 +108,7 @@ def test_a_part_that_nobody_has_written():
 
 
 def test_the_next_execution_waits_for_what_is_read_now():
-    """What only the second lane reads last is written first by the next execution's first lane."""
+    """The next execution's first lane first writes what the second lane reads last."""
     touches = Launches(reads=[[], [A]], writes=[[A], [B]])
     first, second = (Run(0, 1), Record(0)), (Wait(0), Run(1, 2), Record(1))
     with pytest.raises(

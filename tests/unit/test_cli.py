@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it writes, how it fails."""
+"""The command line: its output, its files, its failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def offload_command(*arguments: Any) -> Result:
 
 
 def failure_of(result: Result) -> str:
-    """The one paragraph on stderr of a command that failed without a traceback."""
+    """The single paragraph on stderr of a command that failed without a traceback."""
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
     assert result.stderr.startswith("Error: ")

@@ -1,4 +1,4 @@
-"""Which slots are copied instead of re-setting their nodes, by made-up costs."""
+"""Slots that are copied instead of updating their nodes, by made-up costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def not_measured() -> CopyCosts:
 
 
 def test_a_copy_pays_from_the_break_even_on():
-    """1000 bytes cost 2000 + 1500 + 500 ns, as four nodes do: five are more."""
+    """1000 bytes cost 2000 + 1500 + 500 ns, as four nodes do: five nodes cost more."""
     (choice,) = choose_copied_slots([slot(0, range(4))], lambda: COSTS)
     assert (choice.is_copied, choice.n_nodes, choice.break_even_nodes) == (False, 4, 5)
     (choice,) = choose_copied_slots([slot(0, range(5))], lambda: COSTS)
@@ -65,7 +65,7 @@ def test_a_node_that_another_moving_slot_holds_is_not_spared():
 
 
 def test_slots_that_share_their_nodes_are_copied_together():
-    """Neither spares a node by itself."""
+    """Neither copy alone spares a node."""
     assert copied(slot(0, range(9)), slot(1, range(9))) == {0, 1}
     assert copied(slot(0, range(8)), slot(1, range(8))) == set()
 

@@ -1,4 +1,4 @@
-"""The header model recovers known costs; predictions are the pipeline that they describe."""
+"""The header model recovers known costs; predictions follow the pipeline that they describe."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_each_program_is_predicted_by_a_fit_to_the_others():
     exact = fit_header_model(observations(), n_resamples=0)
     assert len(exact.held_out_ratios) == len(programs)
     assert all(one == pytest.approx((1, 1), rel=1e-2) for one in exact.held_out_ratios)
-    odd = SHAPES[-1].program  # twice as slow as all others let expect
+    odd = SHAPES[-1].program  # twice as slow as all others suggest
     found = [
         dataclasses.replace(one, stages_ns={name: 2 * ns for name, ns in one.stages_ns.items()})
         if one.shape.program == odd
@@ -218,7 +218,7 @@ def test_break_even():
     assert cost_model(100, 50).break_even_launches(1000, SHAPE) == 1
     # Beyond the header the host takes 20 n + 10 + 5 ns, and offload 70 + 5 n.
     assert cost_model(20, 10).break_even_launches(5, SHAPE) == 4
-    # A host that is faster than the device never loses what it gained.
+    # A host faster than the device never loses its gain.
     assert cost_model(20, 10).break_even_launches(1000, SHAPE) is None
 
 
@@ -244,7 +244,7 @@ def test_delivery_costs():
         [
             (issue, 0, 0, 10), (launch, 0, 40, 45),  # idle device: 30 from issue to begin
             (issue, 1, 50, 62), (launch, 1, 92, 200),  # idle again
-            (issue, 2, 70, 80), (launch, 2, 200, 210),  # the device was busy: tells nothing
+            (issue, 2, 70, 80), (launch, 2, 200, 210),  # the device was busy: no information
         ]
     )  # fmt: skip
     assert delivery_costs_ns([execution]) == (10, 30)
@@ -252,7 +252,7 @@ def test_delivery_costs():
         delivery_costs_ns([host_scheduled([(launch, 0, 0, 1)])])
 
 
-# ---- kept on disk --------------------------------------------------------------------------------
+# ---- stored on disk ------------------------------------------------------------------------------
 
 KEY = CostKey("a processor", "cpu", (("torch", "2.13.0"),))
 

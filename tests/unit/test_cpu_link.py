@@ -1,4 +1,4 @@
-"""What reading weights takes: measured with little memory, once for each store, when it counts."""
+"""Costs of reading weights: measured with little memory, once for each store, only when needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 2**20
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """The bytes of each timed read, and whether it was into mapped memory; nothing is known."""
+    """The bytes of each timed read, and whether it went into mapped memory; no costs are known."""
     found: list[tuple[int, bool]] = []
     real = cpu_streaming._read_ns
 
@@ -86,7 +86,7 @@ def test_small_weights_tell_nothing_of_other_programs(
 def test_small_weights_beside_a_large_one_tell_no_rate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Most of the sample is of biases; a read takes 1 us, and 1 ns for each byte."""
+    """Most of the sample consists of biases; a read takes 1 us, and 1 ns for each byte."""
 
     def read(program: Any, sources: Any, value: int, size_bytes: int, *, mapped: bool) -> int:
         return 1000 + size_bytes

@@ -1,4 +1,4 @@
-"""The CUDA backend where there is no device: what it refuses and why."""
+"""The CUDA backend without a device: its refusals and their reasons."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recorded(**changes: object) -> BoundProgram:
 
 
 def prepare(bound: BoundProgram, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a device were there: a refusal comes before anything is captured."""
+    """Prepare as if a device existed: refusals come before any capture."""
     monkeypatch.setattr(CudaBackend, "machine", lambda self, index: None)
     monkeypatch.setattr(cuda_backend, "_known", {})  # of kernels that other tests loaded
     CudaBackend(object()).prepare(bound)
@@ -66,12 +66,12 @@ def test_everything_that_is_missing_is_named_at_once(monkeypatch):
     ("bindings", "message"),
     [
         (types.SimpleNamespace(driver=types.SimpleNamespace()), "is older than CUDA 13: pip"),
-        (None, "which are not installed: pip"),  # as an import that fails
+        (None, "which are not installed: pip"),  # as a failing import
     ],
 )
 def test_missing_and_old_bindings_say_what_to_install(monkeypatch, bindings, message):
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    asked_anew = driver_bindings.__wrapped__  # what was found before stays as it was
+    asked_anew = driver_bindings.__wrapped__  # the earlier result stays cached
     with pytest.raises(BackendUnavailable, match=rf"{message} install 'offload\[cuda\]'$"):
         asked_anew()
 
@@ -83,7 +83,7 @@ def test_programs_of_another_device_are_not_loaded():
 
 
 def test_a_program_stays_on_the_device_that_it_was_recorded_on():
-    """Without weights nothing but the Program says which one it was."""
+    """Without weights only the Program states its device."""
     program = dataclasses.replace(recorded().program, device_index=1)
     assert device_of(program) == 1
     captured = offload.Captured(BoundProgram(program))
@@ -192,7 +192,7 @@ def test_verify_is_a_keyword_of_load_that_the_cpu_accepts():
 
 
 def test_a_caller_who_captures_is_refused_before_memory_is_taken(monkeypatch):
-    """A graph that is being captured may end with what the driver is asked for meanwhile."""
+    """Other driver calls meanwhile may end the caller's capture."""
 
     def pool(*_: object) -> None:
         raise AssertionError("a pool of discovery takes memory")

@@ -1,4 +1,4 @@
-"""Memory that torch's allocator only keeps for later is there for what loading allocates itself."""
+"""Memory cached by torch's allocator is available to allocations that loading itself makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from offload.errors import ExecutionError, OutOfMemory
 
 
 class Device:
-    """Has room for one more allocation as soon as torch has given back what it keeps."""
+    """Has room for one more allocation once torch has released its cache."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, torch_keeps: bool) -> None:
         self.is_full, self.n_tries, self.n_emptied = True, 0, 0
@@ -33,7 +33,7 @@ def test_what_torch_keeps_is_given_back_and_used(monkeypatch):
     device = Device(monkeypatch, torch_keeps=True)
     assert with_memory_of_torch(device.allocate) == 4096
     assert (device.n_tries, device.n_emptied) == (2, 1)
-    assert with_memory_of_torch(device.allocate) == 4096  # there is room: torch keeps its own
+    assert with_memory_of_torch(device.allocate) == 4096  # there is room: torch keeps its cache
     assert (device.n_tries, device.n_emptied) == (3, 1)
 
 

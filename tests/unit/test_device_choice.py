@@ -1,4 +1,4 @@
-"""Devices chosen for segments by what executions took, on a virtual clock."""
+"""Devices chosen for segments by measured executions, on a virtual clock."""
 
 import itertools
 
@@ -19,7 +19,7 @@ def chain(costs, planned):
 
 
 def executed(choice, segments, slow, n_executions):
-    """Executions on devices that take `slow` times as long as expected; the devices of the last."""
+    """Execute on devices that take `slow` times the expected duration; return the last devices."""
     for _ in range(n_executions):
         devices = choice.choose()
         choice.ended(
@@ -30,7 +30,7 @@ def executed(choice, segments, slow, n_executions):
 
 
 def value_at(segments, devices, slow, hand_over_ns):
-    """What an execution takes with these devices, which have these paces."""
+    """The duration of an execution on these devices at these paces."""
     knowing = DeviceChoice(segments, Placement.STATIC, hand_over_ns)
     knowing._paces = list(slow)
     return knowing.value(devices)
@@ -54,7 +54,7 @@ def test_what_runs_late_is_moved_and_comes_back(placement):
     choice = DeviceChoice(segments, placement, US)
     assert executed(choice, segments, [1.0, 1.0], 5) == (0, 0, 0, 0)
     assert executed(choice, segments, [3.0, 1.0], 10) == (1, 1, 1, 1)
-    # The device is as quick as before; nobody knows until its pace is forgotten.
+    # The device is as fast as before, which stays unknown until its pace is forgotten.
     assert executed(choice, segments, [1.0, 1.0], 200) == (0, 0, 0, 0)
 
 
@@ -91,7 +91,7 @@ graphs = st.integers(1, 6).flatmap(
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(graph=graphs, slowed=st.integers(0, 1))
 def test_a_device_slowed_down_threefold(graph, slowed):
-    """At most 1.15 times a plan that knew, and seldom that."""
+    """At most 1.15 times a plan with full knowledge, and seldom that much."""
     costs, after, _ = graph
     segments = [
         SegmentCosts(

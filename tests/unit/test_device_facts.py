@@ -1,4 +1,4 @@
-"""All three reports of a GPU say which GPU, driver and versions they are of; none is asked here."""
+"""All three reports of a GPU state their GPU, driver and versions; none is queried here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytest.importorskip("cuda.bindings.driver", reason="the driver is asked by NVIDI
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """As if there were one."""
+    """A fake GPU."""
     from cuda.bindings import driver
 
     found = types.SimpleNamespace(name="a GPU", total_memory=80 << 30, major=9, minor=0)

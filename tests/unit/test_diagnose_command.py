@@ -1,4 +1,4 @@
-"""`offload diagnose`: its three kinds of target, what it prints, how it fails."""
+"""`offload diagnose`: its three kinds of target, its output, its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idle time of devices: the rule, Kineto trace files, and the same by Holistic Trace Analysis."""
+"""Idle time of devices: the rule, Kineto trace files, and Holistic Trace Analysis's results."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Trace:
     """A Kineto trace under construction; times in us."""
 
     def __init__(self) -> None:
-        # A first event without times: Holistic Trace Analysis takes row 0 for the launch of
-        # kernels that have none.
+        # A first event without times: Holistic Trace Analysis takes row 0 as the launch of kernels
+        # without a launch.
         self.events: list[Event] = [
             {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}}
         ]
@@ -52,7 +52,7 @@ class Trace:
         stream: int = 7,
         category: str = "kernel",
     ) -> None:
-        """A kernel; `launched` is when the host's call for it began, of 2 us."""
+        """A kernel; `launched` is the beginning of the host's call for it, which takes 2 us."""
         self._correlation += 1
         if launched is not None:
             self.complete(
@@ -63,7 +63,7 @@ class Trace:
         )
 
     def save(self, path: Path) -> Path:
-        # Holistic Trace Analysis looks for the rank on a line of its own.
+        # Holistic Trace Analysis expects the rank on a separate line.
         document = {"schemaVersion": 1, "distributedInfo": {"rank": 0}, "traceEvents": self.events}
         path.write_text(json.dumps(document, indent=1))
         return path

@@ -1,4 +1,4 @@
-"""Verdicts on a virtual clock: host-bound and device-bound cases are told apart always."""
+"""Verdicts on a virtual clock: host-bound and device-bound cases are always distinguished."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class VirtualModel:
         return measure(contenders, self.clock, SHORT)
 
 
-# ---- told apart always ---------------------------------------------------------------------------
+# ---- always distinguished ------------------------------------------------------------------------
 
 models = {
     "n_launches": st.integers(20, 200),
@@ -184,7 +184,7 @@ def test_the_budget_ends_the_turns_but_never_the_least() -> None:
     assert len(enqueue.samples_ns) == len(total.samples_ns) == 3
 
 
-# ---- what findings say together ------------------------------------------------------------------
+# ---- combined findings ---------------------------------------------------------------------------
 
 
 def timing(*samples_ns: float) -> Timing:
@@ -210,7 +210,7 @@ def test_thresholds_are_included(fraction: float, verdict: Verdict) -> None:
 
 
 def test_ratios_are_taken_within_a_turn() -> None:
-    """A machine that slows down in between slows both."""
+    """If the machine slows down in between, both slow down."""
     found = replay_test(timing(100, 200, 300), timing(20, 40, 60))
     assert (found.lower, found.fraction, found.upper) == pytest.approx((0.8, 0.8, 0.8))
     found = enqueue_test(timing(50, 100), timing(100, 200))

@@ -1,4 +1,4 @@
-"""What errors of the CUDA driver say: what was being done, the call, the driver's own words."""
+"""Messages of CUDA driver errors: the operation, the call, and the driver's own text."""
 
 from __future__ import annotations
 

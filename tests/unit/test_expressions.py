@@ -1,4 +1,4 @@
-"""Arithmetic over sizes: native evaluation against Python's own, and what it refuses."""
+"""Arithmetic over sizes: native evaluation against Python's, and refused expressions."""
 
 import contextlib
 import itertools

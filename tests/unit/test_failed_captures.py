@@ -1,4 +1,4 @@
-"""What is said of captures by torch_npu that failed, from torch's message alone."""
+"""Messages about failed torch_npu captures, derived from torch's message alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNJOINED = RuntimeError("AclmdlRICaptureEnd failed, error code is 107025")
     ("n_tasks", "begins"),
     [
         ([[0], [1], [2, 1]], [0, 1, None]),
-        # With copies of weights a moment stands before and one behind each launch.
+        # With copies of weights there is a moment before each launch and one after it.
         ([[0], [1], [1], [2, 1, 1]], [0, None, 1, None]),
     ],
     ids=["launches alone", "beside copies"],

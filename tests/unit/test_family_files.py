@@ -58,7 +58,7 @@ def test_a_family_comes_back_as_it_was(saved):
         with pytest.raises(offload.BindingError, match=r"expected 3 < n.*test_family_files\.py"):
             run(torch.randn(3, 4), 1)
         x = torch.randn(7, 4)
-        assert torch.equal(opened.load()(x, 2)[0], model(x, 2)[0])  # the recorded size alone
+        assert torch.equal(opened.load()(x, 2)[0], model(x, 2)[0])  # only the recorded size
 
 
 def test_a_file_of_one_size_is_as_older_versions_read_it(saved, tmp_path):
@@ -146,7 +146,7 @@ def places_in(data, path=()):
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_what_is_read_of_damaged_families_stays_inside_its_values(saved, data):
-    """Whatever a file says: it is refused, or so is a choice of sizes, or its Program is whole."""
+    """For any file content, the file or a choice of sizes is refused, or its Program is whole."""
     told = copy.deepcopy(data_of(saved))
     paths = list(places_in(told[FAMILY]))
     for _ in range(data.draw(st.integers(1, 3))):

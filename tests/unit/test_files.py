@@ -1,4 +1,4 @@
-"""Saving and opening: a program comes back whole, in another process too."""
+"""Saving and opening: a program comes back whole, also in another process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def constants_of(structure: Structure) -> list[Any]:
 
 
 def assert_same_program(mine: BoundProgram, yours: BoundProgram) -> None:
-    """Equal in everything; weights by their bytes, and held alike."""
+    """Equal in everything; weights by their bytes and by how they are held."""
     one, other = mine.program, yours.program
     assert one == other
     for mine_structure, yours_structure in (
@@ -366,7 +366,7 @@ def test_containers_nested_too_deeply_cannot_be_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "no_such_device", "cuda:9", ""])
 def test_programs_of_devices_that_are_not_here_can_be_looked_at(tmp_path, device):
-    """Their weights are on the CPU then, and they are not loaded."""
+    """Their weights are then on the CPU, and they are not loaded."""
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has one")
     model = torch.nn.Linear(2, 3)

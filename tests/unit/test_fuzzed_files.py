@@ -1,4 +1,4 @@
-"""Opening files changed at random: a FileError, or a program that is whole."""
+"""Opening randomly changed files gives a FileError or a program that is whole."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FUZZ = settings(
 
 
 def open_or_refuse(content: bytes, folder: Path) -> None:
-    """Open; what opens must be whole enough to be printed and placed."""
+    """Open; a program that opens must be whole enough to be printed and placed."""
     with contextlib.suppress(offload.FileError):
         program = opened(content, folder)
         str(program)
@@ -62,7 +62,7 @@ def test_bytes_changed(tmp_path: Path, edits: list[tuple[int, int]]) -> None:
 @FUZZ
 @given(seed=st.integers(0, 10**9))
 def test_central_directory_changed(tmp_path: Path, seed: int) -> None:
-    """The last bytes of a zip are its sizes and offsets: change these above all."""
+    """The last bytes of a zip are its sizes and offsets: change mainly these."""
     choice, content = random.Random(seed), bytearray(valid_file())
     for _ in range(choice.randint(1, 4)):
         at = len(content) - choice.randint(1, 220)

@@ -1,4 +1,4 @@
-"""Tables whose rows are gathered: which weights may be, what is planned, what is refused."""
+"""Tables whose rows are gathered: eligible weights, plans, refusals."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Cells of generators are made where a capture looks for them, by whichever version of torch."""
+"""Cells of generators are made where a capture looks for them, in each version of torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cuda(request, monkeypatch) -> FakeTorch:
 def capture_of(
     cuda: FakeTorch, monkeypatch: pytest.MonkeyPatch, *named: FakeGenerator
 ) -> torch_capture._OneCapture:
-    """A capture that has not begun, of a program that names generators."""
+    """A capture not yet begun, of a program that names generators."""
     one: Any = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
     one._bound, one._device = None, 0
     one._cells, one._graph = MemoryPool(GPU), FakeGraph(cuda)
@@ -71,7 +71,7 @@ def test_what_random_kernels_read_is_found(cuda, monkeypatch, n_named):
 
 
 def test_only_old_versions_fill_cells_before_a_capture(cuda, monkeypatch):
-    """Whose addresses may be left over in the arguments of kernels that are captured then."""
+    """Their addresses may remain in arguments of kernels that are captured then."""
     one = capture_of(cuda, monkeypatch)
     one._begin()
     expected = list(cuda.default.draw()) if type(cuda) is FakeTorch else []
@@ -101,7 +101,7 @@ def test_the_trial_leaves_nothing(cuda):
 
 
 def test_a_generator_that_cannot_be_captured_is_an_execution_error(monkeypatch):
-    """The capture is under way then, and ended by whoever began it."""
+    """The capture is then in progress, and its owner ends it."""
 
     class Failing(FakeGenerator):
         def get_state(self) -> str:

@@ -1,4 +1,4 @@
-"""Lifetimes on graphs: what shares bytes is ordered, whatever the graph's shape."""
+"""Lifetimes on graphs: values that share bytes are ordered, for any graph."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_scratch_shares_the_feature_map_with_activations():
 
 @st.composite
 def graphs(draw: st.DrawFn) -> NodeGraph:
-    """A graph whose nodes are numbered at random, and the nodes that touch each of some values."""
+    """A graph with randomly numbered nodes, and the nodes that touch each of some values."""
     n_nodes = draw(st.integers(2, 14))
     names = draw(st.permutations(range(n_nodes)))
     pairs = [(i, j) for j in range(n_nodes) for i in range(j)]

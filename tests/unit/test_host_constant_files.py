@@ -1,4 +1,4 @@
-"""Host constants in files: saved with the Program, opened as tensors of their own on the CPU."""
+"""Host constants in files: saved with the Program, opened as separate tensors on the CPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Scaled(nn.Module):
 
 
 def make(model: Scaled, factor: torch.Tensor) -> BoundProgram:
-    """As it would be recorded on a GPU with the tensors of no dimensions on the CPU."""
+    """Record as on a GPU, with the tensors of no dimensions on the CPU."""
     captured = offload.capture(model, torch.ones(2, 3), factor)
     program = captured.program
     contents = {index: held[0] for index, held in captured.bindings.weights.items()}
@@ -77,10 +77,10 @@ def test_they_come_back_as_they_were_recorded(bound, tmp_path):
             assert held.device.type == "cpu"
             assert held.shape == ()
             assert bytes(held.untyped_storage()) == value.host_content
-            held.fill_(3)  # of its own: the Program's content is not it
+            held.fill_(3)  # separate from the Program's content
     assert contents["scale"] == (0x7FC01234).to_bytes(4, "little")
     assert open_saved(path).bound.program.values == bound.program.values
-    with zipfile.ZipFile(path) as archive:  # their bytes stand in the program alone
+    with zipfile.ZipFile(path) as archive:  # their bytes are only in the program
         n_bytes = sum(
             one.size_bytes for one in bound.program.of_role(Role.WEIGHT) if not one.on_host
         )

@@ -1,4 +1,4 @@
-"""Constants of sizes: which part of them the host makes."""
+"""Constants of sizes: the part of them that the host makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Steps of host stages, against arithmetic of its own."""
+"""The Steps of host stages, against independent arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COSTS = st.lists(st.builds(LaunchCosts, TIMES, TIMES, TIMES, TIMES), max_size=12
 
 
 def by_recurrence(costs: list[LaunchCosts], n_cores: int) -> float:
-    """When the last kernel ends: each thread and the device free at a time of its own."""
+    """The end of the last kernel, by the times at which each thread and the device are free."""
     if n_cores == 1:
         threads = {"tile": "all", "memory": "all", "launch": "all"}
     else:
@@ -59,7 +59,7 @@ def test_the_lanes_are_the_workers_of_the_graph_engine():
 
 
 def test_an_even_pipeline_hides_all_but_the_slowest_stage():
-    """Tiling takes longest: the device waits for it alone, but for the way in."""
+    """Tiling is the longest stage: the device waits for it alone, except at the beginning."""
     costs = [LaunchCosts(30.0, 5.0, 10.0, 20.0)] * 100
     assert predict_host_stages(costs, 1).total_ns == 100 * 45.0 + 20.0
     assert predict_host_stages(costs, 3).total_ns == 100 * 30.0 + 5.0 + 10.0 + 20.0

@@ -1,4 +1,4 @@
-"""Opening what nobody should have written: one lie at a time, each named in a FileError."""
+"""Opening malicious files: a single false entry at a time, each named in a FileError."""
 
 from __future__ import annotations
 

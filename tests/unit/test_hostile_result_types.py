@@ -1,4 +1,4 @@
-"""Names of types that a hostile file gives to its result: none is imported but models' outputs."""
+"""Type names that a hostile file gives to its result: only models' outputs are imported."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hostile import archive, tree, valid_file
 
-# What opens the files that it is given; prints of each the modules that were imported meanwhile,
-# and the classes of containers in its result.
+# Opens the given files; prints for each the modules imported meanwhile, and the classes of
+# containers in its result.
 OPENS = """
 import json, sys
 from offload.files import open_saved
@@ -42,7 +42,7 @@ UNTRUSTED_NAMES = [
 
 
 def classes_found(results: list[Any], folder: Path) -> list[tuple[list[str], list[str]]]:
-    """Opens files of these structures instead of the list's third item, in a fresh process."""
+    """Open files with these structures in place of the list's third item, in a fresh process."""
     (folder / "valid").write_bytes(valid_file())
     paths = [folder / "valid"]
     for number, structure in enumerate(results):

@@ -1,4 +1,4 @@
-"""What an installation says of torch: what it was built against, and which others it refuses."""
+"""How an installation treats torch: the version it was built against, and those it refuses."""
 
 import importlib.metadata
 import os

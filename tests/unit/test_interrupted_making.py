@@ -1,4 +1,4 @@
-"""An interrupt while kernels are made ends the call, and what was begun goes on to its end."""
+"""An interrupt while kernels are made ends the call; work already begun runs to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of compiled kernels: whose it is, what it gives, and what it does not believe."""
+"""The cache of compiled kernels: its owner, its hits, and the entries it rejects."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def bound():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
     with torch.no_grad():
-        return offload.capture(model, torch.randn(1, 8)).bound  # of one row: nothing is packed
+        return offload.capture(model, torch.randn(1, 8)).bound  # a single row: nothing is packed
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def only(folder: Path, suffix: str) -> Path:
 
 
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The sources that are compiled from now on."""
+    """The sources compiled from now on."""
     made: list[str] = []
     build = toolchain.build
 
@@ -76,12 +76,12 @@ def test_it_is_found_without_a_compiler(bound, folder, monkeypatch):
     assert {reason for _, reason in none.kept} == {
         "no C++ compiler: g++, c++ and clang++ are not on PATH"
     }
-    # What was refused for that is not kept: with a compiler it is made.
+    # That refusal is not stored: with a compiler the kernel is made.
     assert fuse(bound, cache_folder=folder.parent / "other").fusion.n_kernels == 1
 
 
 def test_neither_inductor_nor_a_compiler_is_loaded_for_what_is_found(folder):
-    """In another process, whose modules are told."""
+    """In another process, which reports its modules."""
     script = f"""
 import sys, pathlib, torch, offload
 from offload.compile import fuse, toolchain
@@ -110,7 +110,7 @@ print(fusion.n_kernels, "torch._inductor.codegen" in sys.modules, "torch._dynamo
 @pytest.mark.parametrize("content", [b"", b"\x7fELF" + bytes(100), b"not code"])
 def test_a_library_that_is_not_what_was_written_is_made_again(bound, folder, content, monkeypatch):
     fuse(bound, cache_folder=folder)
-    # A new file: the one that this process has loaded stays as it is.
+    # A new file: the one that this process has loaded stays unchanged.
     library = only(folder, ".so")
     library.unlink()
     library.write_bytes(content)
@@ -133,7 +133,7 @@ DAMAGED = {
 
 
 def rewrite(entry: Path, **fields: object) -> None:
-    """Write fields of an entry anew, with the digest of what it has then."""
+    """Rewrite fields of an entry, with the digest of its new content."""
     document = {**json.loads(entry.read_text()), **fields}
     del document["digest"]
     document["digest"] = caches._digest_of(entry.stem, document)
@@ -321,7 +321,7 @@ def test_without_any_folder_all_stays_as_recorded(bound, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["env g++", "env -u HOME g++"])
 def test_a_compiler_may_be_several_words(bound, folder, name, monkeypatch):
-    """As `ccache g++`: Inductor takes one path alone."""
+    """As `ccache g++`: Inductor accepts only a path."""
     monkeypatch.setenv("CXX", name)
     toolchain.find_compiler.cache_clear()
     try:
@@ -427,7 +427,7 @@ def test_what_inductor_finds_no_room_for_is_tried_again(error, folder, monkeypat
 
 
 def test_a_full_disk_leaves_kernels_to_the_process(bound, folder, monkeypatch):
-    """What is half written goes; what was made serves this process, which says so each time."""
+    """Partial files are removed; the kernel serves this process, which warns each time."""
     replace, made = os.replace, builds(monkeypatch)
 
     def full(source, target):

@@ -1,4 +1,4 @@
-"""The proof of a compiled kernel: right ones pass, and whatever is wrong with one is noticed."""
+"""The proof of a compiled kernel: correct kernels pass, and every defect is detected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SOURCES = {
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Functions that compute x * y + x, or are to."""
+    """Functions that compute x * y + x, or are meant to."""
     lines = [
         f"{EXPORTED} void {name}(void* const* w) {{ const float* x = (const float*)w[0]; "
         f"const float* y = (const float*)w[1]; float* z = (float*)w[2]; {body} }}"
@@ -100,7 +100,7 @@ def test_infinities_and_nan_are_results_too(kernels):
     x = torch.randn(N)
     x[3], x[5], x[7] = float("inf"), float("-inf"), float("nan")
     assert prove(proof_of(kernels, "right"), x, torch.randn(N))
-    # x * (y + 1) of an infinity and -1 is NaN where x * y + x is as well; of 0 they differ.
+    # x * (y + 1) of an infinity and -1 is NaN, as is x * y + x; for 0 they differ.
     y = torch.randn(N)
     y[3] = -0.5
     assert prove(proof_of(kernels, "by_other_roundings"), x, y.abs() + 0.1)
@@ -142,7 +142,7 @@ CLAMPED = {
     ],
 )
 def test_clamped_sums_are_as_exact_as_the_sums(name, sums, is_proved, tmp_path):
-    """Of a row of sums around -1, one is just above 0: its last places are those of the row."""
+    """In a row of sums around -1, one is just above 0: its last places are those of the row."""
     region = region_of(lambda x, w: torch.mm(x, w).relu(), torch.ones(1, 2), torch.ones(2, N))
     w = torch.stack([torch.full((N,), -1.0), torch.randn(N) * 0.1])
     w[:, 5] = torch.tensor([1e-5, 0.0])

@@ -1,4 +1,4 @@
-"""Templates of kernels against float64, over sizes that fill vectors and that do not."""
+"""Templates of kernels against float64, over sizes that fill vectors and sizes that do not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": torch.sigmoid,
 }
 
-# Rows, columns and depth: one, vectors and panels filled, and not; more than one block of depth.
+# Rows, columns and depth: one, vectors and panels filled or not; more than one block of depth.
 SIZES = [
     (1, 1, 1), (1, 64, 64), (1, 33, 67), (2, 7, 300), (3, 16, 16), (4, 48, 32), (5, 1, 9),
     (8, 48, 64), (9, 50, 67), (13, 101, 67), (16, 192, 64), (17, 47, 257), (9, 31, 513),
@@ -45,19 +45,20 @@ GUARD = 64
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCES = {torch.float32: (2e-5, 2e-5), torch.bfloat16: (2**-8, 2e-5)}
-"""Relative and absolute, of products against float64. In bfloat16 a result is rounded once, by half
-a unit in the last place."""
+"""Relative and absolute tolerance of products against float64. In bfloat16 a result is rounded
+once, by half a unit in the last place.
+"""
 
 
 def guarded(*shape: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """A tensor of NaN at an address of no alignment but a number's, and the memory around it."""
+    """A tensor of NaN aligned only to its elements, and the memory around it."""
     count = torch.Size(shape).numel()
     around = torch.full((count + 2 * GUARD + 1,), float("nan"), dtype=dtype)
     return around[GUARD + 1 : GUARD + 1 + count].view(shape), around
 
 
 def place(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy between NaN, which whatever reads beyond it makes NaN of."""
+    """A copy surrounded by NaN, which any read beyond it turns into NaN."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     _, around = guarded(count, dtype=tensor.dtype)
     inside = around[GUARD + 1 : -GUARD].as_strided(tensor.shape, tensor.stride(), GUARD + 1)
@@ -91,7 +92,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def region_inputs(region, model, inputs):
-    """The tensors of a region's inputs, by their names in the program that it is of."""
+    """The tensors of a region's inputs, by their names in its program."""
     named = dict(model.named_parameters())
     positions = {f"args[{number}]": one for number, one in enumerate(inputs)}
     return [
@@ -111,7 +112,7 @@ class Product(nn.Module):
 
 
 class Turned(nn.Module):
-    """A product with a weight whose rows lie side by side."""
+    """A product with a weight whose rows are contiguous along the other dimension."""
 
     def __init__(self, columns, depth) -> None:
         super().__init__()
@@ -123,7 +124,7 @@ class Turned(nn.Module):
 
 
 def product_cases() -> Iterator[tuple[str, Callable[[], nn.Module], tuple[int, int]]]:
-    """Names, what makes a model, and the shape of its input."""
+    """Names, functions that make a model, and the shape of its input."""
     kinds = itertools.product([True, False], [*ACTIVATIONS, *ACTIVATIONS])
     for size, (bias, activation) in zip(itertools.cycle(SIZES), kinds, strict=False):
         make = functools.partial(Product, *size[1:], bias, activation)
@@ -141,7 +142,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory):
-    """One function for each case, all of one library."""
+    """One function for each case, all in one library."""
     made, texts = {}, [PRELUDE]
     torch.manual_seed(0)
     for number, (name, (make, shape, dtype)) in enumerate(CASES.items()):
@@ -169,7 +170,7 @@ def packing_of(region: Extracted) -> Packing:
 
 @pytest.mark.parametrize("name", CASES)
 def test_products_with_panels(products, name):
-    """The panels have the bits that the launches that they stand for make, zeros and all."""
+    """The panels have the bits of the launches that they replace, zeros included."""
     loaded, made = products
     symbol, model, inputs, region = made[name]
     number = symbol.partition("_")[2]
@@ -183,12 +184,12 @@ def test_products_with_panels(products, name):
     assert around[-GUARD:].isnan().all()
     (expected,) = run(packing_of(region).program, [as_bytes(given[position])])
     assert torch.equal(panels.view(expected.dtype), expected)
-    given[position] = torch.full_like(given[position], float("nan"))  # which nobody reads
+    given[position] = torch.full_like(given[position], float("nan"))  # which is never read
     check_with(loaded, f"packed_{number}", model, inputs, [*given, panels])
 
 
 class Batched(nn.Module):
-    """Products of a matrix with each of many, whose rows or columns lie side by side."""
+    """Products of a matrix with each of many, with contiguous rows or columns."""
 
     def __init__(self, batches, columns, depth, turned) -> None:
         super().__init__()
@@ -278,10 +279,10 @@ def heads(tmp_path_factory: pytest.TempPathFactory):
 
 
 def tolerance_of(model: Attention, inputs: list[torch.Tensor]) -> torch.Tensor:
-    """How far a result of attention may be from float64, by element.
+    """The tolerance of an attention result against float64, by element.
 
-    In bfloat16 the result and each weight are rounded by half a unit in the last place, so that
-    the same attention to the sizes of the values bounds what becomes of the weights' roundings.
+    In bfloat16 the result and each weight are rounded by half a unit in the last place, so the same
+    attention over the magnitudes of the values bounds the effect of the weights' roundings.
     """
     q, k, v, *mask = (one.double() for one in inputs)
     result, sizes = model(q, k, v, *mask).abs(), model(q, k, v.abs(), *mask)

@@ -1,4 +1,4 @@
-"""Launches on lanes: as few waits as can be, steps that the checker passes, and predictions."""
+"""Launches on lanes: the fewest waits, steps that the checker passes, and predictions."""
 
 import itertools
 import math
@@ -16,9 +16,9 @@ from offload.plan.steps import Lane, LaneKind, Record, Run, Wait
 
 
 class ByConflict:
-    """Each conflict as a byte that both of its launches write; and whole executions in a row.
+    """Each conflict as a byte that both of its launches write; and whole executions in sequence.
 
-    A launch reads what every launch of the execution before has left.
+    A launch reads the results of every launch of the preceding execution.
     """
 
     def __init__(self, n_launches, conflicts):
@@ -105,7 +105,7 @@ def test_two_towers():
     conflicts = [(0, 2), (1, 3), (2, 4), (3, 5), (4, 6), (5, 6)]
     found = schedule([10.0] * 6 + [1.0], conflicts, 2)
     assert found.predicted_ns == 31 == pytest.approx(found.lower_bound_ns)
-    assert found.n_waits == 1  # at the join; and the other tower waits for the execution before
+    assert found.n_waits == 1  # at the join; and the other tower waits for the preceding execution
     assert found.n_boundary_waits == 1
     first, second = found.lanes
     assert [one for one in first.steps if isinstance(one, Wait)] == [Wait(0)]
@@ -122,7 +122,7 @@ def test_a_synchronisation_that_costs_more_than_it_gains():
 
 
 def test_waits_that_lanes_imply_are_left_out():
-    # Launch 3 needs 0 and 2 of the other lane: to wait for the later one is enough.
+    # Launch 3 needs 0 and 2 of the other lane: a wait for the later one is enough.
     conflicts = [(0, 2), (0, 3), (2, 3), (1, 3)]
     found = schedule([10.0, 25.0, 10.0, 5.0], conflicts, 2)
     assert found.lane_of[0] == found.lane_of[2] != found.lane_of[1]
@@ -140,10 +140,10 @@ def test_waits_are_those_of_the_transitive_reduction(seed, n_lanes):
     assert (found.n_waits, found.n_boundary_waits) == crossing(found.lane_of, conflicts)
     waits = [one for lane in found.lanes for one in lane.steps if isinstance(one, Wait)]
     assert len(waits) == found.n_waits + found.n_boundary_waits
-    # Of events, none is recorded that nobody waits for.
+    # No event is recorded without a wait for it.
     records = {one.event for lane in found.lanes for one in lane.steps if isinstance(one, Record)}
     assert records == {one.event for one in waits}
-    # The plain way, a wait for each conflict between lanes, is more.
+    # A wait for each conflict between lanes would take more.
     plain = sum(found.lane_of[a] != found.lane_of[b] for a, b in conflicts)
     assert found.n_waits < plain
 
@@ -164,7 +164,7 @@ def test_a_wait_that_is_left_out_is_missed():
 
 
 def least_ns(launch_ns, conflicts, n_lanes):
-    """The least of all lanes, without costs of synchronisation, in recorded order on each."""
+    """The least over all lanes, without costs of synchronisation, in recorded order on each."""
     least = math.inf
     for lanes in itertools.product(range(n_lanes), repeat=len(launch_ns)):
         ends, free = [], [0.0] * n_lanes

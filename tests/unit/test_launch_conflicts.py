@@ -1,4 +1,4 @@
-"""Conflicts of a Program's launches: enough for its bytes and effects on any number of lanes."""
+"""Conflicts of a Program's launches: sufficient for its bytes and effects on any lanes."""
 
 import dataclasses
 
@@ -21,7 +21,7 @@ SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def check_lanes(one: Program, n_lanes: int, launch_ns=None) -> None:
-    """Lanes of a Program, its Values placed for them, pass both checks of Plans."""
+    """A Program's lanes, with its Values placed for them, pass both checks of Plans."""
     costs = [10.0] * len(one.launches) if launch_ns is None else launch_ns
     found = schedule_lanes(costs, launch_conflicts(one), n_lanes)
     plan = place_values(one, MACHINE, lifetimes=value_lifetimes(one, found.lanes))
@@ -73,7 +73,7 @@ def test_a_guard_comes_before_what_callers_see():
 
 
 def test_a_guard_comes_before_draws():
-    """A generator has not moved where an execution ends at a guard."""
+    """A generator has not advanced where an execution ends at a guard."""
     one = program(
         [IN, ACT, ACT, OUT],
         [launch(0, [0], 1, guard=3.0), launch(1, [0], 2, random=True), launch(2, [1, 2], 3)],
@@ -88,7 +88,7 @@ def test_a_guard_comes_before_draws():
 
 
 def test_inputs_that_share_memory_are_one():
-    """The second input is read before the first is written, whose memory it lies in."""
+    """The second input is read before the first is written, which it overlaps."""
     one = program(
         [IN, IN, ACT, OUT],
         [launch(0, [1], 2), launch(1, [0], 0), launch(2, [0, 2], 3)],
@@ -131,7 +131,7 @@ def test_unseen_work_keeps_its_order_with_all():
 
 @st.composite
 def programs_with_effects(draw) -> Program:
-    """Some launches draw, are guarded, or write what another one has made or a weight."""
+    """Some launches draw, are guarded, or write a weight or another launch's result."""
     one = draw(programs())
     launches = []
     for each in one.launches:
@@ -160,7 +160,7 @@ def test_programs_on_lanes_pass_the_checks(one, n_lanes, data):
 @given(programs_with_effects(), st.data())
 @SLOW
 def test_a_conflict_that_is_left_out_is_missed(one, data):
-    """Where nothing else orders the two, and they are put on two lanes."""
+    """Where nothing else orders the two launches, and they are on different lanes."""
     conflicts = launch_conflicts(one)
     if not conflicts:
         return
@@ -175,8 +175,8 @@ def test_a_conflict_that_is_left_out_is_missed(one, data):
     found = schedule_lanes([10.0] * len(one.launches), rest, 8)
     graph = networkx.DiGraph(lane_graph(one, found.lanes).edges)
     if left_out[1] in graph and left_out[0] in networkx.ancestors(graph, left_out[1]):
-        return  # by way of a lane that has both, or launches between them
-    # All at places of their own, so that nothing but the Program's own order is at stake.
+        return  # through a lane with both, or launches between them
+    # All at separate places, so that only the Program's own order matters.
     plan = place_values(one, MACHINE, operator_allocated={value.index for value in one.values})
     with pytest.raises(PlanError):
         check_order(one, in_lanes(plan, *(lane.steps for lane in found.lanes)))

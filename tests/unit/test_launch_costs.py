@@ -1,4 +1,4 @@
-"""Kept durations of launches: means, outliers, files of several writers, other machines."""
+"""Stored durations of launches: means, outliers, files of several writers, other machines."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
         one.join()
     (known,) = LaunchCosts(path).costs.values()
     assert {one.n_measurements for one in known.values()} == {8}
-    writers[0].save()  # nothing new: nothing is added twice
+    writers[0].save()  # no new data: nothing is added twice
     (known,) = LaunchCosts(path).costs.values()
     assert {one.n_measurements for one in known.values()} == {8}
 

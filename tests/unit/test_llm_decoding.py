@@ -1,4 +1,4 @@
-"""The decoding page's example runs as it stands, and its tokens are those of `generate`."""
+"""The decoding page's example runs unchanged, and its tokens are those of `generate`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "guides" / "llm_decoding.md"
 
 @pytest.fixture(scope="module")
 def names() -> dict[str, Any]:
-    """What the page's code leaves defined, block after block."""
+    """The names that the page's code defines, block after block."""
     pytest.importorskip("transformers", reason="the page decodes one of its models")
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert len(blocks) == 3
@@ -37,7 +37,7 @@ def test_tokens_are_those_of_generate(names):
 
 
 def test_a_growing_cache_gives_the_same_tokens(names):
-    """In one resident, each length of its own numbers."""
+    """One resident, with separate numbers for each length."""
     run = names["run"]
     before, n_executions = run.instances, run.last_execution.n_executions
     prompt = torch.randint(512, (1, 6))
@@ -48,7 +48,7 @@ def test_a_growing_cache_gives_the_same_tokens(names):
     assert torch.equal(replayed, expected[:, 6:])
     assert len(replayed.unique()) > 8, "the tokens vary, so that a wrong cache would show"
     assert run.last_execution.n_executions == n_executions + 89
-    assert run.instances.misses - before.misses == 44  # lengths of 6 to 50 were met, without 3 to 5
+    assert run.instances.misses - before.misses == 44  # of 6 to 94, 6 to 50 were met before
     assert run.instances.sizes == (("n", 94),)
 
 
@@ -106,7 +106,7 @@ def test_sampling_draws_as_eager_does(names):
 
 
 def test_python_counters_are_refused(names):
-    """What the page says of dynamic caches and of sliding windows."""
+    """As the page says of dynamic caches and of sliding windows."""
     transformers = pytest.importorskip("transformers")
     config = transformers.MistralConfig(
         vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,

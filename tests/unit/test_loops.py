@@ -1,4 +1,4 @@
-"""The source of loops: whose pointers are said to be apart."""
+"""The source of loops: the pointers that it declares disjoint."""
 
 from __future__ import annotations
 

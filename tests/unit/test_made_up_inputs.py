@@ -1,4 +1,4 @@
-"""Inputs that nobody gave hold what the recorded call's did, or what any model can read."""
+"""Made-up inputs have the recorded call's content, or content that any model can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def program_of(*inputs: torch.Tensor, function=lambda *given: [one.clone() for o
 
 
 def made(bound: BoundProgram, variant: int) -> list[torch.Tensor]:
-    """By input its items, as a vector."""
+    """The items of each input, as a vector."""
     contents = made_up_inputs(bound, variant)
     program = bound.program
     dtypes = [program.values[view.value].dtype for view in program.inputs]
@@ -38,7 +38,7 @@ def made(bound: BoundProgram, variant: int) -> list[torch.Tensor]:
     ],
 )
 def test_what_was_recorded_is_what_executes(x):
-    """What lies where nobody should read has the items in another order."""
+    """Memory that should not be read has the items in another order."""
     bound = program_of(x)
     first, second, third = (made(bound, variant)[0] for variant in range(3))
     assert torch.equal(first, x)
@@ -121,7 +121,7 @@ def test_samples_of_many_inputs_share_their_memory(monkeypatch):
 
 
 def test_integers_are_sampled_first_and_small_ones_whole(monkeypatch):
-    """Other numbers may be taken for them nowhere, while fractions may be repeated."""
+    """No other numbers are valid for them, while fractions may be repeated."""
     monkeypatch.setattr(input_samples, "SAMPLES_BYTES", 100)
     numbers = [torch.arange(16.0) for _ in range(3)]
     bound = program_of(*numbers, torch.arange(8), torch.arange(1), torch.ones(3).bool())
@@ -143,7 +143,7 @@ def test_integers_are_sampled_first_and_small_ones_whole(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64])
 @pytest.mark.parametrize("most_bytes", [32, 2**20])
 def test_what_lies_between_items_is_not_kept(monkeypatch, shape, strides, dtype, most_bytes):
-    """It may be anything of anybody."""
+    """It may belong to anything."""
     monkeypatch.setattr(input_samples, "SAMPLE_BYTES", most_bytes)
     memory = torch.ones(400).to(dtype)
     x = memory.as_strided(shape, strides, 3)
@@ -161,7 +161,7 @@ def test_what_lies_between_items_is_not_kept(monkeypatch, shape, strides, dtype,
 
 
 def test_long_strided_inputs_repeat_whole_rows(monkeypatch):
-    """Else items would fall into gaps, where nothing valid is."""
+    """Otherwise items would fall into gaps, which hold nothing valid."""
     monkeypatch.setattr(input_samples, "SAMPLE_BYTES", 64)
     memory = torch.zeros(10, 3, dtype=torch.int64)
     memory[:, 1] = torch.arange(1, 11)
@@ -171,7 +171,7 @@ def test_long_strided_inputs_repeat_whole_rows(monkeypatch):
 
 
 def test_samples_of_inputs_in_each_others_gaps_have_the_items_of_both():
-    """Else zeros of the one would be written where the other's items are."""
+    """Otherwise zeros of one input would overwrite items of the other."""
     memory = torch.arange(1.0, 13.0).view(6, 2)
 
     def both(x, y):

@@ -23,7 +23,7 @@ from offload.plan.memory import (
 INSTANCES = sorted((Path(__file__).parents[1] / "data" / "minimalloc").glob("*.csv"))
 CHALLENGING = [path for path in INSTANCES if path.name != "input.12.csv"]
 
-# 14 bytes are live at once, yet no arena of fewer than 15 holds them.
+# 14 bytes are live at once, yet no arena below 15 bytes holds them.
 ABOVE_THE_BOUND = [
     Interval(*numbers)
     for numbers in [
@@ -60,7 +60,7 @@ def takes_memory(interval):
 
 
 def overlapping(intervals, offsets_bytes):
-    """The pairs that overlap in time and bytes, by comparing every two."""
+    """The pairs that overlap in time and bytes, by comparing all pairs."""
     placed = [
         (index, one, offset)
         for index, (one, offset) in enumerate(zip(intervals, offsets_bytes, strict=True))
@@ -173,7 +173,7 @@ def test_few_values_are_placed_optimally(intervals):
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3), st.integers(1, 6)), max_size=8))
 @settings(deadline=None)
 def test_search_proves_what_the_solver_proves(numbers):
-    # One-step values fill every step up to the fullest, so that there is no room to waste.
+    # One-step values fill every step up to the fullest, so that no space is wasted.
     intervals = [Interval(first, first + steps, size) for first, steps, size in numbers]
     bound = lower_bound_bytes(intervals)
     for step in range(7):
@@ -279,7 +279,7 @@ def test_a_search_cut_short_is_never_worse_than_greedy():
 
 
 def digest():
-    """Of all that planning returns, for greedy and searched placements."""
+    """A digest of all that planning returns, for greedy and searched placements."""
     hasher = hashlib.sha256()
     for intervals in (random_intervals(500, seed=2), *map(read_instance, INSTANCES)):
         hasher.update(repr(place_intervals(intervals)).encode())

@@ -1,4 +1,4 @@
-"""Pools go where torch's allocator can take it: never while anything is captured or allocated."""
+"""Pools are destroyed where torch's allocator allows it: never during a capture or allocation."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_capture_of_the_callers_own_on_this_stream_is_waited_for(allocator):
 @pytest.mark.parametrize("captures", [0, 1])
 @pytest.mark.parametrize("of", [0, 1])
 def test_a_pool_asks_the_stream_of_its_own_device(allocator, current, captures, of):
-    """Whichever is torch's current one; that stays as it was."""
+    """Whichever device is torch's current one; that stays unchanged."""
     first, second = (torch.device("cuda", index) for index in (0, 1))
     devices = first, second
     allocator.current, allocator.capturing = devices[current], {devices[captures]}
@@ -127,7 +127,7 @@ def test_a_pool_that_has_to_stay_keeps_none_of_another_device(allocator):
     assert allocator.ended == [0]
     allocator.capturing = {GPU}
     MemoryPool(GPU).close()
-    with region():  # and the other way round, however they lie in the queue
+    with region():  # and vice versa, in any order of the queue
         assert allocator.ended == [0, 0]
     allocator.capturing.clear()
     with region():
@@ -135,19 +135,19 @@ def test_a_pool_that_has_to_stay_keeps_none_of_another_device(allocator):
 
 
 def test_a_pool_on_a_device_that_has_failed_stays(allocator):
-    """Its memory cannot be freed, which a destructor has no way to say but to end the process."""
+    """Its memory cannot be freed, and a destructor can only report that by ending the process."""
     allocator.fault = "an illegal memory access was encountered"
     MemoryPool(GPU).close()
     with region():
         pass
     assert allocator.ended == []
-    allocator.fault = None  # as where only one question failed
+    allocator.fault = None  # as if a single query failed
     with region():
         assert allocator.ended == [0]
 
 
 def test_pools_stay_when_the_interpreter_ends(allocator, monkeypatch):
-    """Their destructor would, on a device that has failed, end the process by a signal."""
+    """On a device that has failed, their destructor would end the process by a signal."""
     pool, dropped = MemoryPool(GPU), MemoryPool(GPU)
     allocator.fault = "an illegal memory access was encountered"
     dropped.close()
@@ -171,7 +171,7 @@ def test_a_pool_that_was_never_made_is_no_error(allocator, monkeypatch):
 
 
 def test_neither_a_fork_nor_its_child_waits_for_a_thread(allocator):
-    """Which may itself wait for a lock that another library holds across the fork."""
+    """The thread may itself wait for a lock that another library holds across the fork."""
     held, release = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -222,7 +222,7 @@ def computes(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("function", [computes, reads, swallows, fails])
 def test_a_recording_lets_its_pool_go_at_its_end(allocator, monkeypatch, function):
-    """Also while what it raised is still held, and with it all frames of the recording."""
+    """Also while its error is still referenced, and with it all frames of the recording."""
     monkeypatch.setattr(recording, "Allocations", OnDevice)
     error = None
     try:
@@ -255,7 +255,7 @@ def capture_in_block(function: object) -> None:
     "capture", [lambda one: offload.capture(one, torch.ones(3)), capture_in_block]
 )
 def test_a_refused_recording_is_no_cycle(monkeypatch, function, capture):
-    """It holds the model's tensors; what holds it is the error alone, and for as long as it is."""
+    """It holds the model's tensors; only the error holds it, for as long as the error lives."""
     alive: list[int] = []
 
     class Counted(LaunchRecorder):

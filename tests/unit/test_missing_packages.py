@@ -1,4 +1,4 @@
-"""What is said of a Python that lacks packages, before anything is built for it."""
+"""Messages about a Python that lacks packages, before anything is built for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of executables, which no Python code stands behind: how arguments and buffers are given."""
+"""Calls of executables without Python code in between: how arguments and buffers are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes of launches as edges of a graph: what stays ordered, and what the checker refuses."""
+"""Lanes of launches as edges of a graph: the order kept, and the checker's refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def program_of(roles, touches, size_bytes=512):
 
 
 def chain_graph(program, n_nodes_of, extra=()):
-    """A captured chain with so many nodes for each launch; `extra` touches by (node, Value)."""
+    """A captured chain with this many nodes per launch; `extra` touches by (node, Value)."""
     launches = [index for index, count in enumerate(n_nodes_of) for _ in range(count)]
     return chain_of(program, launches, extra)
 
@@ -128,7 +128,7 @@ def test_shared_scratch_memory_keeps_launches_in_order_unless_it_is_apart():
     graph, plan = laned(program, captured, apart=frozenset([3]))
     assert graph.edges == ()
     with pytest.raises(PlanError, match=r"node 0 of launch 0 .*node 1 of launch 1 .*both touch v3"):
-        check_node_order(program, plan, graph)  # as nobody has given them scratch of their own
+        check_node_order(program, plan, graph)  # as no scratch was given to them
 
 
 def test_a_node_that_no_launch_made_waits_for_all_and_all_for_it():
@@ -215,9 +215,9 @@ def test_random_graphs_pass_the_checker_with_the_fewest_edges(made, n_lanes):
     program, captured = made
     graph, plan = laned(program, captured, n_lanes)
     check_node_order(program, plan, graph)
-    assert before(graph) <= before(captured)  # nothing is ordered that the capture did not
+    assert before(graph) <= before(captured)  # no order beyond that of the capture
     _, earlier = earlier_nodes(graph)
-    for one, other in graph.edges:  # none is implied by others
+    for one, other in graph.edges:  # no edge is implied by others
         others = [start for start, end in graph.edges if end == other and start != one]
         assert not any(earlier[start] >> one & 1 for start in others)
     if n_lanes == 1:

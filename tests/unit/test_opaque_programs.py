@@ -1,4 +1,4 @@
-"""Opaque Programs without a device: run again, kept apart, compared, refused."""
+"""Opaque Programs without a device: executed again, separated, compared, refused."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_it_is_run_by_calling_the_callable():
     ],
 )
 def test_a_callable_that_returns_otherwise_is_refused(other, says):
-    state = threading.local()  # where nobody looks for changes
+    state = threading.local()  # state outside the recorder's watch
     state.call = lambda x, w: (x + 1, x)
     held = torch.ones(8)
 
@@ -246,7 +246,7 @@ def test_the_warm_up_puts_weights_back(fails):
 
 
 class Scaled(nn.Module):
-    """A number that kernels take when they are captured, as it is on a GPU."""
+    """A number that kernels take at capture, as on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def test_host_constants_are_no_memory_of_the_device():
 
 
 def test_a_callable_is_not_called_with_other_host_constants():
-    """It would be captured with a value that executions are not held against."""
+    """It would be captured with a value that executions are not checked against."""
     model = Scaled()
     bound = with_scale_on_the_host(model)
     x = torch.ones(4)
@@ -310,7 +310,7 @@ def test_a_callable_is_not_called_with_a_changed_argument():
 
 
 class CountingCapturer:
-    """Each capture gives a graph of the kernels that are said next."""
+    """Each capture gives a graph of the kernels given for it."""
 
     def __init__(self, *graphs: str) -> None:
         self.graphs = list(graphs)
@@ -327,10 +327,10 @@ class CountingCapturer:
     ("graphs", "unseen", "left"),
     [
         (["aab", "baa"], (), 0),
-        (["aab", "ab", "aab", "ab"], (), 2),  # less than the Program is no work that was not seen
+        (["aab", "ab", "aab", "ab"], (), 2),  # fewer than the Program's is no unseen work
         (["ab", "a-b"], (), 0),
         (["a", "aa"] * 3, ("a",), 0),
-        (["ab", "axb", "ay", "ay"], (), 0),  # a library has chosen another kernel once
+        (["ab", "axb", "ay", "ay"], (), 0),  # a library chose another kernel once
         (["ab", "axb", "ab", "ayb"], (), 0),
         (["ab", "azxb", "ab", "azzb", "ab", "azyb"], ("z",), 0),
     ],
@@ -347,7 +347,7 @@ def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, 
 
 
 def one_capture(call, copied: set[int], log: list[object]) -> tuple[_OneCapture, EagerRun]:
-    """A capture of an opaque launch whose memory and nodes only note what is asked of them."""
+    """A capture of an opaque launch whose memory and nodes only note requests."""
     bound = opaque_program(Counting(), torch.ones(4))
     assert bound.program.opaque is not None
     bindings = dataclasses.replace(bound.bindings, callables=(call,))

@@ -116,7 +116,7 @@ def test_checker_refuses_a_broken_plan(index, place, message):
 
 @pytest.mark.parametrize("by_bytes", [0, 64, -64, 128])
 def test_checker_refuses_a_moved_value(by_bytes):
-    """Three values that exist in turns by two: each place but its own is somebody else's."""
+    """Three values, of which two exist at a time: any other place overlaps another value."""
     chain = program(
         [IN, ACT, ACT, ACT, OUT], [launch(index, [index], index + 1) for index in range(4)], 4
     )

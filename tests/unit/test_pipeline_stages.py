@@ -1,4 +1,4 @@
-"""Stages of a pipeline: cuts against all that there are, and what stages send one another."""
+"""Stages of a pipeline: cuts against all possible cuts, and the Values that stages send."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cut(
 
 
 def crossing_bytes(program: Program, cut: int) -> int:
-    """What launches from `cut` on, or the caller, use of what was there before."""
+    """Bytes made before `cut` that later launches or the caller use."""
     before = {view.value for view in program.inputs}
     behind = {result.view.value for result in program.results}
     for launch in program.launches:

@@ -1,4 +1,4 @@
-"""Values whose lifetimes are a partial order: what may exist at once shares no bytes."""
+"""Values whose lifetimes are a partial order: values that may exist at once share no bytes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def conflicts(lifetimes, sizes_bytes):
 
 
 def smallest_arena_bytes(lifetimes, sizes_bytes) -> int:
-    """By a solver."""
+    """The least arena, by a solver."""
     model = cp_model.CpModel()
     most = sum(sizes_bytes)
     arena = model.new_int_var(0, most, "")
@@ -132,14 +132,14 @@ def test_bad_input_is_refused():
 
 @st.composite
 def programs_in_lanes(draw) -> tuple[Program, list[list]]:
-    """Launches dealt to lanes, which wait for what they read and for the execution before."""
+    """Launches dealt to lanes, which wait for their operands and for the preceding execution."""
     one = draw(programs())
     n_lanes = draw(st.integers(2, 3))
     lane_of = [draw(st.integers(0, n_lanes - 1)) for _ in one.launches]
     makers = {launch.writes[0]: launch.index for launch in one.launches}
     steps: list[list] = [[] for _ in range(n_lanes)]
     n_launches = len(one.launches)
-    for lane in range(n_lanes):  # events behind those of launches say that a lane has ended
+    for lane in range(n_lanes):  # events after those of launches mark a lane's end
         steps[lane] = [Wait(n_launches + other, age=1) for other in range(n_lanes) if other != lane]
     for launch in one.launches:
         lane = lane_of[launch.index]

@@ -1,4 +1,4 @@
-"""Transfers between memories: as few as suffice, and a checker that refuses all others."""
+"""Transfers between memories: the fewest that suffice, and a checker that refuses all others."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ from offload.plan.placed_transfers import (
 
 
 def drawn(seed):
-    """Segments that read what earlier ones made, in some memories, and what the caller sees."""
+    """Random segments in some memories that read earlier results, and what the caller sees."""
     draw = random.Random(seed)
     n_memories, n_inputs = draw.randint(1, 3), draw.randint(1, 3)
     known, segments, value = list(range(n_inputs)), [], n_inputs
@@ -33,7 +33,7 @@ def drawn(seed):
 
 
 def needed(segments, returned, home=0):
-    """By value and memory what has to be copied there, told in another way."""
+    """By value and memory, the copies needed there, computed independently."""
     made = {value: one.memory for one in segments for value in one.outputs}
     reads = {(value, one.memory) for one in segments for value in one.inputs}
     reads |= {(value, home) for value in returned}
@@ -50,7 +50,7 @@ def test_each_value_is_copied_once_to_each_memory_that_reads_it(seed):
     assert len(copied) == len(set(copied))
     assert set(copied) == needed(segments, returned)
     ways = [(one.producer, one.target) for one in found]
-    assert len(ways) == len(set(ways))  # what goes together goes together
+    assert len(ways) == len(set(ways))  # values with the same way are grouped
     assert [one.producer for one in found] == sorted(one.producer for one in found)
 
 

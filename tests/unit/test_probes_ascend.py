@@ -1,4 +1,4 @@
-"""The command line of the probes of an NPU, and what they bring with them, without a device."""
+"""The command line of the NPU probes, and the files that they carry, without a device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_drivers_release(tmp_path):
 
 
 class Versions:
-    """A runtime that tells the versions of two packages."""
+    """A runtime that reports the versions of two packages."""
 
     def aclsysGetCANNVersion(self, package, content):
         if package > 1:

@@ -82,7 +82,7 @@ def test_a_question_that_cannot_be_asked_is_left_unanswered(capsys, monkeypatch)
 
 @pytest.fixture
 def script(monkeypatch, tmp_path):
-    """What runs in the place of each part."""
+    """A script in place of each part."""
 
     def write(source: str) -> Path:
         path = tmp_path / "part.py"

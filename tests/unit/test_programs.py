@@ -74,7 +74,7 @@ ROLES = (Role.ACTIVATION, Role.INPUT, Role.INPUT, Role.WEIGHT, Role.ACTIVATION, 
 
 
 def make(**changes: object) -> Program:
-    """Two inputs, a weight, a launch that nobody needs and two that give the output."""
+    """Two inputs, a weight, an unused launch and two that make the output."""
     program = Program(
         device="cpu",
         values=tuple(value(index, role) for index, role in enumerate(ROLES)),
@@ -112,7 +112,7 @@ assert "torch" not in sys.modules, "torch was imported"
 
 
 def test_programs_need_no_torch(tmp_path):
-    """The file that builds one is this one, without what needs pytest or torch."""
+    """This file builds it, without its parts that need pytest or torch."""
     own = Path(__file__).read_text().split("# ---- without torch")[0]
     lines = own.replace("def make(", "def make_program(").splitlines()
     lines = [one for one in lines if one not in ("import pytest", "import torch", "import offload")]
@@ -128,7 +128,7 @@ def test_programs_need_no_torch(tmp_path):
 
 
 def test_recorded_programs_are_plain_data():
-    """They are pickled, which no tensor's memory or callable of the caller's would survive."""
+    """They are pickled, which no tensor memory or callable of the caller would survive."""
     table, options = torch.ones(4), {"scale": torch.float64}
 
     def forward(x, generator, settings):
@@ -186,7 +186,7 @@ def test_every_field_with_an_index_is_mapped():
     assert found.inputs == (view(0), view(1))
     assert found.results == (Result(view(4)), Result(view(1), 1))
     assert found.weight_views == {2: (view(2),)}
-    assert found.overlaps == program.overlaps  # which name inputs by their position
+    assert found.overlaps == program.overlaps  # which name inputs by position
     check_program(found)
 
 
@@ -213,7 +213,7 @@ def test_launches_may_be_added_and_values_appended():
 
 
 def test_values_may_become_weights():
-    """As constants do, which no launch makes then."""
+    """As constants do, which no launch then makes."""
     program = make()
     values = [*program.values]
     values[4] = dataclasses.replace(values[4], role=Role.WEIGHT)
@@ -295,7 +295,7 @@ def test_parts_that_contradict_each_other_are_refused(message):
 
 
 def test_memory_that_begins_without_content_is_no_lost_content():
-    """As torch.empty makes it: no launch does, and the first one that uses it writes it."""
+    """As from torch.empty: no launch makes it, and the first launch that uses it writes it."""
     filling = launch(0, (0,), 0, arguments=(view(0),), results=(None,))
     program = make(launches=(filling, launch(1, (2, 3), 4), launch(2, (4, 0), 5)))
     assert len(rewrite(program, list(program.launches)).program.launches) == 3

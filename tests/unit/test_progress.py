@@ -1,4 +1,4 @@
-"""Progress: what a function is told, what a terminal shows, and where nothing is shown."""
+"""Progress: what a callback receives, what a terminal shows, and where nothing is shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Told = list[tuple[int, int, str]]
 
 
 def check_stages(told: Told, *, but_last: bool = False) -> list[str]:
-    """The stages in their order; each begins at 0, never goes back and ends at its total."""
+    """The stages in order; each begins at 0, never decreases and ends at its total."""
     names = list(dict.fromkeys(what for _, _, what in told))
     for name in names:
         counts = [done for done, _, what in told if what == name]
@@ -48,7 +48,7 @@ def collector() -> tuple[Told, Callable[[int, int, str], object]]:
     return told, lambda *step: told.append(step)
 
 
-# ---- what functions are told ---------------------------------------------------------------------
+# ---- callbacks -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -138,14 +138,14 @@ def test_of_calls_inside_of_one_another_the_outermost_tells() -> None:
             advance()
         advance()
     assert told == [(0, 2, "outer"), (1, 2, "outer"), (2, 2, "outer")]
-    advance()  # in no stage
+    advance()  # outside a stage
 
 
 # ---- what a terminal shows -----------------------------------------------------------------------
 
 
 class Terminal:
-    """A terminal, which is stderr in a with-block; what was written to it."""
+    """A terminal that is stderr in a with-block, and the text written to it."""
 
     def __init__(self) -> None:
         self.read_end, write_end = pty.openpty()
@@ -214,7 +214,7 @@ def test_short_calls_show_nothing(terminal: Terminal) -> None:
         pass
     text = terminal.text()
     assert "short" not in text
-    assert "silenced" not in text  # by itself, or by the call that it is a part of
+    assert "silenced" not in text  # by itself, or by the enclosing call
     assert "expected to be long" in text
 
 
@@ -332,7 +332,7 @@ def test_a_pipe_stays_empty() -> None:
 
 
 class Writes:
-    """What some programs put in the place of stderr: it writes, and is asked for no more."""
+    """A replacement of stderr that some programs install: it only supports write."""
 
     def write(self, _: str) -> None:
         raise AssertionError("nothing is to be drawn")

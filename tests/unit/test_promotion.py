@@ -1,4 +1,4 @@
-"""When sizes are promoted: against the best in hindsight, on a virtual clock."""
+"""When sizes are promoted: against the optimum in hindsight, on a virtual clock."""
 
 import itertools
 import math
@@ -22,12 +22,12 @@ S = 10**9
 FIRST = KERNELS.preparation_ns
 SHARE = KERNELS.saved_share
 
-# Of kernels on the CPU, and of tasks on a device.
+# Kernels on the CPU, and tasks on a device.
 OF_BOTH_KINDS = pytest.mark.parametrize("expected", [KERNELS, TASKS], ids=lambda one: one.what)
 
 
 def as_expected(resident_ns=S // 10, n_bytes=1, expected=KERNELS):
-    """What is predicted before anything is known."""
+    """The prediction before any measurement."""
     promoted_ns = round(resident_ns * (1 - expected.saved_share))
     return Costs(resident_ns, promoted_ns, expected.preparation_ns, n_bytes)
 
@@ -41,7 +41,7 @@ def zipf(n_sizes, n_calls, seed, exponent=1.1):
 
 
 def extra(world):
-    """What was spent beyond what nobody can avoid, and what the best would have."""
+    """The cost beyond the lower bound, and the same for the optimum."""
     return world.total_ns - world.least_ns, world.best_ns - world.least_ns
 
 
@@ -91,7 +91,7 @@ def test_zipf_traces_cost_at_most_twice_the_best(seed, beside, expected):
 @OF_BOTH_KINDS
 @pytest.mark.parametrize("seed", range(6))
 def test_what_preparing_takes_and_saves_is_learned(seed, expected):
-    """Costs are up to three times what is predicted at first, and differ by sizes."""
+    """Costs are up to three times the first prediction, and differ by sizes."""
     choose = random.Random(seed)
     costs, first_ns = {}, expected.preparation_ns
     for size in range(2, 42):
@@ -108,7 +108,7 @@ def test_what_preparing_takes_and_saves_is_learned(seed, expected):
 
 
 def test_what_a_trial_has_measured_is_expected_instead():
-    """Ten times what is assumed, and a tenth of it."""
+    """Ten times the assumption, and a tenth of it."""
     for factor in (10, 0.1):
         costs = Costs(S, S // 4, round(TASKS.preparation_ns * factor))
         known = {(3,): Prepared(costs.preparation, 0.75)}
@@ -151,7 +151,7 @@ def test_phases_promote_what_is_frequent_now_and_demote_what_was():
 
 @pytest.mark.parametrize("n_sizes", [3, 5, 20])
 def test_too_little_memory_costs_at_most_twice_what_no_promotion_costs(n_sizes):
-    """Round and round among more sizes than there is memory for, where LRU never hits."""
+    """Cycling through more sizes than the memory holds, where LRU never hits."""
     costs = dict.fromkeys(range(2, 2 + n_sizes), as_expected(S, n_bytes=10))
     world = World(costs, budget=20)
     for size in itertools.islice(itertools.cycle(costs), 3_000):
@@ -189,7 +189,7 @@ def test_what_is_no_quicker_goes_again_and_is_told():
         world.call(2)
     for _ in range(200):
         world.call(3)
-    assert world.made_sizes == [2]  # what was learned of one holds for one that is like it
+    assert world.made_sizes == [2]  # measurements of a size hold for similar sizes
     report = world.promoter.report()
     assert not report.promoted
     assert report.refused[0][0] == (("n", 2),)
@@ -211,7 +211,7 @@ def test_what_fails_is_not_tried_again():
 
 @OF_BOTH_KINDS
 def test_failures_that_take_long_are_expected_of_others(expected):
-    """None of the sizes can be prepared, which takes twelve times what is assumed."""
+    """No size can be prepared, and each attempt takes twelve times the assumption."""
     costs = Costs(S, S // 2, 12 * expected.preparation_ns)
     sizes = range(2, 60)
     world = World(dict.fromkeys(sizes, costs), fails=sizes, expected=expected)
@@ -243,7 +243,7 @@ def test_a_report_tells_what_was_promoted_and_what_it_gained():
 
 
 def test_one_slow_execution_counts_as_two():
-    """As a promoted one would have waited for the same."""
+    """A promoted execution would have had the same delay."""
     world = World({2: as_expected(S)})
     world.call(2)
     world.promoter.accounts.charge((2,), 1000 * S, False)

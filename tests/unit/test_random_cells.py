@@ -1,4 +1,4 @@
-"""Random numbers in a captured graph: which words find the generator's state, and who draws."""
+"""Random numbers in a captured graph: words that hold the generator's state, and who draws."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECOY = 0x7000_0000_0000
 
 
 class FakeGenerator:
-    """As a generator of CUDA: it has an offset, which those of the CPU do not have."""
+    """Like a CUDA generator: it has an offset, which CPU generators do not have."""
 
     def __init__(self, seed: int = 7, offset: int = 0) -> None:
         self._cdata = id(self)
@@ -50,7 +50,7 @@ def program_of(*random: bool) -> Program:
 
 
 def capture_of(state: RandomState | None, launches=(0, 0, 0), rest=()) -> GraphCapture:
-    """Nodes that hold zeros, but for (node, offset, bytes)."""
+    """Nodes that hold zeros, except for (node, offset, bytes)."""
     contents = [bytearray(64), bytearray(64)]
     for node, offset, content in rest:
         contents[node][offset : offset + len(content)] = content
@@ -63,7 +63,7 @@ def capture_of(state: RandomState | None, launches=(0, 0, 0), rest=()) -> GraphC
 
 
 def cells(words, random=(True,), state=STATE, owner=RANDOM_OWNER, launches=(0, 0, 0), rest=()):
-    """The cells of words by (node, offset, address), and the places of those that are noise."""
+    """The cells of words by (node, offset, address), and the places of noise."""
     constants = tuple(
         OwnedConstant(node, 0, offset, address, owner) for node, offset, address in words
     )
@@ -110,7 +110,7 @@ def test_single_words_beside_a_pair_get_the_same_cell():
 
 
 def test_launches_that_draw_say_which_is_the_seed():
-    """Left over in another kernel they may stand the other way round."""
+    """Stale words in another kernel may have the reverse order."""
     words = [(0, 0, OFFSET), (0, 8, SEED), (1, 0, SEED), (1, 8, OFFSET)]
     ((seeds, offsets),), noise = cells(words, random=(False, True), launches=(0, 1, 1))
     assert (seeds, offsets) == ([(0, 0, 8), (1, 0, 0)], [(0, 0, 0), (1, 0, 8)])
@@ -127,7 +127,7 @@ def test_a_single_word_of_a_generator_that_nothing_draws_from_is_noise():
 @pytest.mark.parametrize(
     "words",
     [
-        [(0, 0, SEED)],  # what follows is a word of something else, which must stay
+        [(0, 0, SEED)],  # the following word belongs to something else, and must stay
         [(0, 0, SEED), (0, 16, OFFSET)],
         [(0, 0, SEED), (0, 8, OFFSET), (0, 16, SEED)],
         [(0, 0, SEED), (1, 8, OFFSET)],
@@ -141,7 +141,7 @@ def test_words_that_are_no_pairs_are_refused(words):
 
 
 def rest_of_state(node: int, offset: int, drawn: int = 8) -> tuple[int, int, bytes]:
-    """What follows seed and offset in a PhiloxCudaState: offset_intragraph_ and captured_."""
+    """The fields after seed and offset in a PhiloxCudaState: offset_intragraph_ and captured_."""
     return node, offset, drawn.to_bytes(8, "little") + b"\1"
 
 
@@ -155,7 +155,7 @@ def rest_of_state(node: int, offset: int, drawn: int = 8) -> tuple[int, int, byt
     ],
 )
 def test_what_is_left_over_beside_a_state_does_not_say_which_is_the_seed(words, at, seeds, offsets):
-    """A stale offset just before a pair, say: what follows a pair tells which one is meant."""
+    """For example a stale offset just before a pair: the words after a pair identify it."""
     ((found_seeds, found_offsets),), noise = cells(words, rest=[rest_of_state(0, at)])
     assert [offset for _, _, offset in found_seeds] == seeds
     assert [offset for _, _, offset in found_offsets] == offsets
@@ -209,13 +209,13 @@ def test_drawing_moves_the_generator_on():
 
 
 def test_no_two_executions_draw_the_same_numbers():
-    """Though they are called from several threads, of one executable or of several."""
+    """Though called from several threads, of one executable or of several."""
     generator = FakeGenerator()
 
     class Slow(FakeGenerator):
         def get_offset(self) -> int:
             found = generator.offset
-            threading.Event().wait(0.02)  # as if another thread were given the turn
+            threading.Event().wait(0.02)  # as if another thread had the turn
             return found
 
         def set_offset(self, offset: int) -> None:

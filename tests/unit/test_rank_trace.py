@@ -117,7 +117,7 @@ def test_hta_reads_it(tmp_path: Path) -> None:
 
     whole = of_ranks()
     few = RankTimeline(0, at(1_000_000, timeline([offloaded(3)])), whole.ranks[0].offset)
-    found = RankTimelines((few, whole.ranks[1]), 2)  # HTA numbers events by the byte
+    found = RankTimelines((few, whole.ranks[1]), 2)  # HTA numbers events in one byte
     found.save(tmp_path / "ranks.json.gz")
     analysis = TraceAnalysis(trace_files={0: str(tmp_path / "ranks.json.gz")})
     events = analysis.t.get_trace(0)

@@ -1,4 +1,4 @@
-"""Programs with collectives: what must hold of them, what they say, and files of ranks."""
+"""Programs with collectives: their invariants, their printed form, and files of ranks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def launch(index: int, name: str, arguments: tuple, results: tuple, touched: tup
 
 @pytest.fixture
 def program() -> Program:
-    """Twice an input, summed over two ranks while something else is computed of it."""
+    """Twice an input, summed over two ranks while another value is computed from it."""
     call = offload.capture(lambda x: (x * 2).relu() + x, torch.ones(4)).program
     double, relu, add = call.launches
     x, made, cut, total = (TensorView(one, 0, (4,), (1,), "float32") for one in range(4))
@@ -215,7 +215,7 @@ print(n_calls(2), n_calls(40), sorted(of_groups() - before))
 
 
 def test_a_process_alone_imports_no_groups_and_calls_nothing_for_them():
-    """However many launches are recorded: what recording one costs is what it cost."""
+    """For any number of launches: recording a launch costs the same as without groups."""
     done = subprocess.run(
         [sys.executable, "-c", _ALONE], capture_output=True, text=True, check=False
     )

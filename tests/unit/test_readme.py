@@ -1,4 +1,4 @@
-"""The examples of the README and of the pages run as they stand, and their links lead somewhere."""
+"""The examples of the README and of the pages run unchanged, and their links are valid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 GUIDES = DOCS / "guides"
 PAGES = (README, *sorted(DOCS.rglob("*.md")))
 
-# By which test each page's examples run.
+# The test that runs each page's examples.
 TESTED = {
     "README.md": "test_five_minutes",
     "fusion.md": "test_fusion",
@@ -47,7 +47,7 @@ def blocks_of(page: Path) -> list[str]:
 
 @pytest.fixture
 def run_page(tmp_path, monkeypatch):
-    """Runs a page's examples, one after the other in a folder of their own; gives their names."""
+    """Run a page's examples in order, in a separate folder; return their names."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
@@ -145,7 +145,7 @@ def test_streaming(run_page, tmp_path, capsys):
     assert run(x).count_nonzero() == 0
 
 
-# The page forks a process, in which torch's and the pool's threads have been started.
+# The page forks a process in which torch's and the pool's threads have been started.
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 def test_servers(run_page, capsys):
     names = run_page(GUIDES / "servers.md")
@@ -162,7 +162,7 @@ def test_servers(run_page, capsys):
 def test_a_pool_that_is_full_refuses(run_page):
     names = run_page(GUIDES / "servers.md")
     pool = names["Pool"](names["captured"], (names["example"],), n_workers=1, n_waiting=2)
-    held = pool._idle.get()  # no worker goes on
+    held = pool._idle.get()  # no worker continues
     admitted = [pool.submit(names["example"]) for _ in range(3)]
     with pytest.raises(names["Overloaded"]):
         pool.submit(names["example"])
@@ -181,7 +181,7 @@ def test_varying_lengths(run_page, capsys):
     assert any(line.startswith("1 instance of") for line in printed)
     lengths = [int(line.split()[0]) for line in printed[-3:]]
     assert lengths == buckets.lengths == [16, 32, 64]
-    # One execution warmed it up; requests of 1 and 16 tokens, and one in another arena.
+    # One execution was the warm-up; requests of 1 and 16 tokens, and one in another arena.
     assert [run.last_execution.n_executions for run in buckets.runs] == [4, 2, 2]
     with pytest.raises(ValueError, match="65 tokens are more than 64"):
         buckets(torch.zeros(1, 65, dtype=torch.long))
@@ -194,7 +194,7 @@ def test_training(run_page, capsys):
     assert len(names["losses"]) == 7
     assert names["made"].recorded_result > names["losses"][-1]
     first = next(iter(names["model"].parameters()))
-    # The learning rate was halved twice in four steps behind the captured one.
+    # The learning rate was halved twice in the four steps after the captured one.
     assert names["rate"] == torch.tensor(1e-3) / 4
     assert names["optimizer"].state[first]["step"] == 5
     assert not torch.equal(names["mean"].module[0].weight, first)
@@ -213,7 +213,7 @@ def test_saving(run_page, tmp_path, capsys):
 
 
 def test_ranks(tmp_path):
-    """By two processes, as the page says, and then by its commands."""
+    """By two processes as the page describes, and then by its commands."""
     (script,) = blocks_of(GUIDES / "ranks.md")
     (tmp_path / "model.py").write_text(script)
     commands = re.findall(r"^torchrun (.*)$", (GUIDES / "ranks.md").read_text(), re.MULTILINE)
@@ -269,7 +269,7 @@ def test_the_readme_is_short_and_in_order():
 
 
 def anchors_of(page: Path) -> set[str]:
-    """The anchors that GitHub gives a page's headings."""
+    """The anchors that GitHub gives to a page's headings."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -130,7 +130,7 @@ def test_what_is_moved_to_the_device_is_a_weight_there():
 
 
 def test_one_that_the_host_reads_stays_guarded():
-    """What Python makes of the value stands in the Program, so that it must be found again."""
+    """Python's use of the value is fixed in the Program, so the value must recur."""
     model = Scaled()
     program = record(lambda x: x * model.scale.item() + model.shift.tolist(), on_device(3))
     assert sorted(constants(program).values()) == [-1.0, 2.5]
@@ -262,11 +262,11 @@ def test_a_change_that_no_launch_made_is_refused():
         record(run, on_device(3))
 
 
-# ---- what compiled code may read, which nobody sees ----------------------------------------------
+# ---- what compiled code may read unseen ----------------------------------------------------------
 
 
 def recorded_compiled(monkeypatch, function, *args: torch.Tensor) -> Recording:
-    """The recording of a call of which torch.compile would have hidden the launches."""
+    """The recording of a call whose launches torch.compile would have hidden."""
     monkeypatch.setattr(watched_call, "compiled_parts", lambda _: ("the function",))
     watching = recorder.Recorder(
         host_reads="avoid",

@@ -1,4 +1,4 @@
-"""The device of a recording, told from its tensors; those of accelerators are stand-ins here."""
+"""The device of a recording, found from its tensors; those of accelerators are stand-ins here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_weight_elsewhere_is_refused():
 
 
 def test_the_check_runs_on_the_device_of_the_recording(monkeypatch):
-    """Launches that name no index make their tensors on the current device, whichever it is."""
+    """Launches without an index make their tensors on the current device, whichever it is."""
     entered: list[torch.device] = []
 
     @contextlib.contextmanager
@@ -84,7 +84,7 @@ def test_the_current_device_of_an_accelerator_is_its_modules(monkeypatch):
 
 @pytest.mark.parametrize("is_capturing", [False, True])
 def test_a_caller_who_captures_a_graph_is_refused_before_inputs_are_read(monkeypatch, is_capturing):
-    """What is read on the host would end that capture."""
+    """A read on the host would end that capture."""
 
     class Read(Exception):
         pass
@@ -113,7 +113,7 @@ def test_a_caller_who_captures_a_graph_is_refused_before_inputs_are_read(monkeyp
 
 @pytest.mark.parametrize("captures", [0, 1])
 def test_the_stream_of_the_recordings_own_device_is_asked(monkeypatch, captures):
-    """Whichever is torch's current one."""
+    """Whichever device is torch's current one."""
     entered = [0]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Discovery on captures made by hand: what each word of a kernel's arguments is taken for."""
+"""Discovery on hand-made captures: the class of each word of a kernel's arguments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_only_scratch_that_words_name_is_numbered():
 
 
 def test_pointer_tables_passed_by_value():
-    """As the foreach kernels: thousands of addresses, sizes between them, an uninitialised tail."""
+    """As for foreach kernels: thousands of addresses, sizes between them, an uninitialised tail."""
 
     def table(at: Layout) -> bytes:
         rows = [at[i % 3] + 16 * i for i in range(2000)]
@@ -84,7 +84,7 @@ def test_an_address_that_only_the_first_of_two_captures_had_otherwise_is_relocat
 
 @pytest.mark.parametrize("noise_first", [True, False])
 def test_a_number_that_differs_with_the_layout_is_refused_beside_noise(noise_first):
-    """As a distance of two addresses in 32 bits, whose padding nobody initialised."""
+    """As a distance of two addresses in 32 bits, with uninitialised padding."""
 
     def arguments(at: Layout) -> bytes:
         parts = [at.number + 1, (at[1] - at[0]) // 512]
@@ -102,7 +102,7 @@ def test_bytes_of_noise_that_are_alike_by_chance_stay_noise():
 
 
 def test_stale_pointers_of_one_layout_are_noise():
-    """Their upper halves are those of the layout; the lower ones are whatever was there."""
+    """Their upper halves are those of the layout; the lower halves are stale."""
     found = discover(
         of_one_kernel(lambda at: pack([at[1], at[2] + 8, at[0], at[1] + 64][at.number])), 2
     )
@@ -111,8 +111,9 @@ def test_stale_pointers_of_one_layout_are_noise():
 
 
 def test_a_stale_pointer_to_elsewhere_whose_upper_half_follows_the_layout_is_refused():
-    """Nothing shows that its upper half is noise: it may be a number of its own beside noise, and
-    the proof cannot set it to what another layout has there."""
+    """Nothing shows that its upper half is noise: it may be a separate number beside noise, and the
+    proof cannot set it to its value in another layout.
+    """
     stale = [0x7F10_0000_1000, 0x7F10_0000_2000, 0x5560_0000_3000, 0x7F10_0000_4000]
     with pytest.raises(CaptureError, match=r"parameter 1 .* differs between captures"):
         discover(of_one_kernel(lambda at: pack(at[0], stale[at.number])), 2)
@@ -123,7 +124,7 @@ def test_a_stale_pointer_to_elsewhere_whose_upper_half_follows_the_layout_is_ref
 
 @pytest.mark.parametrize("kind", [NodeKind.MEMCPY, NodeKind.MEMSET])
 def test_an_operand_that_differs_in_one_layout_is_refused(kind):
-    """A copy has no padding: what differs is memory that each capture has of its own."""
+    """A copy has no padding: the difference is memory that each capture allocates separately."""
     captures = [
         capture(GraphNode(1, kind, "copy", (64,), (pack(0x6000_0000_0000 + one.number),)),
                 layout=one) for one in LAYOUTS
@@ -187,7 +188,7 @@ def test_an_unaligned_address_is_refused_by_name(lead):
 
 @pytest.mark.parametrize("lead", [4, 12])
 def test_an_address_in_the_middle_of_a_word_is_followed(lead):
-    """As in a packed structure, or in what nobody initialised of one of four-byte numbers."""
+    """As in a packed structure, or in uninitialised memory of a structure of four-byte numbers."""
     found = discover(of_one_kernel(lambda at: bytes(lead) + pack(at[0] + 8) + bytes(9)), 2)
     assert found.words == (Word(0, 0, lead, 0, 8),)
     assert found.noise == ()
@@ -228,14 +229,14 @@ def test_host_tables_may_hold_addresses_in_the_middle_of_words():
 
 @pytest.mark.parametrize("offset", [-3 * MIB, 5 * MIB, -(1 << 36), 1 << 33])
 def test_an_address_far_outside_of_an_allocation_is_followed(offset):
-    """Where an index of 0 would lie; in no two layouts anything else is as far away."""
+    """Where an index of 0 would lie; no two layouts have anything else at that distance."""
     found = discover(of_one_kernel(lambda at: pack(at[0] + offset, at[1])), 2)
     assert found.words == (Word(0, 0, 0, 0, offset), Word(0, 0, 8, 1, 0))
 
 
 @pytest.mark.parametrize("tag", [1 << 57, 1 << 63, 0xFF << 56])
 def test_an_address_with_a_tag_above_it_is_refused(tag):
-    """What would be to be added to another address is not known."""
+    """How to combine the tag with another address is unknown."""
     with pytest.raises(CaptureError, match=r"parameter 0 .* differs between captures"):
         discover(of_one_kernel(lambda at: pack(at[0] | tag)), 2)
 
@@ -268,8 +269,9 @@ def test_what_is_made_of_addresses_is_refused(what):
 @pytest.mark.parametrize("offset", [0, 1, 4000, -64, 0xFF])
 @pytest.mark.parametrize("lead", [0, 4])
 def test_the_lower_half_of_an_address_is_followed_alone(lead, offset):
-    """As where kernels know the upper one by another address; or what padding has of a stale one,
-    of which a number that is written over the lowest byte is part of the offset."""
+    """As where kernels know the upper half from another address; or in stale padding whose lowest
+    byte was overwritten by a number, which is then part of the offset.
+    """
 
     def arguments(at: Layout) -> bytes:
         half = struct.pack("<I", at[1] + offset & 0xFFFFFFFF)
@@ -317,7 +319,7 @@ def test_half_an_address_whose_upper_half_is_the_same_everywhere_is_refused():
 
 
 def test_an_address_between_two_allocations_that_are_equally_far_is_refused():
-    """A pool that kept the same distances in each layout could not tell them apart."""
+    """A pool with the same distances in each layout could not distinguish them."""
 
     def at_fixed_distance(layout: Layout) -> dict[str, object]:
         base = layout[0]
@@ -363,7 +365,7 @@ def test_an_owner_that_moves_between_captures_keeps_its_place():
 
 
 def test_of_owners_side_by_side_the_one_is_meant_that_all_captures_agree_on():
-    """One past the end of what lies before, or the begin of what lies behind."""
+    """One past the end of the preceding one, or the beginning of the following one."""
     captures = []
     for one in LAYOUTS:
         first = 0x6000_0000_0000 + one.number * 0x10000
@@ -397,7 +399,7 @@ def test_what_cannot_be_explained_is_listed_where_its_node_may_stay():
     (one,) = found.unexplained
     assert one.node == 0
     assert "parameter 1" in one.why
-    assert "leave the operator" not in one.why  # its node stays as it was captured instead
+    assert "leave the operator" not in one.why  # its node keeps its captured form instead
     assert discover(of_one_kernel(arguments), 2, leaves_unexplained=True).unexplained == ()
 
 
@@ -500,7 +502,7 @@ def test_random_arguments_are_named_word_by_word(words):
             if kind == "number":
                 content += pack(detail)
             elif kind == "noise":
-                # The lowest byte differs between the first two, whatever the others hold.
+                # The lowest byte differs between the first two captures, whatever the others hold.
                 own = detail[at.number * 8 : at.number * 8 + 8]
                 content += bytes([at.number]) + own[1:]
             else:
@@ -521,7 +523,7 @@ def test_random_arguments_are_named_word_by_word(words):
 
 
 def test_many_large_nodes_are_read_once_each():
-    """Equal parts are compared whole: what is left to read are the differing ones."""
+    """Equal parts are compared whole: only the differing parts are read further."""
     big = pack(*range(4096))
     nodes = [kernel(big) for _ in range(500)]
     captures = [

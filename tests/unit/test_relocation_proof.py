@@ -40,7 +40,7 @@ N_BYTES = 64
 
 
 class HostMemory:
-    """No address is given out twice, so that what was missed leads to none that is in use."""
+    """No address is allocated twice, so that a missed word points to no address in use."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, object] = {}
@@ -73,7 +73,7 @@ class HostMemory:
 class MixingResident:
     """Each node mixes its sources and its number byte by byte into its destination.
 
-    `frozen` words keep the first address that they are given.
+    `frozen` words keep their first address.
     """
 
     def __init__(self, nodes: Sequence[tuple[Sequence[int], int]], frozen: Sequence[int] = ()):
@@ -214,7 +214,7 @@ SAMPLES = {
 @pytest.mark.parametrize("word", range(7))
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_missed_word_is_found_on_the_recorded_input_too(name, word):
-    """It is the only one that executes, so that old memory is cleared for it."""
+    """It is the only input that executes, so old memory is cleared for it."""
     sample = SAMPLES[name]
     bound = make_bound(
         ROLES, str(sample.dtype).removeprefix("torch."), input_samples=(sample.numpy().tobytes(),)
@@ -226,7 +226,7 @@ def test_a_missed_word_is_found_on_the_recorded_input_too(name, word):
 
 @pytest.mark.parametrize("word", range(7))
 def test_a_missed_word_is_found_where_one_input_alone_is_made_up(word):
-    """What depends on the other alone holds the expected bits after any execution."""
+    """A result that depends only on the other input has the expected bits after any execution."""
     nodes = (((0,), 1), ((2,), 3), ((4, 5), 6))
     samples = (torch.arange(16) / 7, torch.zeros(16))
     bound = make_bound(
@@ -243,7 +243,7 @@ def test_a_missed_word_is_found_where_one_input_alone_is_made_up(word):
 def test_a_missed_word_of_an_output_is_found_where_all_results_are_zero(
     monkeypatch, dtype, tile_bytes
 ):
-    """As they are where a threshold is above all numbers that are made up for zeros."""
+    """As results are where a threshold is above all made-up replacements of zeros."""
     monkeypatch.setattr("offload.backends.captured.relocation.proof_bases._TILE_BYTES", tile_bytes)
 
     class Below(MixingResident):
@@ -266,7 +266,7 @@ def test_a_missed_word_of_an_output_is_found_where_all_results_are_zero(
 
 
 def test_writing_to_an_old_address_is_found_where_the_result_is_right():
-    also = (*NODES, ((4,), 7))  # a second store of what nobody reads
+    also = (*NODES, ((4,), 7))  # a second store of a value that is not read
     words = (*WORDS, 2)
     with pytest.raises(
         CaptureError,
@@ -276,7 +276,7 @@ def test_writing_to_an_old_address_is_found_where_the_result_is_right():
 
 
 def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
-    """Nothing that is patched shows in a result; the old memory holds other data all the same."""
+    """Nothing that is patched shows in a result; the old memory still holds other data."""
 
     class Constant(MixingResident):
         def execute(self) -> None:
@@ -298,7 +298,7 @@ def test_where_results_are_constant_a_write_to_an_old_activation_is_found():
 
 
 def test_the_memory_of_the_capture_is_changed_before_every_slot_has_moved():
-    """So that what no word holds shows: once, when two executions have been made."""
+    """So that addresses outside all words show: once, after two executions."""
     resident, at = MixingResident(NODES), []
     bound = make_bound(ROLES)
     plan = place_values(bound.program, MACHINE, lifetimes=LIFETIMES)
@@ -339,10 +339,10 @@ def test_what_is_compared_in_chunks_is_told_by_the_byte(monkeypatch, n_bytes):
 
 
 class Summing(MixingResident):
-    """Adds its sources and its number to half of its destination, in numbers.
+    """Adds its sources and its number to half of its destination, as numbers.
 
-    What the last node gives differs each time by up to `jitter`, as of additions in any order;
-    only in executions from number `steady` on, counted over all residents of `counter`.
+    The last node's result differs each time by up to `jitter`, as for additions in any order; only
+    from execution `steady` on, counted over all residents of `counter`.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class Summing(MixingResident):
 
 
 def prove_summing(frozen: Sequence[int] = (), *, jitter: float, steady: int = 0) -> Steadiness:
-    """Prove residents of one graph; of the loaded one these words keep their first address."""
+    """Prove residents of one graph; these words of the loaded one keep their first address."""
     bound = make_bound(ROLES)
     plan = place_values(bound.program, MACHINE, lifetimes=LIFETIMES)
     counter = [0]
@@ -433,7 +433,7 @@ def test_noise_as_large_as_the_results_proves_nothing_and_is_refused():
 
 
 def test_a_graph_that_was_steady_twice_by_chance_is_measured_anew():
-    """Its noise begins with the execution that has moved: then all is done again."""
+    """Its noise begins with the execution that has moved: then the proof is repeated."""
     found = prove_summing(jitter=1e-3, steady=3)
     assert [name.partition(" ")[0] for name in found.measured] == ["output3"]
     assert found.n_executions == N_UNSTEADY
@@ -442,7 +442,7 @@ def test_a_graph_that_was_steady_twice_by_chance_is_measured_anew():
 
 
 def test_only_what_was_not_the_same_bits_may_differ():
-    """A weight that is written is steady, and wrong by less than the output is noisy."""
+    """A weight that is written is steady, and wrong by less than the output's noise."""
     bound = make_bound((*ROLES, WEIGHT), weights={4: (torch.arange(16.0),)})
     words, nodes = (*WORDS, 4), (((), 7), *NODES)
     plan = place_values(bound.program, MACHINE, lifetimes=(*LIFETIMES, Lifetime(0, 3)))
@@ -459,7 +459,7 @@ def test_only_what_was_not_the_same_bits_may_differ():
 
 
 def test_a_number_that_is_none_once_is_no_noise():
-    """Nothing is near to it: no distance can be allowed."""
+    """No number is near NaN: no distance can be allowed."""
 
     class Sometimes(MixingResident):
         def execute(self) -> None:
@@ -476,7 +476,7 @@ def test_a_number_that_is_none_once_is_no_noise():
 
 @pytest.mark.parametrize("word", [1, 2, 4])
 def test_executions_before_the_move_draw_other_random_numbers(word):
-    """Else what a missed word reads or overwrites would be what is there anyway."""
+    """Otherwise reads or writes through a missed word would find the same content as before."""
 
     class Drawing(MixingResident):
         state = 0
@@ -512,7 +512,7 @@ def test_lifetimes_that_are_too_short_are_found():
 
 
 def test_what_is_written_is_a_copy():
-    """An input and a weight that are written are compared too, and stay as they are."""
+    """An input and a weight that are written are also compared, and stay unchanged."""
     weight = torch.arange(16.0)
     before = weight.clone()
     roles = (IN, WEIGHT, ACT, OUT)
@@ -558,7 +558,7 @@ NOISE = tuple(
 
 
 class Reading(MixingResident):
-    """Adds to the result whatever it reads of its noise; noise is as captured until it is set."""
+    """Adds to the result the value that it reads of its noise; noise is as captured until set."""
 
     def __init__(self, read: Sequence[int], *, together: bool = False, unsteady: bool = False):
         super().__init__(NODES)
@@ -578,7 +578,7 @@ class Reading(MixingResident):
 def test_noise_that_nobody_reads_is_set_to_what_the_other_capture_had():
     resident = Reading([])
     assert run_proof(make_bound(ROLES), resident, noise=NOISE).blocks == {}
-    assert resident.n_executions == 2  # none for the noise
+    assert resident.n_executions == 2  # no execution for the noise
     assert [*resident.noise.values()] == [one.again for one in NOISE]
 
 
@@ -591,7 +591,7 @@ def test_noise_that_is_read_is_found_and_named(word):
     )
     with pytest.raises(CaptureError, match=where):
         run_proof(make_bound(ROLES), resident, noise=NOISE)
-    assert resident.n_executions <= 4 + 2 * 7  # it is halved, not tried word by word
+    assert resident.n_executions <= 4 + 2 * 7  # halved, not tried word by word
 
 
 def test_one_of_several_words_that_are_read_is_named():

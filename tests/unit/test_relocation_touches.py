@@ -1,4 +1,4 @@
-"""Which nodes of a captured graph may touch which Value."""
+"""The nodes of a captured graph that may touch each Value."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_nodes_of_several_launches_and_of_none_are_told_in_order():
 
 
 def test_values_that_one_launch_touches_share_its_nodes():
-    """An opaque launch makes all nodes, and touches most Values: no list of them for each."""
+    """An opaque launch makes all nodes and touches most Values: they share one list of nodes."""
     program = with_scratch(make_program(((0, 1), (2,))), [512] * 3)
     words = [Word(node, 0, 0, 4 + node % 3, 0) for node in range(10)]
     graph = node_graph(program, chain_of([0] * 10), words)

@@ -24,7 +24,7 @@ def made(x):
 def test_operators_make_everything_on_the_device():
     captured = offload.capture(made, torch.randn(4, 4))
     program = captured.program
-    # Factories were folded into constants: bring one back, with the default device and pinned.
+    # Factories were folded into constants: restore one, with the default device and pinned.
     views = {view.value for view in program.inputs}
     launch = next(one for one in program.launches if views & set(one.reads))
     factory = dataclasses.replace(

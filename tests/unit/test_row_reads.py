@@ -1,4 +1,4 @@
-"""Which weights of a Program are tables of which launches read rows alone."""
+"""Weights of a Program that are tables from which launches read only rows."""
 
 import dataclasses
 
@@ -17,13 +17,13 @@ def program_of(function, *inputs):
 
 
 def reads_of(function, *inputs):
-    """What is read of each table, by its name."""
+    """The reads of each table, by its name."""
     program = program_of(function, *inputs)
     return {program.values[value].name: one for value, one in row_reads(program).items()}
 
 
 class Words(nn.Module):
-    """A table of rows, and a weight that is none."""
+    """A table of rows, and a weight that is no table."""
 
     def __init__(self, **options):
         super().__init__()

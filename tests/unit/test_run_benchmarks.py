@@ -1,4 +1,4 @@
-"""Benchmarks that run file by file: what one does to its process leaves the others whole."""
+"""Benchmarks run file by file: a file that breaks its process leaves the others intact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAILS = GOOD + "    assert False\n"
 
 @pytest.fixture(autouse=True)
 def own_process(monkeypatch):
-    """Benchmarks are off in workers of pytest-xdist, and processes begun here would be some."""
+    """Benchmarks are off in workers of pytest-xdist, and processes begun here would be workers."""
     for name in [one for one in os.environ if one.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)
 
@@ -78,7 +78,7 @@ def test_what_was_measured_before_a_process_ended_is_kept(tmp_path, monkeypatch,
         process = process_groups.begin(command, **options)
 
         def wait_for_marker(limit_s):
-            """The limit comes when the test hangs, however slow this machine is."""
+            """The time limit comes when the test hangs, however slow this machine is."""
             while not marker.exists() and process.poll() is None:
                 time.sleep(0.05)
             process.wait = subprocess.Popen.wait.__get__(process)

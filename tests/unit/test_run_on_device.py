@@ -1,4 +1,4 @@
-"""Tests on a device, of which some end their process, or leave it without a device."""
+"""Tests on a device, some of which end their process or break the device for it."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_failure_after_a_test_passed_counts(tmp_path):
     report = tmp_path / "report.json"
     note(report, begins="one")
     note(report, test="one", outcome="passed", reason="")
-    note(report, test="one", outcome="failed", reason="")  # what cleans up after it
+    note(report, test="one", outcome="failed", reason="")  # its teardown
     with notes_path(report).open("a") as file:
         file.write('{"test": "tw')
     write_report(report, "tests", {}, interrupted=False)

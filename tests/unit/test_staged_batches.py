@@ -1,4 +1,4 @@
-"""Batches through three queues with a virtual clock: how much copies and executions overlap."""
+"""Batches through three queues on a virtual clock: how much copies and executions overlap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offload.run.staged_batches import StagedBatches
 
 
 class Clock:
-    """The host's time in ns. What the host does takes none."""
+    """The host's time in ns. The host's own work takes none."""
 
     now_ns = 0
 
@@ -34,7 +34,7 @@ class Event:
 
 
 class Queue(contextlib.AbstractContextManager):
-    """Does one thing after the other, none before it was given it."""
+    """Executes in order, each item no earlier than it was enqueued."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock, self.free_ns, self.busy_ns = clock, 0, 0

@@ -1,4 +1,4 @@
-"""Addresses of the host's memory that are left in arguments which nobody initialised."""
+"""Addresses of host memory left in uninitialised arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from offload.errors import CaptureError
 
 HOST = 0x7E12_3456_7000
 DECOY = 0x7DDD_EEEE_8000
-# Equal in the two captures of one layout, the heap being the same; other ones while that lives.
+# Equal in the two captures of one layout, as the heap is the same; other addresses while that
+# lives.
 STALE = (HOST + 0x10, HOST + 0x10, HOST + 0x9_0040, HOST + 0xA_0070)
 FAR = (HOST, HOST, HOST + (7 << 32) + 16, HOST + (9 << 32) + 32)  # in both halves
 
@@ -46,7 +47,7 @@ def test_an_address_of_the_host_that_differs_with_the_layout_is_noise(hosts):
 
 
 def test_it_may_begin_in_the_middle_of_a_word_and_end_the_arguments():
-    """As behind a structure of numbers of four bytes: all eight bytes are the decoy's."""
+    """As behind a structure of four-byte numbers: all eight bytes are the decoy's."""
     found = found_in(
         captures_of(lambda at: struct.pack("<IQI", 5, FAR[at.number], 6) + pack(at[0]), FAR)
     )
@@ -62,7 +63,7 @@ def test_it_may_begin_in_the_middle_of_a_word_and_end_the_arguments():
 
 
 def test_half_of_it_may_be_noise_of_one_layout():
-    """The upper half follows the layout alone, as it does where the heap is elsewhere."""
+    """Only the upper half follows the layout, as it does where the heap is elsewhere."""
     hosts = (FAR[0], FAR[1] + 0x40, FAR[2], FAR[3])
     found = found_in(captures_of(lambda at: pack(at[0], hosts[at.number]), hosts))
     assert [(one.offset_bytes, one.kind) for one in found.noise] == [(8, NoiseKind.HOST)]
@@ -91,7 +92,7 @@ def test_a_number_beside_it_that_differs_with_the_layout_is_refused():
 
 
 def test_of_one_whose_upper_half_is_constant_both_halves_become_the_decoys():
-    """Half a decoy with half an address of the host would lead anywhere."""
+    """Half a decoy with half a host address could point anywhere."""
     assert len({one >> 32 for one in STALE}) == 1
     found = found_in(captures_of(lambda at: struct.pack("<IQI", 5, STALE[at.number], 6)))
     assert found.noise == (Noise(0, 0, 4, pack(STALE[0]), pack(DECOY), kind=NoiseKind.HOST),)
@@ -107,7 +108,7 @@ def upper(address: int) -> int:
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("beside", [(7, 7, 7, 7), (1, 2, 3, 4)])
 def test_the_upper_half_of_an_address_beside_a_number_is_noise(beside, at_end):
-    """As where a structure's last number of four bytes is written over an address of a tensor."""
+    """As where a structure's last four-byte number is written over a tensor's address."""
 
     def arguments(at: Layout) -> bytes:
         halves = [beside[at.number], upper(at[1])]
@@ -151,7 +152,7 @@ def test_upper_halves_of_the_hosts_addresses_are_told_by_each_capture():
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_an_upper_half_beside_a_lower_one_elsewhere_is_refused_for_that(order):
-    """An address in two pieces: each is a number of four bytes beside another one."""
+    """An address in two pieces: each is a four-byte number beside another one."""
 
     def arguments(at: Layout) -> bytes:
         pieces = [at[0] & 0xFFFFFFFF, at[0] >> 32]
@@ -178,7 +179,7 @@ def of_parameters(*sizes: int):
 
 
 def test_a_byte_beside_an_upper_half_does_not_hide_it():
-    """A kernel with the lower half elsewhere could make an address of the two: refused."""
+    """A kernel with the lower half elsewhere could form an address from both: refused."""
 
     def arguments(at: Layout) -> bytes:
         halves = [struct.pack("<I", one) for one in (at[0] >> 32, 5, at[0] & 0xFFFF_FFFF)]
@@ -189,7 +190,7 @@ def test_a_byte_beside_an_upper_half_does_not_hide_it():
 
 
 def test_a_byte_that_follows_the_layout_is_noise():
-    """As function objects without members, which are passed as a byte that nobody writes."""
+    """As empty function objects, which are passed as a byte that is never written."""
     stale = (0x4A, 0x4A, 0x5A, 0x6A)
     found = found_in(
         captures_of(
@@ -208,7 +209,7 @@ def test_a_byte_that_follows_the_layout_is_noise():
 
 @pytest.mark.parametrize("sizes", [(8, 8), (4, 2, 2, 8), (4, 4, 8)])
 def test_bytes_of_a_larger_parameter_that_follow_the_layout_are_refused(sizes):
-    """They may be part of a number that says where something lies."""
+    """They may be part of a number that encodes a location."""
     stale = (0x4A, 0x4A, 0x5A, 0x6A)
     with pytest.raises(CaptureError, match=r"parameter \d .* is no address of an allocation"):
         found_in(
@@ -229,7 +230,7 @@ def test_what_is_no_address_of_the_host_in_every_capture_is_refused(number):
 
 @pytest.mark.parametrize("place", ["another allocation", "a guard", "an owner's"])
 def test_an_address_of_the_pool_or_of_an_owner_is_never_the_hosts(place):
-    """Whatever a capture says of its memory."""
+    """Whatever a capture reports of its memory."""
     first = LAYOUTS[0]
     strange = {"another allocation": first[1], "a guard": first[1] - 4096, "an owner's": HOST + 64}
     words = (strange[place], strange[place], *STALE[2:])
@@ -241,7 +242,7 @@ def test_an_address_of_the_pool_or_of_an_owner_is_never_the_hosts(place):
 
 
 def test_host_tables_and_operands_are_read_whole():
-    """Every byte of what a copy or a memset is given is used: none of it is padding."""
+    """Every byte of the arguments of a copy or memset is used: there is no padding."""
     tables = captures_of(lambda at: (pack(0, at[2]), pack(at[0], STALE[at.number])),
                          make=lambda parts: memcpy(*parts))  # fmt: skip
     with pytest.raises(CaptureError, match=r"byte 8 of a host table .* is no address"):

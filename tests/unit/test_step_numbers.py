@@ -12,7 +12,7 @@ from offload.record.step_numbers import StepNumbers
 
 
 def adam(numbers: StepNumbers, counter: torch.Tensor, lr: float, beta: float) -> torch.Tensor:
-    """What torch's Adam computes of a counter, each call of a torch function as a mode sees it."""
+    """Torch's Adam on a counter, with each call of a torch function as a mode sees it."""
     step = numbers._of(counter)
     power = numbers.call("__rpow__", (step, beta), {})
     correction = numbers.call("__rsub__", (power, 1), {})
@@ -22,7 +22,7 @@ def adam(numbers: StepNumbers, counter: torch.Tensor, lr: float, beta: float) ->
 
 @pytest.mark.parametrize("beta", [0.9, 0.99, 0.999])
 def test_as_python_computes_them(beta):
-    """In float64 they may differ in the last place, by another `pow`; what scales is float32."""
+    """In float64 `pow` may differ in the last place; scaling factors are float32."""
     counter = torch.zeros(())
     numbers = StepNumbers([counter])
     n_other = 0
@@ -39,7 +39,7 @@ def test_as_python_computes_them(beta):
 def test_what_concerns_no_number_is_left_alone():
     counter, other = torch.ones(()), torch.ones(3)
     numbers = StepNumbers([counter])
-    assert numbers.call("item", (counter,), {}) is NotImplemented  # nobody's optimizer asks
+    assert numbers.call("item", (counter,), {}) is NotImplemented  # no optimizer calls this
     assert numbers.call("mul", (other, 2.0), {}) is NotImplemented
     step = numbers._of(counter)
     assert numbers._of(counter) is step

@@ -1,4 +1,4 @@
-"""Steps of launches and copies, told as counters and told from them."""
+"""Steps of launches and copies, converted to counters and back."""
 
 import pytest
 from hypothesis import given, settings
@@ -36,10 +36,10 @@ def transfers_of(draw):
 
 
 def enforced(n_launches, transfers):
-    """The order that transfers enforce: what each waits for, and by launch how many it needs.
+    """The order that transfers enforce: the wait of each, and the number that each launch needs.
 
-    Launches count on over passes. A transfer waits for what the one before it waits for, also for
-    the last one of the pass before.
+    Launches are counted across passes. A transfer inherits the wait of the preceding one, also from
+    the last one of the preceding pass.
     """
     steps = [one.after_pass * n_launches + one.after_launch for one in transfers]
     latest, waits = max(steps) - n_launches, []
@@ -62,7 +62,7 @@ def test_lanes_enforce_what_transfers_do(case):
     assert sorted(one.piece for one in lanes[1].copies) == [one.piece for one in transfers]
     events = [one.event for lane in lanes for one in lane.steps if isinstance(one, Record)]
     waits = [one.event for lane in lanes for one in lane.steps if isinstance(one, Wait)]
-    assert sorted(events) == sorted(waits) == list(range(len(events)))  # none without a use
+    assert sorted(events) == sorted(waits) == list(range(len(events)))  # no unused event
 
 
 @given(transfers_of(), st.data())
@@ -85,7 +85,7 @@ def test_simulated_steps_take_what_the_planners_recurrence_says(case, data):
 
 
 def test_launches_on_two_lanes():
-    """A diamond: launch 0, then 1 beside 2 and 3, then 4 behind both."""
+    """A diamond: launch 0, then 1 beside 2 and 3, then 4 after both."""
     lanes = (
         Lane(
             LaneKind.LAUNCHES,

@@ -1,7 +1,7 @@
-"""What the check of copies among launches refuses: each order that is not enforced, by its names.
+"""Refusals by the check of copies among launches: each order that is not enforced, by name.
 
-A chain of four launches, each of which reads a weight of its own. Two places take turns: w2 and w3
-are brought where w0 and w1 lay, and w0 and w1 come back at the end, for the next execution.
+A chain of four launches, each of which reads a separate weight. Two places are shared: w2 and w3
+are copied to where w0 and w1 lay, and w0 and w1 come back at the end, for the next execution.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0,), (1,), (2,), (3,)), launche
 
 
 def streaming_of(places: tuple[int, ...] = (0, 1, 0, 1)) -> Streaming:
-    """Each weight in one piece at a place; w0 and w1 are brought for the next execution."""
+    """Each weight in one piece at a place; w0 and w1 are copied for the next execution."""
     return Streaming(
         budget_bytes=4 * N_BYTES,
         memory_bytes=4 * N_BYTES,
@@ -97,7 +97,7 @@ def test_the_case_itself_is_enforced():
 @pytest.mark.parametrize(
     "order",
     [
-        (1, 0, 2, 3),  # as transfers do not stand
+        (1, 0, 2, 3),  # not the order of transfers
         (2, 3, 0, 1),  # those for the next execution first
     ],
 )
@@ -120,7 +120,7 @@ def test_a_transfer_that_no_copy_makes():
 
 
 def test_two_weights_for_the_next_execution_at_one_place():
-    """The second of them would overwrite the first one before anybody has read it."""
+    """The second would overwrite the first before it is read."""
     streaming = streaming_of((0, 0, 1, 1))
     said = refusal(streamed_copies_of_one_place(), streaming)
     assert said == (
@@ -131,7 +131,7 @@ def test_two_weights_for_the_next_execution_at_one_place():
 
 
 def streamed_copies_of_one_place() -> StreamedGraph:
-    """Every copy behind all launches that read what lay at its place, so that nothing else fails.
+    """Every copy after all launches that read its place, so that nothing else fails.
 
     w0 and w1 lie at one place, w2 and w3 at another.
     """
@@ -146,7 +146,7 @@ def streamed_copies_of_one_place() -> StreamedGraph:
     )
 
 
-# ---- a weight that is copied twice in an execution ----------------------------------------------
+# ---- a weight that is copied twice in an execution -----------------------------------------------
 
 TWICE: Any = SimpleNamespace(
     values=[SimpleNamespace(name=f"w{index}") for index in range(2)],
@@ -156,7 +156,7 @@ TWICE_GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3)), launches=
 
 
 def twice(streamed: StreamedGraph | None = None) -> StreamedGraph:
-    """w0 and w1 take turns at one place, each read by two launches; proved where one is given."""
+    """w0 and w1 alternate at one place, each read by two launches; proved if one is given."""
     streaming = dataclasses.replace(
         streaming_of(),
         pieces=(Piece(0, 0, N_BYTES, 0, True), Piece(1, 0, N_BYTES, 0, True)),
@@ -227,7 +227,7 @@ def test_a_cycle():
 
 
 def test_copies_that_do_not_wait_for_each_other():
-    """Of a device whose copies need not be one chain."""
+    """On a device whose copies need not form one chain."""
     edges = [*GRAPH.edges, (0, 4), (4, 2), (1, 5), (5, 3)]
     with pytest.raises(CaptureError, match=r"^copy 1 does not wait for the one before it; load"):
         check_order(PROGRAM, GRAPH, STREAMING, STREAMED, edges)

@@ -63,7 +63,7 @@ def in_slots(slots, after, size_bytes=8192):
 
 
 def outcomes(demand, plan, n_timings=30):
-    """What executions at so many timings come to."""
+    """The outcomes of executions at this many timings."""
     found = set()
     for seed in range(n_timings):
         try:
@@ -77,7 +77,7 @@ def outcomes(demand, plan, n_timings=30):
 
 
 def replaced(plan, index, **changes):
-    """With a transfer that is another one."""
+    """With one transfer replaced."""
     transfers = list(plan.transfers)
     transfers[index] = dataclasses.replace(transfers[index], **changes)
     n_launches = max(one.last for one in plan.lanes[0].steps if isinstance(one, Run))
@@ -86,7 +86,7 @@ def replaced(plan, index, **changes):
 
 
 def with_steps(plan, lane, steps):
-    """With other steps of a lane."""
+    """With other steps in a lane."""
     lanes = list(plan.lanes)
     lanes[lane] = dataclasses.replace(lanes[lane], steps=tuple(steps))
     return dataclasses.replace(plan, lanes=tuple(lanes))
@@ -116,7 +116,7 @@ def moved(plan, index, **changes):
 
 
 def test_three_units_in_two_slots():
-    """As in vLLM #54975: the wait is right for a ring that goes on, not for fixed positions."""
+    """As in vLLM #54975: the wait is right for a continuing ring, not for fixed positions."""
     right = in_slots([0, 1, 0], [-1, -2, 0])
     check_streaming(*right)
     assert outcomes(*right) == {"right"}
@@ -185,7 +185,7 @@ def test_an_earlier_transfer_may_wait_on_behalf_of_a_later_one():
 
 
 def test_a_piece_may_be_copied_twice_in_an_execution():
-    """As a block that distant launches share: its place serves another one meanwhile."""
+    """As a block that distant launches share: meanwhile its place serves another one."""
     shared = WeightUse(0, 8192, (0, 2), "shared")
     demand = WeightDemand((1.0,) * 3, (shared, WeightUse(1, 8192, (1,), "between")))
     pieces = [Piece(0, 0, 8192, 0, True), Piece(1, 0, 8192, 0, True)]
@@ -306,7 +306,7 @@ def test_a_weight_that_must_stay():
 
 @st.composite
 def other_steps(draw, plan, lane):
-    """The steps of a lane, one of which is left out, stands elsewhere, or is another one."""
+    """The steps of a lane, with one left out, moved or replaced."""
     steps = list(plan.lanes[lane].steps)
     index = draw(st.integers(0, len(steps) - 1))
     match draw(st.sampled_from(["left out", "moved", "twice", "changed"])):
@@ -325,7 +325,7 @@ def other_steps(draw, plan, lane):
 
 @st.composite
 def mutations(draw):
-    """A plan of the planner, and that plan with one step, or one field of a piece, changed."""
+    """A plan of the planner, and that plan with one step or one field of a piece changed."""
     demand = draw(demands(most_weights=8))
     roomy = _plan(demand, 1 << 40)
     floor, full = roomy.floor.required_bytes, roomy.memory_bytes
@@ -359,7 +359,7 @@ def test_mutations_are_rejected_or_harmless(case):
 
 
 def test_waits_are_necessary():
-    """Of a tight plan every earlier wait is rejected, and does go wrong at some timing."""
+    """In a tight plan every earlier wait is rejected, and fails at some timing."""
     demand = chain([8192] * 9, launch_ns=4_000.0)
     plan = _plan(demand, 4 * 8192)
     n_rejected = 0

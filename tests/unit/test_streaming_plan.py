@@ -38,7 +38,7 @@ def demands_and_budgets(draw):
     return demand, draw(st.integers(floor, full + ALIGNMENT))
 
 
-# ---- what a plan is -----------------------------------------------------------------------------
+# ---- what a plan contains ------------------------------------------------------------------------
 
 
 def test_all_resident_when_the_budget_holds_all():
@@ -74,7 +74,7 @@ def test_tails_are_streamed_where_mapped_memory_is_quick_enough():
     for share in (0.25, 0.5, 0.9, 1.0, 2.0):
         slower = dataclasses.replace(LINK, bytes_per_second=LINK.bytes_per_second * share)
         found = plan(demand, budget, mapped_link=slower)
-        over_mapped = plan(demand, budget, link=slower)  # all over the slower one
+        over_mapped = plan(demand, budget, link=slower)  # all over the slower link
         assert found.period_ns == min(whole.period_ns, over_mapped.period_ns)
         if any(one.offset_bytes for one in found.pieces):
             assert found.link == slower
@@ -192,7 +192,7 @@ def test_large_blocks_of_torch_are_within_their_budget(size_mib, more_bytes):
 @given(demands_and_budgets(), st.sampled_from(UNITS), st.booleans())
 @SLOW
 def test_all_that_the_device_gives_counts(case, unit, tails):
-    """The plan is that of what can be used; the floor is in what the device takes for it."""
+    """The plan is for the usable memory; the floor counts the device memory taken for it."""
     demand, budget = case
     exact = plan(demand, 1 << 40, tails=tails).floor
     required = unit.taken_bytes(exact.required_bytes)
@@ -210,7 +210,7 @@ def test_all_that_the_device_gives_counts(case, unit, tails):
 
 
 def shared_block(sizes_bytes, n_layers, launch_ns=1_000.0):
-    """Each layer reads the same weights, each by a launch of its own."""
+    """Each layer reads the same weights, by separate launches."""
     n_launches = n_layers * len(sizes_bytes)
     weights = [
         WeightUse(
@@ -246,19 +246,19 @@ def test_a_tied_weight_makes_room_between_its_readers():
     tied = WeightUse(20, 32768, (0, 7), "tied")
     demand = dataclasses.replace(demand, weights=(*demand.weights, tied))
     found = plan(demand, 40960)
-    assert found.floor.required_bytes == 40960  # copied once it would be 32768 more
+    assert found.floor.required_bytes == 40960  # copied once, it would be 32768 more
     [index] = [at for at, one in enumerate(found.pieces) if one.value == 20]
     assert [one.first_launch for one in found.transfers if one.piece == index] == [0, 7]
 
 
 def test_who_reads_each_weight_once_has_the_floor_of_one_copy():
-    """No plan copies more than once: the ring of those copied once holds what a launch reads."""
+    """No plan copies more than once: the ring of single copies holds a launch's weights."""
     demand = chain([8192, 40960, 12288])
     found = plan(demand, floor_of(demand))
     assert len(found.transfers) == len({one.piece for one in found.transfers}) == 3
 
 
-# ---- how quick ----------------------------------------------------------------------------------
+# ---- duration ------------------------------------------------------------------------------------
 
 
 @given(demands_and_budgets(), st.booleans(), st.sampled_from([0.0, 100.0, 5_000.0]))
@@ -278,7 +278,7 @@ def test_plans_hold_their_budget_and_what_they_predict(case, tails, overhead_ns)
     assert simulated.period_ns == pytest.approx(found.period_ns, rel=1e-8, abs=1e-3)
     assert found.roofline_ns == roofline_ns(demand, link, budget)
     assert found.period_ns >= found.roofline_ns * (1 - 1e-9)
-    if found.transfers:  # while a launch runs the link copies no more than the ring holds
+    if found.transfers:  # during a launch the link copies at most the ring's size
         beyond_ns = (found.transfer_bytes - found.ring_bytes) / link.bytes_per_second * 1e9
         assert found.period_ns >= (max(demand.launch_ns) + beyond_ns) * (1 - 1e-8)
     assert plan(demand, budget, link=link, tails=tails) == found
@@ -296,12 +296,12 @@ def test_more_budget_is_never_slower(demand, data, tails, share):
 
 
 UNIT = 2048
-"""Of sizes and positions, where all positions are tried."""
+"""The unit of sizes and positions, where all positions are tried."""
 
 
 @st.composite
 def few_weights(draw) -> WeightDemand:
-    """Weights of a few units, some read by several launches, some first by the same one."""
+    """Weights of a few units, some read by several launches, some first by the same launch."""
     n_launches = draw(st.integers(2, 8))
     launch = st.integers(0, n_launches - 1)
     launch_ns = draw(st.lists(st.integers(0, 20_000), min_size=n_launches, max_size=n_launches))

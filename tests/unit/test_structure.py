@@ -27,7 +27,7 @@ from offload.program.structure import (
 
 
 class Leaf:
-    """Stands for a tensor."""
+    """A stand-in for a tensor."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -59,7 +59,7 @@ Pair = collections.namedtuple("Pair", ["first", "second"])
 
 
 class Output(collections.OrderedDict[str, Any]):
-    """A mapping class of a user's."""
+    """A user's mapping class."""
 
 
 @dataclasses.dataclass
@@ -193,7 +193,7 @@ def test_the_same_container_twice_is_no_cycle() -> None:
 def test_keys_in_another_order(
     make: Callable[..., Any], forget: Callable[[Structure], Structure]
 ) -> None:
-    """Code that iterates over them would do something else."""
+    """Code that iterates over them would act differently."""
     _, structure = taken_apart(make(x=A, y=B))
     assert matched(forget(structure), make(x=C, y=A)) == [C, A]
     with pytest.raises(StructureMismatch, match=r"order \['x', 'y'\], got \['y', 'x'\]"):
@@ -210,11 +210,11 @@ class OtherCache:
 
 
 class Items(list[Any]):
-    """A list class of a user's."""
+    """A user's list class."""
 
 
 class Couple(tuple[Any, ...]):
-    """A tuple class of a user's."""
+    """A user's tuple class."""
 
 
 CLASSES = [
@@ -229,7 +229,7 @@ CLASSES = [
 
 @pytest.mark.parametrize(("one", "other"), [*CLASSES, *(pair[::-1] for pair in CLASSES)])
 def test_another_class(one: Any, other: Any) -> None:
-    """Code that asks for the class would do something else; a file does not hold it."""
+    """Code that checks the class would act differently; a file does not hold it."""
     _, structure = taken_apart(one)
     with pytest.raises(StructureMismatch) as caught:
         matched(structure, other)
@@ -325,7 +325,7 @@ def test_constants() -> None:
     assert not same_constant(1, True)
 
 
-# ---- words for people ---------------------------------------------------------------------------
+# ---- text for users ------------------------------------------------------------------------------
 
 
 def test_descriptions() -> None:

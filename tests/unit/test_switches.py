@@ -1,4 +1,4 @@
-"""The environment variables: what they may say, and where what is said goes."""
+"""The environment variables: their allowed values, and where their output goes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Kept(logging.Handler):
 
 @pytest.fixture
 def bare_logger() -> Iterator[None]:
-    """The logger as it is in a new process."""
+    """The logger as in a new process."""
     handlers, level, propagate = LOGGER.handlers[:], LOGGER.level, LOGGER.propagate
     LOGGER.handlers[:], LOGGER.propagate = [], True
     LOGGER.setLevel(logging.NOTSET)
@@ -113,7 +113,7 @@ def test_handlers_that_somebody_gave_take_its_place(
 
 
 class NoStream:
-    """What some programs put in the place of stderr."""
+    """A replacement of stderr that some programs install."""
 
     def write(self, _: str) -> None:
         raise OSError("nobody reads it")

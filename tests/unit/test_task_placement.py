@@ -1,4 +1,4 @@
-"""Placement of tasks: how good, how bad input is refused, and the same each time."""
+"""Placement of tasks: quality, refusal of bad input, and determinism."""
 
 import dataclasses
 import itertools
@@ -211,7 +211,7 @@ def test_a_large_table_stays_where_its_memory_is():
     limited = place(graph_of(costs, edges, memory=[1 << 34, 1, 1], limits=[None, 1 << 30]))
     assert limited.processors == (0, 1, 1)
     assert limited.latency_ns == 5_000 + 1_000 + 200
-    # All of the first is on it since no other has the memory.
+    # All of the first is on it, as no other has the memory.
     assert limited.runners_up()[0] is None
     assert "no other processor that can run it has the memory" in limited.explain()
 
@@ -225,7 +225,7 @@ def test_what_only_one_processor_can_run():
 
 
 def test_a_pipeline_of_equal_stages():
-    # 12 tasks in a row on three alike processors: four tasks on each, and as many links as needed.
+    # 12 tasks in sequence on three identical processors: four tasks on each, with any links needed.
     costs = [(10, 10, 10)] * 12
     graph = graph_of(costs, [(at, at + 1, 30) for at in range(11)])
     found = place(graph, objective="throughput")
@@ -402,7 +402,7 @@ def test_memory_that_does_not_suffice_is_refused():
     refused("do not fit, on whichever.*18 bytes together, the largest 6.*10, 10", graph)
     graph = graph_of([(1, None)] * 3, [], memory=[6, 6, 6], limits=[10, None])
     refused("do not fit", graph)
-    # Proved by counting: 41 tasks where four go in each of ten; even sizes in odd memories.
+    # Proved by counting: 41 tasks where four fit on each of ten; even sizes in odd memories.
     refused("do not fit", graph_of([[1] * 10] * 41, [], memory=[6] * 41, limits=[24] * 10))
     draw = random.Random(7)
     memory = [2 * draw.randint(50, 100) for _ in range(40)]
@@ -550,7 +550,7 @@ def test_the_checker_rejects_each_kind_of_mistake():
     rejected("12 bytes of 9", (0, 0, 0), (0, 10, 20))
 
 
-# ---- what is said of a placement ----------------------------------------------------------------
+# ---- the report of a placement -------------------------------------------------------------------
 
 
 def test_runners_up_are_what_moving_a_task_would_cost():

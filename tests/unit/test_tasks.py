@@ -20,7 +20,7 @@ WAITING_SECONDS = 60
 
 
 class Refused(Exception):
-    """What a callable of these tests raises."""
+    """Raised by callables of these tests."""
 
 
 def refuse(*_: object) -> None:
@@ -91,7 +91,7 @@ def test_async_with_raises_what_nobody_was_told(run):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_graphs(captured, seed):
-    """Each task once, behind what it depends on, with the results that it depends on."""
+    """Each task once, after its dependencies, with their results."""
     draw = random.Random(seed)
     runs = [captured.load() for _ in range(3)]
     add = offload.capture(lambda x, y: x + y, torch.zeros(4), torch.zeros(4)).load()
@@ -215,14 +215,14 @@ def test_bytes_are_bounded(run, gate):
 
 
 def test_a_callable_submits(run):
-    """What it submits is not held up by limits, for which others would wait."""
+    """Its submissions are exempt from limits, as others would wait for it."""
     with offload.tasks(max_workers=1, buffersize=1) as t:
         inner = t.submit(lambda: t.submit(run, torch.zeros(4)))
     assert torch.equal(inner.result().result(), torch.ones(4))
 
 
 def test_a_callable_calls_the_executable_that_waits_for_it():
-    """Also where executions leave something, and none may overtake another."""
+    """Also where executions leave results, and none may overtake another."""
 
     def accumulate(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return total.add_(x).clone()
@@ -241,7 +241,7 @@ def test_a_callable_calls_the_executable_that_waits_for_it():
 
 
 def test_steps_that_write_keep_their_order():
-    """However long each one's preparation takes."""
+    """However long each step's preparation takes."""
 
     def accumulate(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return total.mul_(2).add_(x).clone()
@@ -363,7 +363,7 @@ def test_no_thread_and_no_tensor_is_left(run):
 
 
 def test_many_tasks_leave_nothing(run):
-    """Tickets that have ended are forgotten while the block goes on."""
+    """Ended tickets are forgotten while the block continues."""
     with offload.tasks(buffersize=8) as t:
         for _ in range(2000):
             t.submit(run, t.submit(torch.zeros, 4))

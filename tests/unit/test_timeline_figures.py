@@ -1,4 +1,4 @@
-"""The figures and the page: what they say, how large they get, that they stand alone."""
+"""The figures and the page: their content, their size, and that they are self-contained."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_both_figures(tmp_path: Path) -> None:
     texts = texts_of(drawn(both_schedulings(3), tmp_path))
     assert COMPARISON in texts
     assert SEQUENCE in texts
-    # In the comparison, in the sequence, and where the header is enlarged.
+    # In the comparison, in the sequence, and in the enlarged header.
     assert texts.count("m_l_t 1.98 µs") == 3
     assert (
         "Host-bound scheduling (execution 3, 3 launches, the median of 2 executions by total "
@@ -69,7 +69,7 @@ def test_both_figures(tmp_path: Path) -> None:
 def test_every_launch_of_three_is_labelled(tmp_path: Path) -> None:
     texts = texts_of(drawn(both_schedulings(3), tmp_path))
     for name in ("addmm", "relu", "add"):
-        # Issue and launch of the host's, launch of the offloaded, measured and predicted in time.
+        # The host's issue and launch, the offloaded launch, measured and predicted in time.
         assert texts.count(name) == 2 + 1 + 2
     for name in ("convert", "policy", "patch", "submit"):
         assert name in texts
@@ -97,7 +97,7 @@ def test_many_launches_are_folded_with_their_counts(tmp_path: Path, n_launches: 
     picture = drawn(made, tmp_path)
     texts = texts_of(picture)
     counts = [int(text[1:].replace(",", "")) for text in texts if re.match(rf"{TIMES}\d", text)]
-    # Measured and predicted; no block is so narrow here that its count would not fit.
+    # Measured and predicted; here no block is too narrow for its count.
     assert sum(counts) == 2 * n_launches
     assert len(counts) <= 2 * 41
     assert "m_l_t 1.98 µs" in texts
@@ -257,7 +257,7 @@ assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 
 
 class Page(html.parser.HTMLParser):
-    """Collects tags, addresses and the text of cells; checks that what opens is closed."""
+    """Collects tags, addresses and the text of cells; checks that every opened tag is closed."""
 
     VOID = ("meta",)
 
@@ -309,7 +309,7 @@ def test_the_page_stands_alone(tmp_path: Path, n_launches: int) -> None:
     assert outside == []
     assert all(target == "#" for target in re.findall(r"url\(['\"]?(.)", text))
     assert "@import" not in text
-    # Names of namespaces are the only addresses; nobody fetches them.
+    # Namespace names are the only addresses; they are never fetched.
     assert set(re.findall(r"https?://[^\"'\s<>]+", text)) <= {
         "http://www.w3.org/2000/svg",
         "http://www.w3.org/1999/xlink",

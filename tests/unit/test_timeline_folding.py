@@ -1,4 +1,4 @@
-"""Folding, and the places of labels: for any spans nothing is lost and nothing overlaps."""
+"""Folding, and positions of labels: for any spans nothing is lost and nothing overlaps."""
 
 from __future__ import annotations
 

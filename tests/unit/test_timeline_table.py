@@ -1,4 +1,4 @@
-"""The terminal tables: which figures they show, and what is folded."""
+"""The terminal tables: their figures, and what is folded."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_what_only_some_executions_have_counts_as_zero_in_the_others() -> None:
     copying = execution([*header(0), transfer("copy in", 1980, 2980, 64, DEVICE_LANE)], number=4)
     rows = {quantity.name: quantity for quantity in quantities_of([*plain, copying])}
     assert (rows["transfers"].measured_ns, rows["transfers"].count) == (0, 0)
-    # One of them has no prediction: a median of the others would be of something else.
+    # One of them has no prediction: a median of the rest would describe something else.
     assert rows["m_l_t"].predicted_ns is None
 
 

@@ -1,4 +1,4 @@
-"""The Chrome trace: its structure, and what Holistic Trace Analysis reads out of it."""
+"""The Chrome trace: its structure, and what Holistic Trace Analysis reads from it."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def overlapping_calls() -> list[ExecutionTimeline]:
     [
         both_schedulings(150),
         timeline(overlapping_calls()),
-        # Predicted to take longer than until the next execution begins.
+        # Predicted to last beyond the beginning of the next execution.
         timeline([offloaded(50, number=1), offloaded(50, number=2, begin_ns=52_500)]),
     ],
     ids=["in turns", "overlapping calls", "overlapping predictions"],
@@ -166,7 +166,7 @@ def test_overlapping_calls_get_rows(tmp_path: Path) -> None:
     assert set(threads_of(trace)) == {HOST_LANE, f"{HOST_LANE}, row 2", DEVICE_LANE}
 
 
-# ---- what caused what ---------------------------------------------------------------------------
+# ---- causality -----------------------------------------------------------------------------------
 
 
 def test_each_issue_is_linked_to_its_kernel(tmp_path: Path) -> None:
@@ -305,20 +305,20 @@ def idle_times(analysis: Any, consecutive_kernel_delay: float) -> dict[str, floa
 
 
 def gaps_of_host_scheduling() -> ExecutionTimeline:
-    """10 us wait for the host, 2 us between kernels, 20 us nobody knows why; 6 us are copying."""
+    """10 us wait for the host, 2 us between kernels, 20 us of unknown cause; 6 us are copying."""
     spans = [
         stage("convert", 0, 1 * US),
         issue(0, 1 * US, 3 * US),
         launch(0, 10 * US, 20 * US),
-        issue(1, 22 * US, 24 * US),  # after kernel 0 has ended
+        issue(1, 22 * US, 24 * US),  # after the end of kernel 0
         launch(1, 30 * US, 40 * US),
         issue(2, 25 * US, 26 * US),
-        launch(2, 42 * US, 50 * US),  # a gap of less than the delay
+        launch(2, 42 * US, 50 * US),  # a gap below the delay
         issue(3, 27 * US, 28 * US),
         launch(3, 70 * US, 75 * US),
         transfer("copy out", 75 * US, 81 * US, 4096, DEVICE_LANE),
     ]
-    # Predictions that fill every gap: the breakdown must not see them.
+    # Predictions that fill every gap: the breakdown must ignore them.
     predicted = [stage("convert", 0, US), *(launch(i, i * US, (i + 1) * US) for i in range(1, 90))]
     return execution(spans, predicted, scheduling="host")
 
@@ -341,7 +341,7 @@ def test_hta_reads_the_breakdown_of_host_scheduling(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_hta_reads_the_breakdown_of_offload_scheduling(tmp_path: Path) -> None:
-    """Within an execution the host is never waited for; between two it is."""
+    """No waits for the host within an execution, only between two."""
     short = {"convert": US, "policy": US, "patch": US, "submit": US}
     made = timeline(
         [
@@ -378,5 +378,5 @@ def test_hta_reads_nanoseconds_if_it_is_told_to(
     assert temporal["idle_time(us)"] == pytest.approx(0.09)
     assert idle_times(analysis, consecutive_kernel_delay=0.03) == {
         "kernel_wait": pytest.approx(0.09),
-        "other": 0,  # before the first kernel there is no gap
+        "other": 0,  # there is no gap before the first kernel
     }

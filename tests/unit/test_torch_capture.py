@@ -1,4 +1,4 @@
-"""What of capturing with torch needs no GPU: requests told apart, last uses, refusals."""
+"""Parts of capturing with torch that need no GPU: request identities, last uses, refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from offload.program import BoundProgram
 
 
 class FakePool:
-    """Allocations that were asked of the discovery pool."""
+    """Allocations requested from the discovery pool."""
 
     def __init__(self, *addresses: int) -> None:
         self._events = [("allocate", address, 2 << 20) for address in addresses]
@@ -98,7 +98,7 @@ def test_memory_without_a_recorded_request_is_refused(memory):
 
 
 def test_stand_ins_are_no_memory_of_torchs(memory, monkeypatch):
-    """A limit of the user's on what the process takes does not count them: they are addresses."""
+    """A user's limit on the process's memory does not count them: they are only addresses."""
     found = memory([10], [(10, 16)])
     found._pool.allocate, found._n_seen = found._pool.add, 0
     taken: list[object] = []
@@ -129,7 +129,7 @@ def test_a_stand_in_that_gets_no_addresses_says_so(memory):
 
 
 def test_settling_asks_for_the_events_of_one_launch(memory, monkeypatch):
-    """A capture of n launches must not read what all of them have allocated at each."""
+    """A capture of n launches must not read the allocations of all launches at each launch."""
     found = memory([10, 20], [(10, 16)])
     seen: list[tuple[str, int, int]] = []
     asked: list[int] = []
@@ -179,7 +179,7 @@ def test_a_caller_who_captures_is_refused(monkeypatch):
 
 @pytest.mark.parametrize("failing", ["all", None, "inside"])
 def test_the_pool_serves_nobody_afterwards_whatever_fails(monkeypatch, failing):
-    """Torch's history is switched on and off by calls that may fail, as what runs between may."""
+    """Torch's history is switched on and off by calls that may fail, as may the code between."""
     current: list[object] = []
     recorded: list[str | None] = []
 
@@ -202,7 +202,7 @@ def test_the_pool_serves_nobody_afterwards_whatever_fails(monkeypatch, failing):
 
 @pytest.mark.parametrize("ends", ["well", "failed", "never begun"])
 def test_a_graph_whose_capture_does_not_end_is_kept(monkeypatch, ends):
-    """Torch leaves its filters for the graph's memory where they are, and one has its address."""
+    """Torch leaves its filters for the graph's memory in place, and one has its address."""
     asked: list[tuple[str, int, object]] = []
 
     class Graph:
@@ -231,7 +231,7 @@ def test_a_graph_whose_capture_does_not_end_is_kept(monkeypatch, ends):
 
 
 class Ends:
-    """Something that notes when it is reset, closed, and gone."""
+    """Notes when it is reset, closed, and destroyed."""
 
     def __init__(self, name: str, log: list[str], *, fails: bool = False) -> None:
         self._name, self._log, self._fails = name, log, fails
@@ -251,7 +251,7 @@ class Ends:
 @pytest.mark.parametrize("device_fails", [False, True])
 @pytest.mark.parametrize("capture_fails", [False, True])
 def test_pools_are_closed_once_the_graph_has_gone(monkeypatch, device_fails, capture_fails):
-    """Which alone unregisters it from generators, whose cells lie in one of the pools."""
+    """Only the graph's end unregisters it from generators, whose cells lie in one of the pools."""
     log: list[str] = []
     one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
     one._graph = Ends("graph", log, fails=device_fails)
@@ -291,7 +291,7 @@ class FakeStream:
 
 
 def test_captures_on_several_threads_take_turns(monkeypatch):
-    """The pool that serves torch, its record of requests and its generators are the process's."""
+    """The pool that serves torch, its record of requests and its generators are process-wide."""
     n_inside, most = 0, 0
     on_threads: set[int] = set()
     waits: list[object] = []
@@ -351,7 +351,7 @@ class FakeGenerator:
 @pytest.mark.parametrize("second_fails", [False, True])
 def test_generators_get_their_states_back_and_nobody_draws_from_them(monkeypatch, second_fails):
     class Own:
-        """Of seed and offset, as Philox."""
+        """A state of seed and offset, as Philox."""
 
         def __init__(self, device: object) -> None:
             self.seed_now, self.offset = 0, 0
@@ -374,7 +374,7 @@ def test_generators_get_their_states_back_and_nobody_draws_from_them(monkeypatch
     expected = pytest.raises(RuntimeError, match="memory") if second_fails else nothing()
     with expected, own_random_states(generators, torch.device("cuda", 0)):
         others_draw_from = [(one.state.seed_now, one.state.offset) for one in generators]
-        assert others_draw_from == [(1_003, 8), (1_005, 12)]  # another seed: nothing comes twice
+        assert others_draw_from == [(1_003, 8), (1_005, 12)]  # another seed: nothing repeats
     assert [one.state for one in generators] == states
 
 
@@ -391,7 +391,7 @@ def named_launch() -> types.SimpleNamespace:
 
 
 def capture_under_way(**attributes: object) -> torch_capture._OneCapture:
-    """A capture, without a GPU: of what it is made of only what a test gives."""
+    """A capture without a GPU, with only the parts that a test gives."""
     one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
     one._pool, one._paint = types.SimpleNamespace(error=None), 0x11
     for name, value in attributes.items():
@@ -400,7 +400,7 @@ def capture_under_way(**attributes: object) -> torch_capture._OneCapture:
 
 
 def test_what_a_launch_leaves_on_the_stack_is_another_byte_in_each_capture(monkeypatch, tmp_path):
-    """What a function does not write of its variables is what was painted before the launch."""
+    """Variables that a function does not write hold the bytes painted before the launch."""
     source, library = tmp_path / "peek.cpp", tmp_path / "peek.so"
     source.write_text(
         '#ifdef __cplusplus\nextern "C"\n#endif\n'
@@ -429,7 +429,7 @@ def test_what_a_launch_leaves_on_the_stack_is_another_byte_in_each_capture(monke
         one = capture_under_way(_paint=paint)
         with pytest.raises(offload.CaptureError, match="enough"):
             one._launch(types.SimpleNamespace(call=lambda _: launch), named_launch())
-        assert seen[-1].count(paint) > 1500  # but what the calls on the way have written
+        assert seen[-1].count(paint) > 1500  # except what intermediate calls have written
 
 
 def run_that_raises(error: BaseException) -> types.SimpleNamespace:
@@ -479,7 +479,7 @@ def test_a_launch_that_gets_no_addresses_is_no_refusal(pool_error, error):
 
 @pytest.mark.parametrize("pool_error", ["no range is left", None])
 def test_what_a_launch_has_freed_that_cannot_be_taken_is_no_refusal(pool_error):
-    """As under a limit on torch's memory: a filler is one more allocation of torch's."""
+    """As under a limit on torch's memory: a filler is an additional torch allocation."""
 
     def settle(held: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB\nadvice")
@@ -517,7 +517,7 @@ def test_a_capture_that_failed_says_why(monkeypatch):
 
 @pytest.mark.parametrize("recycled_by_try", [[{1}, {2}, {1}], [{1}, {2}, set()]])
 def test_results_on_recycled_memory_are_copied_and_in_the_end_refused(monkeypatch, recycled_by_try):
-    tries: list[set[int]] = []  # what each copies
+    tries: list[set[int]] = []  # the copies of each
 
     class OneCapture:
         def __init__(self, *arguments: object) -> None:
@@ -546,7 +546,7 @@ def test_results_on_recycled_memory_are_copied_and_in_the_end_refused(monkeypatc
 
 
 class DrawnFrom:
-    """A generator with an offset, which those of the CPU do not have."""
+    """A generator with an offset, which CPU generators do not have."""
 
     def __init__(self) -> None:
         self.offset = 8

@@ -1,4 +1,4 @@
-"""Words that nobody can explain, and tasks that the runtime does not tell."""
+"""Words without an explanation, and tasks that the runtime does not report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_unexplained_address_of_torchs_memory_is_refused_by_what_it_is() -> N
 
 @pytest.mark.parametrize("launch", [0, 2])
 def test_a_launch_of_which_events_alone_are_told_is_blind(launch: int) -> None:
-    """It records an event, and what else it does the runtime does not tell."""
+    """It records an event; the runtime does not report its other work."""
     program = chain()
     found = relocated_words(
         program, captured(program, KERNELS, types={launch: TaskType.EVENT_RECORD})

@@ -1,4 +1,4 @@
-"""Whether a generator was set between two states, or drawn from: by this thread or others."""
+"""Whether a generator was set between two states, or drawn from, by this thread or others."""
 
 from __future__ import annotations
 

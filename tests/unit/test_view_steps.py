@@ -1,4 +1,4 @@
-"""Views of memory as view operators: what is found is that view, and what is not is refused."""
+"""Views of memory as view operators: results are that view, and all else is refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stepped(tensor: torch.Tensor, kind: str, at: int, amount: int) -> torch.Tens
 
 
 def memory_of(view: torch.Tensor) -> list[int]:
-    """The number of each element in memory, since that is what elements are."""
+    """Each element's position in memory, since that is what elements hold."""
     return view.reshape(-1).tolist()
 
 
@@ -59,7 +59,7 @@ def memory_of(view: torch.Tensor) -> list[int]:
     ),
 )
 def test_what_is_found_is_the_view(shape, order, steps):
-    """Of a tensor that is dense in any order of its dimensions."""
+    """For a tensor that is dense in any order of its dimensions."""
     permutation = list(range(len(shape)))
     order.shuffle(permutation)
     inverse = [permutation.index(one) for one in range(len(shape))]

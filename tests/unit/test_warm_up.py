@@ -1,4 +1,4 @@
-"""A warm-up that fails says which launch, or the device, and what to do; on a device of the CPU."""
+"""A failing warm-up names the launch or the device, and a remedy; on the CPU as a device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bound() -> BoundProgram:
 
 @pytest.fixture
 def device(monkeypatch) -> FakeAllocator:
-    """What a device's module of torch has and the CPU's has not."""
+    """Adds what torch's module of a device has and the CPU's lacks."""
     return take_for_devices(monkeypatch)
 
 
@@ -47,7 +47,7 @@ def test_each_launch_runs_once_and_workspaces_go_last(bound, device):
 
 
 def test_inputs_buffers_and_weights_stay_as_they_were(device):
-    """All of them are written by the model itself."""
+    """The model itself writes all of them."""
 
     class Writing(torch.nn.Module):
         def __init__(self) -> None:
@@ -122,7 +122,7 @@ def test_an_error_of_offload_in_a_launch_stays_as_it_is(bound, device, monkeypat
 
 
 def test_inputs_that_were_recorded_are_what_runs(device):
-    """Integers are divided, which the CPU refuses to do by zero."""
+    """Integers are divided, which the CPU refuses for zero."""
     bound = offload.capture(torch.floor_divide, torch.tensor([6]), torch.tensor([3])).bound
     warm_up(bound, CPU, None)
     of_a_file = with_samples(bound, ())

@@ -1,4 +1,4 @@
-"""A warm-up of a model whose weights are in files has only those that launches need at once."""
+"""A warm-up of a model with weights in files holds only those that launches need at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_each_weight_is_zeros_from_its_first_launch_to_its_last(tmp_path: Path) 
 
 
 class Reordered(torch.nn.Module):
-    """Rows of a table, by an order in the weights that counts from one."""
+    """Rows of a table, by a one-based order in the weights."""
 
     def __init__(self) -> None:
         super().__init__()

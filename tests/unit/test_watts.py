@@ -1,4 +1,4 @@
-"""What devices draw: read from counters of the kernel and from NVML, both made up here."""
+"""Power of devices: read from kernel counters and from NVML, both made up here."""
 
 import ctypes
 
@@ -12,7 +12,7 @@ from offload.load.placed_devices import placed_devices
 
 
 class Counter:
-    """A package's folder, whose counter moves by so many uJ at each step."""
+    """A package's folder, whose counter advances by so many uJ at each step."""
 
     def __init__(self, folder, name="package-0", begin_uj=1_000, range_uj=10**9):
         folder.mkdir()

@@ -1,4 +1,4 @@
-"""Weights that are streamed on the CPU: the same bits as resident ones, and every byte counted."""
+"""Weights streamed on the CPU: the bits of resident weights, and every byte counted."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_pass_moves_each_streamed_byte_once():
     both = Streamed(Chain(5), (batch(),), three_slots)
     for number in range(1, 1001):
         both.check(batch())
-        # At most the next pass's first three weights have come besides.
+        # At most the next pass's first three weights have been copied in addition.
         assert 0 <= both.stream.bytes_moved - number * 5 * WEIGHT_BYTES <= 3 * WEIGHT_BYTES
     assert both.stream.n_transfers * WEIGHT_BYTES == both.stream.bytes_moved
 
@@ -143,7 +143,7 @@ def test_weights_that_change_in_the_file(make_plan, file):
         for _ in range(2):
             both.check(batch())
         assert both.stream.generation == generation
-    # A file that takes the place of the old one is seen as well.
+    # A file that replaces the old one is also noticed.
     with torch.no_grad():
         both.weights[1].add_(1)
     other = file.with_suffix(".new")
@@ -239,14 +239,14 @@ def test_files_in_memory(tmp_path):
 
 
 def mapped_bytes() -> int:
-    """Of addresses that show weight memory; the system joins neighbours that fit together."""
+    """Addresses that map weight memory; the system merges adjacent compatible mappings."""
     maps = pathlib.Path("/proc/self/maps").read_text()
     ranges = (line.split()[0].split("-") for line in maps.splitlines() if "memfd:offload" in line)
     return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
 
 
 def test_memory_goes_with_its_last_tensor():
-    gc.collect()  # what earlier tests left
+    gc.collect()  # objects of earlier tests
     before = mapped_bytes()
     both = Streamed(Chain(3), (batch(),), two_tails)
     both.check(batch())

@@ -30,7 +30,7 @@ from offload.timeline import Scheduling
 
 
 class Picking(Chain):
-    """Fails in the middle where the row that is picked does not exist."""
+    """Fails in the middle where the picked row does not exist."""
 
     def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         half = len(self.layers) // 2
@@ -48,7 +48,7 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 def test_memory_that_ran_out_is_told_from_other_failures():
-    memory_bytes = 1 << 50  # more than there are addresses
+    memory_bytes = 1 << 50  # more than the address space
     weight = _native.StreamedWeight(
         name="small",
         size_bytes=PAGE_BYTES,

@@ -1,4 +1,4 @@
-"""Synthetic timelines: what recording would have found, with durations that the test knows."""
+"""Synthetic timelines: what recording would have found, with durations known to the test."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def offloaded(
 
 
 def with_substages(one: ExecutionTimeline, durations_ns: dict[str, int]) -> ExecutionTimeline:
-    """The same execution on a device that tells what its submit stage consists of."""
+    """The same execution on a device that reports the parts of its submit stage."""
     submit = next(span for span in one.of_kind(SpanKind.STAGE) if span.name == "submit")
     spans, at_ns = [], submit.begin_ns
     for name, duration_ns in durations_ns.items():
@@ -93,7 +93,7 @@ def with_substages(one: ExecutionTimeline, durations_ns: dict[str, int]) -> Exec
 def hosted(
     n_launches: int, *, number: int = 1, begin_ns: int = 0, launch_ns: int = 1000
 ) -> ExecutionTimeline:
-    """Issues of 3 us, each launch begins 200 ns after its issue has ended; nothing predicted."""
+    """Issues of 3 us, each launch begins 200 ns after the end of its issue; nothing predicted."""
     spans = [stage("convert", begin_ns, begin_ns + 900)]
     for i in range(n_launches):
         at_ns = begin_ns + 900 + i * 3000
@@ -111,7 +111,7 @@ def timeline(executions: Sequence[ExecutionTimeline]) -> Timeline:
 
 
 def both_schedulings(n_launches: int) -> Timeline:
-    """Two offloaded executions and two by the host, one after the other."""
+    """Two offloaded executions, then two by the host."""
     made: list[ExecutionTimeline] = []
     for number, make in enumerate((offloaded, offloaded, hosted, hosted), start=1):
         begin_ns = made[-1].end_ns + 5000 if made else 0

@@ -1,6 +1,6 @@
-"""Torch's captures without a GPU, as far as random kernels go: who makes their cells, and when.
+"""Torch's captures without a GPU, for random kernels: where and when their cells are made.
 
-What each version does is written in the docstring of offload.backends.cuda.generator_cells.
+The docstring of offload.backends.cuda.generator_cells describes each version.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Cells = tuple[int, int]
 
 
 class FakePool:
-    """A `MemPool`, or one that a graph makes for itself."""
+    """A `MemPool`, or a pool that a graph makes for itself."""
 
     def __init__(self, number: int) -> None:
         self.id = (0, number)
@@ -40,7 +40,7 @@ class FakePool:
 
 @dataclasses.dataclass
 class FakeState:
-    """A `CUDAGeneratorState`: with cells for whoever captures, or of each capture."""
+    """A `CUDAGeneratorState`: with cells shared by all captures, or separate for each."""
 
     graphs: set[int] = dataclasses.field(default_factory=set)
     cells: Cells | None = None
@@ -48,14 +48,14 @@ class FakeState:
 
 
 class FakeTorch(FakeAllocator):
-    """Torch 2.11: its allocator, generators and graphs; others change some of it.
+    """Torch 2.11: its allocator, generators and graphs; subclasses adapt it to other versions.
 
     Attributes:
         default: the device's default generator.
-        registered: what `register_generator_state` was called for, in order.
-        filled: the addresses that kernels of torch's wrote to before a capture.
-        graph_pool: of the capture that begins next.
-        n_captures: that began.
+        registered: arguments of `register_generator_state`, in order.
+        filled: the addresses that torch's kernels wrote to before a capture.
+        graph_pool: the pool of the next capture.
+        n_captures: number of captures begun.
     """
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class FakeTorch(FakeAllocator):
         self._filters.remove(served)
 
     def allocate(self, size_bytes: int, stream: int | None = None) -> int:
-        """Of the pool of the latest filter that takes the stream."""
+        """Allocate from the pool of the latest filter that takes the stream."""
         on = self.stream if stream is None else stream
         taking = (pool for pool, takes in reversed(self._filters) if takes(on))
         address, self._next = self._next, self._next + 512
@@ -95,7 +95,7 @@ class FakeTorch(FakeAllocator):
         return address
 
     def free(self, address: int) -> None:
-        """Whatever pool it is of."""
+        """Free a block of any pool."""
         for pool in self._pools:
             pool.blocks.pop(address, None)
 
@@ -104,18 +104,19 @@ class FakeTorch(FakeAllocator):
         return self.allocate(8, stream), self.allocate(8, stream)
 
     def begin(self, graph: FakeGraph) -> None:
-        """What `capture_begin` does for the allocator and the stream."""
+        """The effect of `capture_begin` on the allocator and the stream."""
         assert self.capture is None
         self.n_captures += 1
         self.capture = graph
         self._filters.append((self.graph_pool, lambda stream: stream == CAPTURED_STREAM))
 
     def end(self) -> None:
-        """What `capture_end` does for them."""
+        """The effect of `capture_end` on them."""
         self.capture = None
         self._filters = [one for one in self._filters if one[0] is not self.graph_pool]
 
-    # ---- what versions differ in ----------------------------------------------------------------
+    # ---- differences of versions
+    # ------------------------------------------------------------------
 
     def register(self, graph: FakeGraph, generator: FakeGenerator) -> None:
         """`CUDAGeneratorState::register_graph`."""
@@ -128,16 +129,16 @@ class FakeTorch(FakeAllocator):
         graph.states.append(state)
 
     def prologue(self, graph: FakeGraph) -> None:
-        """What `capture_begin` does for generators before the capture."""
+        """The effect of `capture_begin` on generators before the capture."""
         self.register(graph, self.default)
         for state in graph.states:
             self.filled += state.cells or ()
 
     def begun(self, graph: FakeGraph) -> None:
-        """What it does once the capture is under way."""
+        """Its effect once the capture has begun."""
 
     def asked(self, generator: FakeGenerator) -> None:
-        """`philox_offset_per_thread` in a capture, which `get_state` asks."""
+        """`philox_offset_per_thread` in a capture, which `get_state` calls."""
 
     def drawn(self, generator: FakeGenerator) -> Cells:
         """`philox_cuda_state` in a capture."""
@@ -158,23 +159,23 @@ class FakeTorch(FakeAllocator):
 
 
 class Torch212(FakeTorch):
-    """And 2.13: one pair for each capture, made as it begins."""
+    """Torch 2.12 and 2.13: one pair for each capture, made at its beginning."""
 
     def register(self, graph: FakeGraph, generator: FakeGenerator) -> None:
         """`CUDAGeneratorImpl::register_graph` notes the state."""
         graph.states.append(generator.state)
 
     def prologue(self, graph: FakeGraph) -> None:
-        """The default generator is noted, too; nothing is filled."""
+        """Also notes the default generator; fills nothing."""
         self.register(graph, self.default)
 
     def begun(self, graph: FakeGraph) -> None:
-        """`init_capture_state` of each."""
+        """Call `init_capture_state` of each."""
         for state in graph.states:
             state.of_captures[id(graph)] = self.pair(DEFAULT_STREAM)
 
     def asked(self, generator: FakeGenerator) -> None:
-        """`get_capture_state` makes none."""
+        """`get_capture_state` makes no pair."""
         if id(self.capture) not in generator.state.of_captures:
             raise RuntimeError("RNG state is not initialized for this capture")
 
@@ -191,17 +192,17 @@ class Torch212(FakeTorch):
 
 
 class Torch214(Torch212):
-    """The same, made as a capture first asks for it."""
+    """The same, made when a capture first asks for it."""
 
     def register(self, graph: FakeGraph, generator: FakeGenerator) -> None:
-        """Says that it does nothing; on the error stream, where Python cannot filter it."""
+        """Prints that it does nothing, on the error stream, where Python cannot filter it."""
         warnings.warn("register_generator_state() is deprecated", DeprecationWarning, stacklevel=2)
 
     def prologue(self, graph: FakeGraph) -> None:
-        """Knows no generator."""
+        """No generator is registered."""
 
     def asked(self, generator: FakeGenerator) -> None:
-        """`get_capture_state` makes what is not there, and registers the state."""
+        """`get_capture_state` makes a missing pair, and registers the state."""
         assert self.capture is not None
         states = generator.state.of_captures
         if id(self.capture) not in states:
@@ -210,7 +211,7 @@ class Torch214(Torch212):
 
 
 class TorchWithoutRegistering(Torch214):
-    """As 2.14 announces it."""
+    """Torch as the deprecation in 2.14 announces."""
 
     registers = False
 
@@ -224,13 +225,13 @@ class FakeGenerator:
         self._torch, self.state = of, FakeState()
 
     def get_state(self) -> str:
-        """Seed and offset; in a capture that of the capture."""
+        """Seed and offset; in a capture those of the capture."""
         if self._torch.capture is not None:
             self._torch.asked(self)
         return "seed and offset"
 
     def draw(self) -> Cells:
-        """What a random kernel of a captured launch is given."""
+        """The arguments of a random kernel of a captured launch."""
         return self._torch.drawn(self)
 
 
@@ -251,7 +252,7 @@ class FakeGraph:
         self._torch.register(self, generator)
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
-        """As torch's, in the order in which each version does it."""
+        """As torch's, in the order of each version."""
         assert capture_error_mode == "thread_local"
         self._torch.prologue(self)
         self._torch.begin(self)
@@ -262,13 +263,13 @@ class FakeGraph:
         self._torch.end()
 
     def reset(self) -> None:
-        """Forgets the states where `~CUDAGraph` would."""
+        """Forgets the states, as `~CUDAGraph` does."""
         self._torch.forgotten(self)
         self.states = []
 
 
 def take_for_cuda(monkeypatch: pytest.MonkeyPatch, found: FakeTorch) -> FakeTorch:
-    """Have one be torch for the rest of the test."""
+    """Replace torch by a fake for the rest of the test."""
     monkeypatch.setattr(torch, "get_device_module", lambda _: found.module)
     monkeypatch.setattr(torch, "Generator", lambda device: FakeGenerator(found))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph: FakeGraph(found))

@@ -1,4 +1,4 @@
-"""Torch's memory pools without a device: what their allocator asserts, and when pools go."""
+"""Torch's memory pools without a device: assertions of their allocator, and lifetimes of pools."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 import torch
 
 _DESTRUCTOR = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_destructors: list[object] = []  # which must outlive whatever calls them
+_destructors: list[object] = []  # which must outlive their callers
 _new_capsule = ctypes.pythonapi.PyCapsule_New
 _new_capsule.restype = ctypes.py_object
 _new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, _DESTRUCTOR]
 
 
 class FakeAllocator:
-    """The module of a device of torch's, in which pools hold no memory.
+    """Torch's module of a device, whose pools hold no memory.
 
     Attributes:
         under_way: the regions that torch would call captures.
-        ended: by pool, in the order in which they went, how many regions were under way: torch
+        ended: by pool, in the order of destruction, how many regions were under way: torch
             ends the process if there was one.
-        fault: what the device answers to everything, once it has failed.
-        capturing: the devices whose current streams are.
-        current: torch's device.
+        fault: the device's error for every call after it has failed.
+        capturing: the devices whose current streams capture.
+        current: torch's current device.
     """
 
     def __init__(self) -> None:
@@ -63,16 +63,16 @@ class FakeAllocator:
         return MemPool()
 
     def _memory(self) -> object:
-        """What tells when it goes, as a destructor in C++.
+        """Reports its end, like a destructor in C++.
 
-        The collector of Python calls `__del__` before it knows what stays.
+        Python's collector calls `__del__` before it knows which objects survive.
         """
         capsule: object = _new_capsule(1, None, self._destructor)
         return capsule
 
     @contextlib.contextmanager
     def use(self, pool: object, device: object) -> Iterator[None]:
-        """As torch's: a pool that is used counts as a capture."""
+        """As torch's: a pool in use counts as a capture."""
         self.under_way.append(device)
         try:
             yield
@@ -81,7 +81,7 @@ class FakeAllocator:
 
     @contextlib.contextmanager
     def device(self, device: torch.device) -> Iterator[None]:
-        """Make it torch's."""
+        """Make it torch's current device."""
         before, self.current = self.current, device
         try:
             yield
@@ -102,7 +102,7 @@ class FakeAllocator:
 
 
 def take_for_devices(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
-    """One that every device's module of torch is for the rest of the test."""
+    """Install a fake as every device's torch module for the rest of the test."""
     made = FakeAllocator()
     monkeypatch.setattr(torch, "get_device_module", lambda _: made.module)
     return made

@@ -1,4 +1,4 @@
-// Models that are built explicitly: persistent streams are bound, and keep what they are told.
+// Models that are built explicitly: persistent streams are bound, and keep their tasks.
 #include <algorithm>
 
 #include "models.hpp"

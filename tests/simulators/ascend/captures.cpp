@@ -13,21 +13,21 @@ void merge(Progress& into, const Progress& other) {
   for (const auto& [part, n_tasks] : other) into[part] = std::max(into[part], n_tasks);
 }
 
-// Everything that other streams of the capture hold lies before the origin's end.
+// Everything that other streams of the capture hold precedes the origin's end.
 bool is_joined(const Capture& capture) {
   const auto found = capture.progress.find(capture.origin);
   for (const auto& [stream, part] : capture.parts) {
     if (stream == capture.origin) continue;
     if (found == capture.progress.end()) return false;
     const auto reached = found->second.find(part.get());
-    std::size_t n_tasks = part->tasks.size();  // records at the end need nobody to wait
+    std::size_t n_tasks = part->tasks.size();  // records at the end need no wait
     while (n_tasks > 0 && part->tasks[n_tasks - 1]->type == kTaskEventRecord) --n_tasks;
     if (reached == found->second.end() || reached->second < n_tasks) return false;
   }
   return true;
 }
 
-// The streams leave the capture, which is over.
+// The streams leave the capture, which has ended.
 void close(Runtime& state, const std::shared_ptr<Capture>& capture) {
   for (const auto& [handle, stream] : state.streams) {
     if (stream->capture == capture) stream->capture.reset();
@@ -37,7 +37,7 @@ void close(Runtime& state, const std::shared_ptr<Capture>& capture) {
 
 void drop(Runtime& state, const std::shared_ptr<Capture>& capture);
 
-// Captures into the model's sub graphs are over as well.
+// Captures into the model's sub graphs end as well.
 void drop_sub_graphs(Runtime& state, const ModelState& model) {
   for (const auto& other : state.captures.all()) {
     const auto condition = other->model->sub_graph_of.lock();
@@ -45,7 +45,7 @@ void drop_sub_graphs(Runtime& state, const ModelState& model) {
   }
 }
 
-// A sub graph stays its model's: that can no longer be completed.
+// A sub graph stays its model's, which can no longer be completed.
 void drop(Runtime& state, const std::shared_ptr<Capture>& capture) {
   close(state, capture);
   drop_sub_graphs(state, *capture->model);
@@ -77,7 +77,7 @@ void require_group(const Capture& capture, const StreamState& stream, const Task
                 "a task group takes kernels of the AI core only");
 }
 
-// Sub graphs are executed as a whole: what would wait for the world outside is not simulated.
+// Sub graphs are executed as a whole: waits for work outside are not simulated.
 void require_possible_in_sub_graph(const ModelState& model, const Task& task) {
   if (!model.is_sub_graph()) return;
   const auto* event = std::get_if<EventContent>(&task.content);
@@ -350,8 +350,8 @@ void require_updatable(const StreamState& stream) {
   refuse_unless(stream.model.expired(), kRtStreamModel, "the stream is bound to a model");
 }
 
-// So many tasks more may be under update: the limit is that of drivers before HDK 25.5. The code is
-// not documented.
+// This many more tasks may be under update: the limit is that of drivers before HDK 25.5. The code
+// is not documented.
 void require_updates(const Runtime& state, std::size_t n_more) {
   std::size_t n_tasks = n_more;
   for (const auto& [handle, stream] : state.streams) {

@@ -80,7 +80,7 @@ void assign_defaults(const ModelState& model) {
 void perform(Runtime& state, const ConditionState& condition, simulator::Runner& runner) {
   const auto& sub_graphs = condition.sub_graphs;
   if (condition.type == kConditionWhile) {
-    // A device would go on for ever; here the caller gets an answer.
+    // A device would never end; here the caller gets an error.
     for (std::size_t round = 0; value_of(condition) != 0; ++round) {
       if (round == state.settings.loop_limit) runner.fail(simulator::Status::kLaunchFailed);
       if (state.device.scheduler.fault()) return;
@@ -94,7 +94,7 @@ void perform(Runtime& state, const ConditionState& condition, simulator::Runner&
     if (place < sub_graphs.size()) perform_all(state, *sub_graphs[place], runner);
   } else if (value < sub_graphs.size()) {
     perform_all(state, *sub_graphs[value], runner);
-  } else {  // what happens is not documented
+  } else {  // the behaviour is not documented
     runner.fail(simulator::Status::kLaunchFailed);
   }
 }
@@ -160,7 +160,7 @@ ACL_EXPORT int aclmdlRIAddCondTask(ModelConditionParameters parameters, Stream h
   });
 }
 
-// Into a sub graph that aclmdlRIAddCondTask made: of other models no source says what it does.
+// Into a sub graph that aclmdlRIAddCondTask made: no source documents other models.
 ACL_EXPORT int aclmdlRICaptureToModelRIBegin(Stream handle, Model model_handle, CaptureMode mode) {
   return call("aclmdlRICaptureToModelRIBegin", Needs::kContext, [&](Runtime& state) {
     require_software_sq(state);

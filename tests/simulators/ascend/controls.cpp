@@ -1,4 +1,4 @@
-// By what a test controls the device: functions named sim_*, as those of the other skins.
+// Controls of the device for tests: functions named sim_*, as those of the other skins.
 #include <cstring>
 
 #include "offline.hpp"
@@ -12,24 +12,25 @@ std::lock_guard<std::mutex> locked() { return std::lock_guard(runtime().device.m
 
 }  // namespace
 
-// 1: work runs as soon as it is issued; 0: when somebody waits for it, or asks whether it is done.
+// 1: work runs as soon as it is issued; 0: when the host waits for it, or queries whether it is
+// done.
 ACL_EXPORT void sim_set_eager(int eager) {
   const auto lock = locked();
   try {
     runtime().device.scheduler.set_eager(eager != 0);
   } catch (const simulator::DeviceError&) {
-    // The fault stays, and the next wait tells of it.
+    // The fault stays, and the next wait reports it.
   }
 }
 
-// The nth call from now (1: the next) of a function does nothing and gives this error code. On a
+// The nth call from now (1: the next) of a function does nothing and returns this error code. On a
 // capturing stream that counts as a failed submission, which invalidates the capture.
 ACL_EXPORT void sim_fail(const char* function, std::uint64_t nth, int code) {
   const auto lock = locked();
   runtime().device.ledger.fail(function, nth, code);
 }
 
-// Counts a call of another library's function; the code that it is to fail with, or 0.
+// Counts a call of another library's function; returns the code that it must fail with, or 0.
 ACL_EXPORT int sim_note(const char* function) {
   const auto lock = locked();
   return runtime().device.ledger.note(function).value_or(kSuccess);
@@ -41,8 +42,8 @@ ACL_EXPORT std::uint64_t sim_calls(const char* function) {
   return runtime().device.ledger.count(function);
 }
 
-// Calls by a library whose file name has this part are counted, and planned to fail, under
-// "FUNCTION by PART" as well; "" tells no callers apart.
+// Calls by a library whose file name contains this part are counted, and can be planned to fail,
+// under "FUNCTION by PART" as well; "" distinguishes no callers.
 ACL_EXPORT void sim_set_caller(const char* part) {
   const auto lock = locked();
   runtime().settings.caller = part;
@@ -54,7 +55,7 @@ ACL_EXPORT void sim_forget_calls() {
   runtime().device.ledger.reset();
 }
 
-// 1: the calls from now on are kept in order; 0: they are forgotten.
+// 1: records the order of calls from now on; 0: discards it.
 ACL_EXPORT void sim_set_tracing(int tracing) {
   const auto lock = locked();
   runtime().device.ledger.set_tracing(tracing != 0);
@@ -65,8 +66,8 @@ ACL_EXPORT std::size_t sim_trace_size() {
   return runtime().device.ledger.trace().size();
 }
 
-// "aclrtMemcpyAsync kind=5 bytes=64 stream=1"; null beyond the end. Valid until the thread asks
-// again.
+// Entry such as "aclrtMemcpyAsync kind=5 bytes=64 stream=1"; null beyond the end. Valid until the
+// thread's next query.
 ACL_EXPORT const char* sim_trace_entry(std::size_t index) {
   thread_local std::string entry;
   const auto lock = locked();
@@ -76,14 +77,14 @@ ACL_EXPORT const char* sim_trace_entry(std::size_t index) {
   return entry.c_str();
 }
 
-// dlsym does not find this function from now on, until sim_show_all. 0; -1 for an unknown name.
+// Hides this function from dlsym until sim_show_all. 0; -1 for an unknown name.
 ACL_EXPORT int sim_hide(const char* function) {
   const auto lock = locked();
   return hide_symbol(function) ? 0 : -1;
 }
 
-// The library is one of CANN "8.1", "8.5", "9.0" or "9.1": what came later is hidden; "" shows all.
-// 0; -1 for another word.
+// Makes the library that of CANN "8.1", "8.5", "9.0" or "9.1": later functions are hidden; "" shows
+// all. 0; -1 for another word.
 ACL_EXPORT int sim_set_personality(const char* version) {
   const auto lock = locked();
   return set_personality(version) ? 0 : -1;
@@ -107,8 +108,8 @@ ACL_EXPORT void sim_set_memory_limit(std::size_t n_bytes) {
   runtime().device.memory.set_limit(n_bytes);
 }
 
-// What becomes of device memory that is freed: 0 it stays readable, poisoned; 1 it faults; 2 its
-// address goes to the next allocation of as many pages.
+// The fate of freed device memory: 0 it stays readable, poisoned; 1 it faults; 2 its address goes
+// to the next allocation of as many pages.
 ACL_EXPORT void sim_set_free_policy(int policy) {
   const auto lock = locked();
   runtime().device.memory.set_free_policy(static_cast<simulator::FreePolicy>(policy));
@@ -119,14 +120,14 @@ ACL_EXPORT void sim_set_stream_limit(std::size_t count) {
   runtime().settings.stream_limit = count;
 }
 
-// What a call gives where the device has no more streams: 207008, or 207005 as drivers do whose
+// The code of a call when the device has no more streams: 207008, or 207005 as from drivers whose
 // queues ran out.
 ACL_EXPORT void sim_set_no_stream_code(int code) {
   const auto lock = locked();
   runtime().settings.no_stream_code = code;
 }
 
-// What aclrtGetSocName gives; the device then does what this chip does, and has its streams and
+// The result of aclrtGetSocName; the device then behaves as this chip, and has its streams and
 // events.
 ACL_EXPORT void sim_set_soc_name(const char* name) {
   const auto lock = locked();
@@ -143,13 +144,13 @@ ACL_EXPORT void sim_set_update_limit(std::size_t n_tasks) {
   runtime().settings.update_limit = n_tasks;
 }
 
-// How many tasks of a model a stream takes before the model needs one more.
+// How many tasks of a model fit on a stream before the model needs another.
 ACL_EXPORT void sim_set_stream_depth(std::size_t n_tasks) {
   const auto lock = locked();
   runtime().settings.stream_depth = n_tasks;
 }
 
-// How many tasks a stream takes that is bound to a model: drivers differ.
+// How many tasks fit on a stream that is bound to a model: drivers differ.
 ACL_EXPORT void sim_set_bound_depth(std::size_t n_tasks) {
   const auto lock = locked();
   runtime().settings.bound_depth = n_tasks;
@@ -160,51 +161,51 @@ ACL_EXPORT void sim_set_event_limit(std::size_t count) {
   runtime().settings.event_limit = count;
 }
 
-// How often aclmdlRIDestroy looks, one millisecond after the other, before it gives 107037.
+// How often aclmdlRIDestroy polls, once per millisecond, before it returns 107037.
 ACL_EXPORT void sim_set_destroy_polls(int count) {
   const auto lock = locked();
   runtime().settings.destroy_polls = count;
 }
 
-// How long a wait without a time lasts if nobody issues what the work waits for.
+// Duration of a wait without a timeout if the work that it waits for is never issued.
 ACL_EXPORT void sim_set_patience_ms(int milliseconds) {
   const auto lock = locked();
   runtime().settings.patience_ms = milliseconds;
 }
 
-// 0: waits last no time, but count the milliseconds that they would; 1: they last.
+// 0: waits only count their milliseconds; 1: they last.
 ACL_EXPORT void sim_set_waits_take_time(int take) {
   const auto lock = locked();
   runtime().settings.waits_take_time = take != 0;
 }
 
-// How many milliseconds waits have lasted since the last reset.
+// Milliseconds of waits since the last reset.
 ACL_EXPORT std::uint64_t sim_waited_ms() {
   const auto lock = locked();
   return runtime().waited_ms;
 }
 
-// How many rounds a conditional task goes before they are a fault of the device.
+// Rounds of a conditional task after which it is a fault of the device.
 ACL_EXPORT void sim_set_loop_limit(std::size_t n_rounds) {
   const auto lock = locked();
   runtime().settings.loop_limit = n_rounds;
 }
 
-// Which of a model's streams goes as far as it may, where somebody waits for the model or for an
-// event of it: 0 the one that joined last, 1 the one that it began on.
+// Which of a model's streams runs as far as it may, when the host waits for the model or for an
+// event of it: 0 the stream that joined last, 1 the stream that it began on.
 ACL_EXPORT void sim_set_first_stream_first(int first) {
   const auto lock = locked();
   runtime().settings.first_stream_first = first != 0;
   runtime().device.scheduler.set_newest_first(first == 0);
 }
 
-// 0: tasks whose parameters nobody reads (of the AI CPU, copies, memsets) are in no enumeration.
+// 0: tasks with unreadable parameters (of the AI CPU, copies, memsets) are in no enumeration.
 ACL_EXPORT void sim_set_tells_all_tasks(int all) {
   const auto lock = locked();
   runtime().settings.tells_all_tasks = all != 0;
 }
 
-// 0: the address of arguments in device memory that a task is given is lost.
+// 0: the address of a task's arguments in device memory is lost.
 ACL_EXPORT void sim_set_keeps_addresses(int keeps) {
   const auto lock = locked();
   runtime().settings.keeps_addresses = keeps != 0;
@@ -216,7 +217,7 @@ ACL_EXPORT void sim_set_copies_by_offset(int copies) {
   runtime().settings.copies_by_offset = copies != 0;
 }
 
-// 0: the driver cannot pin what is registered: aclrtHostRegisterV2 notes the range, and an
+// 0: the driver cannot pin registered memory: aclrtHostRegisterV2 notes the range, and an
 // asynchronous copy to or from it, which would meet pages that moved, is a fault of the device.
 ACL_EXPORT void sim_set_locks_registered(int locks) {
   const auto lock = locked();
@@ -229,14 +230,14 @@ ACL_EXPORT void sim_fault_copy(std::uint64_t nth) {
   runtime().device.scheduler.fault_copy(nth);
 }
 
-// From here on events tell the time of a virtual clock, by which each kernel and each copy takes so
-// many ns, and each copy to an address that sim_set_copy_ns names as many as it says.
+// From here on events read a virtual clock, on which each kernel and each copy takes this many ns,
+// and each copy to an address given to sim_set_copy_ns its stated time.
 ACL_EXPORT void sim_set_clock(std::int64_t kernel_ns, std::int64_t copy_ns) {
   const auto lock = locked();
   runtime().device.scheduler.set_clock({kernel_ns, copy_ns, {}});
 }
 
-// -1, and nothing done, without such a clock.
+// -1, without any change, if there is no such clock.
 ACL_EXPORT int sim_set_copy_ns(std::uint64_t to, std::int64_t duration_ns) {
   const auto lock = locked();
   try {
@@ -247,26 +248,25 @@ ACL_EXPORT int sim_set_copy_ns(std::uint64_t to, std::int64_t duration_ns) {
   return 0;
 }
 
-// Bytes of copies from memory of the host that have run; of what was staged when it was issued
-// none.
+// Bytes of executed copies from memory of the host; copies staged at issue do not count.
 ACL_EXPORT std::uint64_t sim_bytes_from_host() {
   const auto lock = locked();
   return runtime().device.scheduler.bytes_from_host();
 }
 
-// The device fails now, for good, as after a kernel's exception.
+// The device fails permanently, as after a kernel's exception.
 ACL_EXPORT void sim_fault() {
   const auto lock = locked();
   runtime().device.scheduler.set_fault(simulator::Status::kLaunchFailed);
 }
 
-// Bytes of device memory that callers have allocated, with what rounding adds.
+// Bytes of device memory that callers have allocated, including rounding.
 ACL_EXPORT std::size_t sim_live_bytes() {
   const auto lock = locked();
   return runtime().device.memory.live_bytes() - runtime().arguments.slab_bytes();
 }
 
-// Bytes of pinned host memory, that which callers registered included.
+// Bytes of pinned host memory, including what callers registered.
 ACL_EXPORT std::size_t sim_host_bytes() {
   const auto lock = locked();
   std::size_t n_bytes = runtime().device.memory.host_bytes();
@@ -280,11 +280,10 @@ ACL_EXPORT std::size_t sim_argument_bytes() {
   return runtime().arguments.live_bytes();
 }
 
-// How many there are of "stream" (callers' own), "model stream", "event", "context", "binary",
+// The number of live "stream" (callers' own), "model stream", "event", "context", "binary",
 // "image", "model", "task", "condition", "capture", "argument block", "registration",
 // "reservation", "physical memory" (by a handle), "mapping", "offline model", "data buffer",
-// "dataset", "description", "configuration" or "host memory" (pinned); -1 for
-// another word.
+// "dataset", "description", "configuration" or "host memory" (pinned); -1 for another word.
 ACL_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const auto lock = locked();
   Runtime& state = runtime();
@@ -339,9 +338,9 @@ ACL_EXPORT int sim_is_accessible(std::uint64_t address, std::size_t n_bytes) {
   return runtime().device.memory.covering(address, n_bytes).empty() ? 0 : 1;
 }
 
-// Everything is as at the beginning: memory, streams, models, counts, planned failures, faults and
-// settings. It stays initialised, and devices that were set stay so with their contexts. 0; -1 and
-// nothing done while work runs.
+// Restores the initial state: memory, streams, models, counts, planned failures, faults and
+// settings. The runtime stays initialised, and devices stay set with their contexts. 0; -1 without
+// any change while work runs.
 ACL_EXPORT int sim_reset() {
   const auto lock = locked();
   set_personality("");

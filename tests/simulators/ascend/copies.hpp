@@ -1,4 +1,4 @@
-// What copies need to know of addresses.
+// Locations of addresses, for copies.
 #pragma once
 
 #include "runtime.hpp"
@@ -7,7 +7,7 @@ namespace simulated_ascend {
 
 enum class Place { kDevice, kPinned, kPageable };
 
-// Where an address lies. Host memory that nobody allocated or registered here is pageable.
+// Returns where an address lies. Host memory that was not allocated or registered here is pageable.
 Place place_of(const Runtime& state, std::uint64_t address);
 
 }  // namespace simulated_ascend

@@ -17,7 +17,7 @@ using simulator::Side;
 using simulator::Status;
 using simulator::Work;
 
-// A rectangle of bytes: a line, or lines with a distance of pitch bytes.
+// A rectangle of bytes: a line, or lines at a distance of pitch bytes.
 struct Request {
   void* destination;
   std::size_t destination_pitch;
@@ -29,7 +29,7 @@ struct Request {
 
 bool is_host(Place place) { return place != Place::kDevice; }
 
-// Errors: 107000 where an address does not lie where the kind says.
+// Errors: 107000 where an address is not in the memory that the kind states.
 void require_places(const Request& request, Place source, Place destination) {
   bool fits = true;
   switch (request.kind) {
@@ -83,7 +83,7 @@ void require_request(const Request& request) {
                 kRtParamInvalid, "a line is wider than its pitch");
 }
 
-// At once, after no stream's work: who wants an order waits for the stream first.
+// At once, without order to streams: callers that need an order wait for the stream first.
 void copy_now(Runtime& state, const Request& request) {
   require_request(request);
   require_safe(state, kRtCaptureModeNotSupport);
@@ -97,7 +97,7 @@ void copy_now(Runtime& state, const Request& request) {
   simulator::run(copy);
 }
 
-// Of memory that was registered as pinned by a driver that cannot: nobody keeps its pages in place.
+// Memory registered as pinned by a driver that cannot pin it: its pages are not locked.
 bool is_unlocked(const Runtime& state, const Request& request) {
   if (state.settings.locks_registered) return false;
   const auto is_registered = [&](const void* address) {
@@ -107,7 +107,7 @@ bool is_unlocked(const Runtime& state, const Request& request) {
   return is_registered(request.source) || is_registered(request.destination);
 }
 
-// The bytes are taken now: the caller may write over them on return.
+// The bytes are read now: the caller may overwrite them on return.
 void stage(Copy& copy) {
   for (std::size_t line = 0; line < copy.height; ++line) {
     const auto* at = reinterpret_cast<const unsigned char*>(copy.source.at(line, 0));
@@ -244,7 +244,7 @@ ACL_EXPORT int aclrtGetOverflowStatus(void* address, std::size_t n_bytes, Stream
 
 namespace {
 
-// What aclrtSetMemcpyDesc writes, and a copy with it reads when it runs.
+// Written by aclrtSetMemcpyDesc, and read by a copy with it when that runs.
 struct CopyDescriptor {
   std::uint64_t magic, source, destination, n_bytes, reserved[4];
 };

@@ -34,8 +34,7 @@ void execute_and_wait(Runtime& state, std::uint32_t id, Dataset inputs, Dataset 
             [&] { state.device.scheduler.run(stream->queue); });
 }
 
-// Of its values the runtime of hosts reads the times only: a feature map that is given there is
-// ignored.
+// Of its values the host runtime reads only the timeouts: a feature map given there is ignored.
 int timeout_of(Runtime& state, ExecuteConfiguration handle) {
   if (handle == nullptr) return -1;
   const auto found = offline(state).execute_configurations.find(as_number(handle));
@@ -66,7 +65,7 @@ ACL_EXPORT int aclDestroyDataBuffer(DataBuffer handle) {
   });
 }
 
-// Counts for the executions that are issued from now on.
+// Applies to executions that are issued from now on.
 ACL_EXPORT int aclUpdateDataBuffer(DataBuffer handle, void* data, std::size_t n_bytes) {
   return call("aclUpdateDataBuffer", Needs::kNothing, [&](Runtime& state) {
     const auto buffer = buffer_of(state, handle);

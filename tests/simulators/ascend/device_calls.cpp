@@ -7,8 +7,8 @@
 namespace simulated_ascend {
 namespace {
 
-thread_local std::string recent_text;  // since it was last asked for
-thread_local std::string handed_text;  // what the last caller of aclGetRecentErrMsg may read
+thread_local std::string recent_text;  // since the last query
+thread_local std::string handed_text;  // readable by the last caller of aclGetRecentErrMsg
 thread_local int last_error = kSuccess;
 
 void require_device(const Runtime& state, std::int64_t device) {
@@ -25,7 +25,7 @@ std::shared_ptr<ContextState> make_context(Runtime& state, int device, bool is_p
   return context;
 }
 
-// Its streams go with it, and with them what was queued.
+// Its streams and their queued work are removed with it.
 void remove_context(Runtime& state, const std::shared_ptr<ContextState>& context) {
   const auto streams = state.streams;
   for (const auto& [handle, stream] : streams) {
@@ -63,7 +63,7 @@ int tell(const char* function, int code, const std::string& why) noexcept {
                    (name == nullptr ? "" : name) + ": " + why + "\n";
     last_error = code;
   } catch (...) {
-    recent_text.clear();  // no memory for words
+    recent_text.clear();  // no memory for text
   }
   return code;
 }
@@ -110,7 +110,7 @@ ACL_EXPORT int aclFinalizeReference(std::uint64_t* n_references) {
   });
 }
 
-// The thread's texts since the last time; null if there are none. Valid until the next call.
+// The thread's texts since the last query; null if there are none. Valid until the next call.
 ACL_EXPORT const char* aclGetRecentErrMsg() {
   if (recent_text.empty()) return nullptr;
   handed_text = std::exchange(recent_text, std::string());
@@ -134,7 +134,7 @@ ACL_EXPORT int aclrtGetVersion(std::int32_t* major, std::int32_t* minor, std::in
   });
 }
 
-// Valid until the thread asks again.
+// Valid until the thread's next query.
 ACL_EXPORT const char* aclrtGetSocName() {
   thread_local std::string name;
   const std::lock_guard lock(runtime().device.mutex);

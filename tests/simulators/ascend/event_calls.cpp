@@ -6,8 +6,9 @@ namespace {
 
 constexpr std::uint32_t kFlagExternal = 1;  // of a record or wait
 
-// What either function takes together, and what each takes alone (hicann/runtime, EventCreate and
-// EventCreateEx of api_error.cc). Events that are external or of the device alone are of the pool.
+// Flags that both functions accept together, and those that each accepts alone (hicann/runtime,
+// EventCreate and EventCreateEx of api_error.cc). Events that are external or of the device alone
+// belong to the pool.
 void require_event_flags(std::uint32_t flags, bool is_pooled) {
   constexpr std::uint32_t kTogether = kEventSync | kEventCaptureStreamProgress | kEventTimeline;
   const bool is_alone =
@@ -33,7 +34,7 @@ EventState& put_event(Runtime& state, Event* result, std::uint32_t flags, bool i
   return *event;
 }
 
-// The default stream may not touch an event of a capture that goes on.
+// The default stream may not touch an event of an active capture.
 void require_not_implicit(const StreamState& stream, const EventState& event) {
   const auto model = event.captured_in.lock();
   refuse_unless(
@@ -50,7 +51,7 @@ void require_bindable(const StreamState& stream, const EventState& event) {
                 "aclrtCreateEventWithFlag");
 }
 
-// Nobody but a stream waits for external events (hicann/runtime, api_error.cc).
+// Only a stream may wait for external events (hicann/runtime, api_error.cc).
 void require_not_external(const EventState& event) {
   refuse_unless(!event.is_external(), kRtFeatureNotSupport,
                 "an external event is not waited for, asked or timed by the host");
@@ -113,7 +114,7 @@ void wait(Runtime& state, const std::shared_ptr<StreamState>& stream, Event hand
 
 bool is_done(const std::shared_ptr<simulator::Mark>& mark) { return mark == nullptr || mark->done; }
 
-// Whether it was done when the caller asked. Work is always late: now it is done.
+// Whether it was done at the query. Work is always late: now it is done.
 bool was_done(Runtime& state, const std::shared_ptr<simulator::Mark>& mark) {
   if (is_done(mark)) return true;
   try {

@@ -2,7 +2,7 @@
 //
 // A binary is, little endian: char magic[8] = "SIMKERN1"; uint64 n; n entries { char name[48];
 // uint64 function; uint64 user; uint64 argument_bytes }. `function` is the address of a
-// simulator::BlockFunction of this process, `argument_bytes` the least that a launch must give.
+// simulator::BlockFunction of this process, `argument_bytes` the minimum for a launch.
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -74,7 +74,7 @@ KernelContent content_of(Runtime& state, Function function, std::uint32_t n_bloc
   return content;
 }
 
-// The arguments stay where they are: the caller's device memory.
+// The arguments stay in the caller's device memory.
 void launch(Runtime& state, const std::shared_ptr<StreamState>& stream, Function function,
             std::uint32_t n_blocks, const void* arguments, std::size_t argument_bytes,
             const LaunchConfiguration* configuration) {
@@ -91,7 +91,7 @@ void launch(Runtime& state, const std::shared_ptr<StreamState>& stream, Function
 
 using namespace simulated_ascend;
 
-// Keeps the caller's bytes, which must live until it was loaded.
+// Keeps the caller's bytes, which must live until it is loaded.
 ACL_EXPORT Binary aclrtCreateBinary(const void* data, std::size_t n_bytes) {
   std::uint64_t made = 0;
   call("aclrtCreateBinary", Needs::kInitialised, [&](Runtime& state) {
@@ -137,7 +137,7 @@ ACL_EXPORT int aclrtBinaryLoadFromFile(const char* path, const BinaryLoadOptions
   });
 }
 
-// A launch of its functions that runs later is a fault.
+// A later launch of its functions is a fault.
 ACL_EXPORT int aclrtBinaryUnLoad(LoadedBinary handle) {
   return call("aclrtBinaryUnLoad", Needs::kInitialised, [&](Runtime& state) {
     const auto binary = binary_of(state, handle);
@@ -188,7 +188,7 @@ ACL_EXPORT int aclrtLaunchKernelV2(Function function, std::uint32_t n_blocks, co
 
 namespace {
 
-// The arguments in a block of the runtime's own, with the placeholders filled in.
+// The arguments in a block that the runtime owns, with the placeholders filled in.
 std::shared_ptr<const ArgumentBlock> make_block(Runtime& state, const StreamState& stream,
                                                 const void* arguments, std::size_t n_bytes,
                                                 const PlaceHolder* place_holders,
@@ -202,7 +202,7 @@ std::shared_ptr<const ArgumentBlock> make_block(Runtime& state, const StreamStat
   std::shared_ptr<const ArgumentBlock> block;
   try {
     block = std::make_shared<const ArgumentBlock>(state.arguments, n_bytes);
-  } catch (const simulator::DeviceError&) {  // a task that cannot be had spoils the capture
+  } catch (const simulator::DeviceError&) {  // a task that cannot be made invalidates the capture
     if (stream.capture != nullptr) stream.capture->is_invalidated = true;
     throw;
   }

@@ -80,7 +80,7 @@ ACL_EXPORT int aclrtMallocAlign32(void** address, std::size_t n_bytes, MallocPol
               [&](Runtime& state) { allocate(state, address, n_bytes, 0); });
 }
 
-// Waits for nothing: what still uses the memory reads poison.
+// Does not wait: pending users of the memory read poison.
 ACL_EXPORT int aclrtFree(void* address) {
   return call("aclrtFree", Needs::kContext, [&](Runtime& state) { free_device(state, address); });
 }

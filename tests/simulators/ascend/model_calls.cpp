@@ -8,8 +8,8 @@
 namespace simulated_ascend {
 namespace {
 
-// Sub graphs are executed and destroyed with the model that they belong to. That they are refused
-// here is documented, the code is not.
+// Sub graphs are executed and destroyed with their model. The refusal here is documented, the code
+// is not.
 void require_own(const ModelState& model) {
   refuse_unless(!model.is_sub_graph(), kRtFeatureNotSupport, "the model is a sub graph");
 }
@@ -24,7 +24,7 @@ void require_executable(const ModelState& model) {
   require_own(model);
 }
 
-// Lets the device go on, as it would while the caller polls.
+// Lets the device advance, as while the caller polls.
 void let_end(Runtime& state, ModelState& model) {
   for (int poll = 0; model.is_running(); ++poll) {
     const auto executions = model.executions;
@@ -68,7 +68,7 @@ ACL_EXPORT int aclmdlRIExecute(Model handle, std::int32_t timeout_ms) {
   });
 }
 
-// A model that is unknown, or was destroyed, is no error.
+// An unknown or destroyed model is no error.
 ACL_EXPORT int aclmdlRIDestroy(Model handle) {
   std::vector<std::pair<HostFunction, void*>> callbacks;
   const int code = call("aclmdlRIDestroy", Needs::kInitialised, [&](Runtime& state) {
@@ -206,8 +206,7 @@ ACL_EXPORT int aclmdlRIDebugJsonPrint(Model handle, const char* path, std::uint3
     const auto model = model_of(state, handle);
     std::ofstream file(path);
     refuse_unless(file.good(), kRtFileOpen, "the file cannot be opened");
-    // Before CANN 9.1 nothing tells the arguments. What becomes of the flag there is not
-    // documented.
+    // Before CANN 9.1 the arguments are not reported. The flag's effect there is not documented.
     file << json_of(state, *model, flags == kDebugJsonVerbose && has_verbose_json());
     file.flush();
     refuse_unless(file.good(), kRtFileWrite, "the file cannot be written");

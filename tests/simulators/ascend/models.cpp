@@ -25,14 +25,14 @@ bool is_accessible(Runtime& state, std::uint64_t address, std::size_t n_bytes) {
   return !state.device.memory.covering(address, n_bytes).empty();
 }
 
-// Memory with an address may have been mapped anew; other memory is another once it was freed.
+// Memory with an address may have been mapped anew; other memory has a new id once it was freed.
 std::uint64_t allocation_at(Runtime& state, std::uint64_t address) {
   const auto* found = state.device.memory.find(address);
   return found == nullptr || found->chunk != nullptr ? 0 : found->id;
 }
 
-// Whether a kernel would find its code and its arguments now. What lies elsewhere is an exception
-// of the AI core.
+// Whether a kernel would find its code and its arguments now. If not, it is an exception of the AI
+// core.
 bool can_run(Runtime& state, const KernelContent& kernel) {
   const auto* found = state.device.memory.find(kernel.arguments);
   const bool is_hosts = found != nullptr && found->kind == simulator::MemoryKind::kHost;
@@ -124,7 +124,8 @@ void add_to_part(Runtime& state, const std::shared_ptr<ModelState>& model, Model
                  const std::shared_ptr<Task>& task) {
   refuse_unless(model->phase == ModelState::Phase::kBuilding, kRtStreamModel,
                 "the stream is bound to a model that is complete");
-  // Which nothing extends, ACL_STREAM_HUGE included (hicann/runtime, StarsAddTaskToStream).
+  // The limit cannot be extended, not even by ACL_STREAM_HUGE (hicann/runtime,
+  // StarsAddTaskToStream).
   refuse_unless(part.tasks.size() < state.settings.bound_depth, kRtStreamTaskFull,
                 "a stream that is bound to a model is full");
   task->id = model->n_tasks++;
@@ -201,7 +202,7 @@ void remove_model(Runtime& state, const std::shared_ptr<ModelState>& model) {
 
 namespace {
 
-// What one execution needs to know of itself.
+// The state of one execution.
 struct Execution {
   std::map<const Task*, std::shared_ptr<Mark>> records;
   std::map<const ModelStream*, std::shared_ptr<Mark>> starts;
@@ -214,7 +215,7 @@ std::shared_ptr<Mark> make_mark(const ModelStream& part) {
   return mark;
 }
 
-// The heads, and the streams that tasks of these start: those that run.
+// The heads, and the streams that their tasks start: those that run.
 std::vector<std::shared_ptr<ModelStream>> running_parts(const ModelState& model,
                                                         Execution& execution) {
   std::vector<std::shared_ptr<ModelStream>> result;
@@ -279,7 +280,7 @@ void enqueue(Runtime& state, const std::shared_ptr<ModelStream>& part,
 void execute(Runtime& state, const std::shared_ptr<ModelState>& model, StreamState& stream) {
   auto& scheduler = state.device.scheduler;
   if (const auto fault = scheduler.fault()) throw simulator::DeviceError(*fault);
-  model->is_running();  // forgets what is over
+  model->is_running();  // forgets ended executions
   const auto earlier = model->executions;
   scheduler.enqueue(*stream.queue, simulator::Work(LateWork{[earlier](Runner& runner) {
     for (const auto& mark : earlier) {
@@ -302,7 +303,7 @@ void execute(Runtime& state, const std::shared_ptr<ModelState>& model, StreamSta
       scheduler.enqueue(*part->stream->queue, Record{execution.ends[n_ended++]});
     }
   }
-  // One stream goes first wherever it may, so that a missing event shows.
+  // One stream runs first wherever it may, so that a missing event shows.
   if (!state.settings.first_stream_first) {
     std::reverse(execution.ends.begin(), execution.ends.end());
   }

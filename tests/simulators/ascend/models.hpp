@@ -19,7 +19,7 @@ struct KernelContent {
   std::uint64_t arguments = 0;  // in device memory, where they are read when the kernel runs
   std::size_t argument_bytes = 0;
   std::shared_ptr<const ArgumentBlock> block;  // null: the arguments are the caller's
-  std::uint64_t allocation = 0;  // which holds the caller's, by its id; 0: none, or a mapping
+  std::uint64_t allocation = 0;  // that holds the caller's, by its id; 0: none, or a mapping
   std::vector<LaunchAttribute> attributes;
 };
 
@@ -27,7 +27,7 @@ struct EventContent {
   std::shared_ptr<EventState> event;
   std::uint32_t flag = 0;
   bool is_external = false;
-  std::shared_ptr<Task> record;  // of a wait: what it waits for
+  std::shared_ptr<Task> record;  // of a wait: the record that it waits for
 };
 
 struct ValueContent {
@@ -39,19 +39,19 @@ struct ActivateContent {  // starts another stream of the model
   std::weak_ptr<ModelStream> part;
 };
 
-struct EndContent {};  // the model's execution is over
+struct EndContent {};  // the model's execution has ended
 
-struct ConditionContent {  // executes sub graphs, as a value of the device's says
+struct ConditionContent {  // executes sub graphs, by a value on the device
   std::shared_ptr<const ConditionState> condition;
 };
 
 using TaskContent = std::variant<KernelContent, simulator::Work, EventContent, ValueContent,
                                  ActivateContent, EndContent, ConditionContent>;
 
-// Arguments that stay where the caller has them: the runtime keeps the address and copies nothing.
+// Arguments that stay in the caller's memory: the runtime keeps the address and copies nothing.
 void keep_arguments(Runtime& state, const void* arguments, KernelContent& kernel);
 
-// What a stream can be told to do. In a model it stays and may change; elsewhere it goes when it
+// A unit of work of a stream. In a model it stays and may change; elsewhere it is removed once it
 // ran.
 struct Task {
   std::uint64_t handle = 0;  // 0: in no model
@@ -61,7 +61,7 @@ struct Task {
   std::uint32_t id = 0;  // its number in the model
   std::uint64_t group = 0;
   std::weak_ptr<ModelState> model;
-  // What TaskSetParams and TaskDisable asked for, until the model is updated.
+  // Requested by TaskSetParams and TaskDisable, until the model is updated.
   std::optional<TaskContent> pending_content;
   bool pending_disable = false;
 };
@@ -70,18 +70,18 @@ struct Task {
 struct ModelStream {
   std::shared_ptr<StreamState> stream;
   std::vector<std::shared_ptr<Task>> tasks;
-  bool is_head = true;  // begins with the execution, rather than when another stream starts it
+  bool is_head = true;  // begins with the execution, not started by another stream
 };
 
 struct ModelState {
-  // A sub graph waits for its capture, and is nothing any more once that was dropped.
+  // A sub graph waits for its capture, and becomes invalid if that is dropped.
   enum class Phase { kAwaitingCapture, kCapturing, kDropped, kBuilding, kReady };
 
   std::uint64_t handle = 0;
   std::uint32_t id = 0;
   bool is_captured = false;
-  // What was asked to change waits for the update; after what was refused nothing goes any more
-  // (UPDATING and FAULT of hicann/runtime's RtCaptureModelStatus).
+  // Requested changes wait for the update; after a refused change the model is unusable (UPDATING
+  // and FAULT of hicann/runtime's RtCaptureModelStatus).
   bool is_updating = false, is_faulty = false;
   Phase phase = Phase::kReady;
   std::string name;
@@ -90,19 +90,19 @@ struct ModelState {
   std::uint32_t n_tasks = 0;
   std::map<std::uint64_t, std::vector<std::shared_ptr<Task>>> groups;  // by handle
   std::vector<std::pair<HostFunction, void*>> on_destroy;
-  std::vector<std::shared_ptr<simulator::Mark>> executions;  // ends of those that may go on
+  std::vector<std::shared_ptr<simulator::Mark>> executions;  // ends of those that may still run
   std::shared_ptr<StreamState> inner;                        // where Execute runs it
   std::vector<std::shared_ptr<ConditionState>> conditions;   // made on it
-  std::weak_ptr<ConditionState> sub_graph_of;                // null: a model of its own
+  std::weak_ptr<ConditionState> sub_graph_of;                // null: an independent model
 
   bool is_sub_graph() const { return !sub_graph_of.expired(); }
 
   bool is_running();
 };
 
-// A value in device memory, and the sub graphs of the one task that looks at it. Sub graphs are
-// models that go with the model that the condition was made on.
-// Source: the runtime's docs/zh/design/features/aclgraph.md, 2.5 and 4.2 (CondHandle).
+// A value in device memory, and the sub graphs of the single task that reads it. Sub graphs are
+// models that are removed with the model that the condition was made on. Source: the runtime's
+// docs/zh/design/features/aclgraph.md, 2.5 and 4.2 (CondHandle).
 struct ConditionState {
   std::uint64_t handle = 0;
   std::weak_ptr<ModelState> model;
@@ -128,7 +128,7 @@ struct Capture {
   std::vector<std::shared_ptr<Task>> group;
 };
 
-// The tasks that are issued anew for a group.
+// The tasks that are issued again for a group.
 struct GroupUpdate {
   std::vector<std::shared_ptr<Task>> targets;
   std::vector<TaskContent> contents;
@@ -136,12 +136,12 @@ struct GroupUpdate {
 
 std::shared_ptr<Task> make_task(ModelTaskType type, TaskContent content);
 
-// Does the task on the stream, or adds it to the stream's capture, the model that it is bound to,
-// or the update that is open on it. Errors: those of a capture; the device's fault.
+// Runs the task on the stream, or adds it to the stream's capture, to the model that it is bound
+// to, or to its open update. Errors: those of a capture; the device's fault.
 void submit(Runtime& state, const std::shared_ptr<StreamState>& stream,
             const std::shared_ptr<Task>& task);
 void submit(Runtime& state, const std::shared_ptr<StreamState>& stream, simulator::Work work);
-// The task as an operation: outside of models, and where it waits for nothing of its own model.
+// The task as an operation: outside models, and where it waits for nothing of its own model.
 simulator::Operation operation_of(Runtime& state, const std::shared_ptr<Task>& task);
 
 // Adds a task to the stream's part of its capture. Errors: 507903, those of groups, and 207008
@@ -166,20 +166,20 @@ void begin_capture(Runtime& state, const std::shared_ptr<StreamState>& stream, C
 std::shared_ptr<StreamState> capturable_stream(Runtime& state, Stream handle, CaptureMode mode);
 // Whether every sub graph of the model, and of these, was captured to its end.
 bool are_sub_graphs_complete(const ModelState& model);
-// Puts the default values of the model's conditions, and of its sub graphs', where one is wanted.
+// Assigns the default values of the conditions of the model and its sub graphs, where requested.
 void assign_defaults(const ModelState& model);
-// Executes the sub graphs that the condition's value asks for. Errors: the device's fault.
+// Executes the sub graphs selected by the condition's value. Errors: the device's fault.
 void perform(Runtime& state, const ConditionState& condition, simulator::Runner& runner);
-// Does one task of a model; waits for other tasks of the same model do nothing.
+// Runs one task of a model; waits for other tasks of the same model are no-ops.
 void perform(Runtime& state, const Task& task, simulator::Runner& runner);
 std::shared_ptr<ModelState> model_of(Runtime& state, Model model);
-// Its tasks and streams go; streams that were bound to it are the caller's again.
+// Removes its tasks and streams; streams that were bound to it are the caller's again.
 void remove_model(Runtime& state, const std::shared_ptr<ModelState>& model);
-// Queues one execution after what the stream holds. Two executions that nothing orders are a fault.
+// Queues one execution after the stream's work. Two unordered executions are a fault.
 void execute(Runtime& state, const std::shared_ptr<ModelState>& model, StreamState& stream);
 
-// As call(), for functions that give a stream something to do: a planned failure then counts as a
-// failed submission, which invalidates the stream's capture. `body` gets the stream as well.
+// As call(), for functions that enqueue work on a stream: a planned failure then counts as a failed
+// submission, which invalidates the stream's capture. `body` gets the stream as well.
 template <class Body>
 int call_on(const char* function, Stream handle, const Body& body) noexcept {
   if (simulator::is_inside_work()) return tell(function, kAclInternalError, "called by a kernel");

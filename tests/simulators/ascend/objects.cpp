@@ -39,7 +39,7 @@ std::uint64_t ArgumentPool::allocate(std::size_t n_bytes) {
 
 void ArgumentPool::free(std::uint64_t address, std::size_t n_bytes) {
   const auto found = live_.find(address);
-  if (found == live_.end()) return;  // it went with a reset
+  if (found == live_.end()) return;  // removed by a reset
   std::memset(reinterpret_cast<void*>(address), simulator::kPoison, found->second);
   free_.emplace(found->second, address);
   live_.erase(found);

@@ -1,4 +1,4 @@
-// What the runtime's handles stand for: contexts, streams, events, binaries, functions.
+// The objects behind the runtime's handles: contexts, streams, events, binaries, functions.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct StreamState {
   std::shared_ptr<GroupUpdate> update;
 };
 
-// How much of each stream of a capture lies before some place in it.
+// How much of each stream of a capture precedes some place in it.
 using Progress = std::map<const ModelStream*, std::size_t>;
 
 struct EventState {
@@ -51,10 +51,10 @@ struct EventState {
   bool is_pooled = false;
   bool is_default = false;                     // of aclrtCreateEvent
   std::shared_ptr<simulator::Mark> mark;       // of its latest record; null: never recorded
-  std::shared_ptr<simulator::Mark> last_wait;  // where a stream had waited for it
-  bool is_set = false;                         // on the device: what external waits look at
+  std::shared_ptr<simulator::Mark> last_wait;  // where a stream waited for it
+  bool is_set = false;                         // on the device: read by external waits
   std::int64_t set_ns = 0;                     // when it was last set, by the virtual clock
-  // Where it was last recorded, if that was in a capture.
+  // The model in which it was last recorded, if in a capture.
   std::weak_ptr<ModelState> captured_in;
   std::weak_ptr<Task> record;
   Progress progress;
@@ -82,8 +82,8 @@ struct ImageState {  // made by aclrtCreateBinary, which keeps the caller's poin
   std::size_t n_bytes = 0;
 };
 
-// Blocks of device memory that the runtime owns: the arguments of kernels. Reused and poisoned
-// when they are given back. Owner: the runtime. Thread: under the device's mutex.
+// Blocks of device memory that the runtime owns: the arguments of kernels. Poisoned and reused when
+// they are freed. Owner: the runtime. Thread: under the device's mutex.
 class ArgumentPool {
  public:
   explicit ArgumentPool(simulator::Memory& memory) : memory_(memory) {}
@@ -93,9 +93,9 @@ class ArgumentPool {
   void free(std::uint64_t address, std::size_t n_bytes);
   std::size_t live_bytes() const { return live_bytes_; }
   std::size_t n_live() const { return n_live_; }
-  // What the pool took from the device's memory.
+  // The device memory that the pool took.
   std::size_t slab_bytes() const { return slab_bytes_; }
-  // Forgets everything: the memory itself was reset. Blocks that are freed later are ignored.
+  // Forgets everything, as the memory itself was reset. Blocks that are freed later are ignored.
   void reset();
 
  private:
@@ -106,7 +106,7 @@ class ArgumentPool {
   std::size_t left_bytes_ = 0, slab_bytes_ = 0, live_bytes_ = 0, n_live_ = 0;
 };
 
-// One block of the pool, given back with its last owner.
+// One block of the pool, freed with its last owner.
 struct ArgumentBlock {
   ArgumentBlock(ArgumentPool& from, std::size_t n);
   ~ArgumentBlock();

@@ -125,7 +125,7 @@ bool OfflineModel::is_running() {
 
 namespace {
 
-// The caller's memory if it gave some, else memory of the model's own; 0 where none is needed.
+// The caller's memory if given, else memory of the model; 0 where none is needed.
 std::uint64_t place(Runtime& state, const GivenMemory& given, std::size_t n_bytes, bool& is_own) {
   is_own = false;
   if (given.address != nullptr) {
@@ -161,7 +161,7 @@ std::uint32_t load_offline(Runtime& state, std::shared_ptr<const OfflineContent>
   const auto model = std::make_shared<OfflineModel>();
   model->content = std::move(content);
   const FileHeader& header = model->content->header;
-  // Weights are brought by copies that wait, which a capture refuses.
+  // Weights are copied by copies that wait, which a capture refuses.
   if (header.weight_bytes != 0) require_safe(state, kRtCaptureModeNotSupport);
   try {
     model->work = place(state, work, header.work_bytes, model->owns_work);
@@ -238,7 +238,7 @@ void execute_offline(Runtime& state, const std::shared_ptr<OfflineModel>& model,
   const OfflineContent& content = *model->content;
   auto words = words_of(*model, addresses_of(state, inputs, content.inputs, kAclModelInputNotMatch),
                         addresses_of(state, outputs, content.outputs, kAclModelOutputNotMatch));
-  model->is_running();  // forgets what is over
+  model->is_running();  // forgets ended executions
   const auto earlier = model->executions;
   scheduler.enqueue(*stream->queue, Work(LateWork{[=](Runner& runner) {
     for (const auto& mark : earlier) {

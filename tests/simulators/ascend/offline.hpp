@@ -14,7 +14,7 @@ struct OfflineTask {
   std::vector<FileOperand> operands;
 };
 
-// What a file says. Immutable once it was read.
+// The content of a file. Immutable once it was read.
 struct OfflineContent {
   FileHeader header;
   std::vector<FileTensor> inputs, outputs;
@@ -33,9 +33,9 @@ struct OfflineModel {
   std::shared_ptr<const OfflineContent> content;
   std::uint64_t work = 0, weight = 0;
   bool owns_work = false, owns_weight = false;
-  // The argument blocks of all tasks, one after the other. Each execution writes it anew.
+  // The argument blocks of all tasks, in sequence. Each execution rewrites it.
   std::shared_ptr<const ArgumentBlock> table;
-  std::vector<std::shared_ptr<simulator::Mark>> executions;  // ends of those that may go on
+  std::vector<std::shared_ptr<simulator::Mark>> executions;  // ends of those that may still run
 
   bool is_running();
 };
@@ -75,21 +75,21 @@ OfflineState& offline(Runtime& state);
 // Errors: 100011.
 std::shared_ptr<OfflineModel> offline_model_of(Runtime& state, std::uint32_t id);
 
-// Memory that the caller gives for a model; a null address leaves it to the runtime.
+// Memory that the caller provides for a model; a null address leaves it to the runtime.
 struct GivenMemory {
   void* address = nullptr;
   std::size_t n_bytes = 0;
 };
 
-// Copies the weights to the device, and gives the model's number.
-// Errors: 100015 for memory that is too small, 107000 for memory that is not the device's, 207001.
+// Copies the weights to the device, and returns the model's number. Errors: 100015 for memory that
+// is too small, 107000 for memory that is not the device's, 207001.
 std::uint32_t load_offline(Runtime& state, std::shared_ptr<const OfflineContent> content,
                            const GivenMemory& work, const GivenMemory& weight);
-// Errors: 107037 where it runs.
+// Errors: 107037 while it runs.
 void unload_offline(Runtime& state, std::uint32_t id);
-// Queues one execution on the stream, with the addresses that the datasets hold now. Two executions
-// that nothing orders are a fault: they would share the table and the feature map.
-// Errors: 100017 and 100018 for datasets that do not fit, 107027, 107005.
+// Queues one execution on the stream, with the addresses that the datasets hold now. Two unordered
+// executions are a fault: they would share the table and the feature map. Errors: 100017 and 100018
+// for datasets that do not fit, 107027, 107005.
 void execute_offline(Runtime& state, const std::shared_ptr<OfflineModel>& model,
                      const DatasetState& inputs, const DatasetState& outputs,
                      const std::shared_ptr<StreamState>& stream);

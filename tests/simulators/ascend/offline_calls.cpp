@@ -1,4 +1,4 @@
-// Loading offline models, and what they say of themselves.
+// Loading of offline models, and their descriptions.
 #include <cstring>
 
 #include "offline.hpp"
@@ -26,7 +26,7 @@ std::shared_ptr<DescriptionState> description_of(Runtime& state, ModelDescriptio
   return found;
 }
 
-// Calls `put` with the tensor; nothing for a description that is empty or an index beyond it.
+// Calls `put` with the tensor; a no-op for an empty description or an index beyond it.
 template <class Put>
 int with_tensor(const char* function, ModelDescription handle, bool is_input, std::size_t index,
                 const Put& put) {

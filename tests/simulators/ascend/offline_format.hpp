@@ -1,4 +1,4 @@
-// The simulator's offline models: what stands in for a .om file. Little endian, in this order:
+// The simulator's offline models, which stand in for .om files. Little endian, in this order:
 //
 //   FileHeader
 //   FileTensor[n_inputs], FileTensor[n_outputs]
@@ -8,8 +8,8 @@
 //
 // A task runs a kernel whose argument block is one word for each operand: the address of its region
 // plus the offset. Regions are the feature map (work), the weights, an input, an output, or none:
-// then the word is the offset itself. `function` is an address in this process, so that such a file
-// is of use to the process that wrote it only.
+// then the word is the offset itself. `function` is an address in this process, so only the process
+// that wrote such a file can use it.
 #pragma once
 
 #include <cstdint>

@@ -102,7 +102,7 @@ std::shared_ptr<StreamState> make_stream(Runtime& state,
 }
 
 void remove_stream(Runtime& state, StreamState& stream) {
-  if (state.streams.count(stream.handle) == 0) return;  // it went with its device
+  if (state.streams.count(stream.handle) == 0) return;  // removed with its device
   state.device.scheduler.drop(*stream.queue);
   state.device.scheduler.remove(stream.handle);
   state.stream_ids.erase(stream.id);
@@ -176,7 +176,7 @@ const char* file_of(const void* address) {
   return is_known ? information.dli_fname : "";
 }
 
-// Whether the library whose code called this one has that part in its file name.
+// Whether the library of the calling code has that part in its file name.
 bool is_called_by(const std::string& part) {
   constexpr int kMostFrames = 16;
   void* frames[kMostFrames];
@@ -261,7 +261,7 @@ bool reset(Runtime& state) {
   state.stream_ids.clear();
   state.registered_host.clear();
   for (const auto& context : state.contexts.all()) context->default_stream.reset();
-  state.device.reset();  // after what holds blocks of its memory
+  state.device.reset();  // after the owners of blocks of its memory
   state.arguments.reset();
   state.settings = Settings();
   state.waited_ms = 0;

@@ -1,4 +1,4 @@
-// The simulated Ascend runtime: the state of the process, and what every call of the ABI shares.
+// The simulated Ascend runtime: the state of the process, and common parts of all calls of the ABI.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace simulated_ascend {
 
-// Thrown by what refuses a call: the code that it gives, and why, for aclGetRecentErrMsg.
+// Thrown to refuse a call: the returned code, and the reason, for aclGetRecentErrMsg.
 struct Refusal {
   int code;
   std::string why;
@@ -32,7 +32,7 @@ inline void require_given(const void* pointer, const char* what) {
   if (pointer == nullptr) refuse(kRtParamInvalid, std::string(what) + " is null");
 }
 
-// What a kind of chip can do and has, as far as that is documented; other chips are taken for A2.
+// The features and resources of a kind of chip, as far as documented; other chips count as A2.
 struct Chip {
   bool captures = true;
   bool tells_tasks = true;  // enumerates tasks, changes them, has conditional ones
@@ -43,7 +43,7 @@ struct Chip {
 
 Chip chip_of(const std::string& soc_name);
 
-// What a test may set; the rest of the state is what calls made of it.
+// Settings of a test; the rest of the state follows from calls.
 struct Settings {
   int n_devices = 1;
   std::size_t stream_limit = 1984;
@@ -55,16 +55,16 @@ struct Settings {
   std::size_t stream_depth = 2048;  // tasks of one stream of a model, before it needs another
   std::size_t bound_depth = 2013;   // tasks of a stream that is bound to a model: A2, A3
   bool software_sq = true;
-  int patience_ms = 10000;          // how long a wait for what nobody issues lasts
+  int patience_ms = 10000;          // duration of a wait for work that is never issued
   int destroy_polls = 10000;        // of one millisecond
   std::size_t loop_limit = 100000;  // rounds of a conditional task, before they are a fault
   bool waits_take_time = true;      // a millisecond that a wait lasts; else it is only counted
   bool first_stream_first = false;
   bool tells_all_tasks = true;
-  bool keeps_addresses = true;   // of device memory that a task is given as its arguments
+  bool keeps_addresses = true;   // of a task's arguments in device memory
   bool copies_by_offset = true;  // the firmware: TS_FEATURE_D2D_ADDR_ASYNC of hicann/runtime
-  bool locks_registered = true;  // else the driver notes a range as pinned, and locks nothing
-  std::string caller;  // a part of the file name of the library whose calls are counted as well
+  bool locks_registered = true;  // else the driver only notes a range as pinned
+  std::string caller;  // a part of the file name of the library whose calls also count separately
 };
 
 struct OfflineState;
@@ -85,7 +85,7 @@ struct Runtime {
   simulator::Registry<BinaryState> binaries;
   simulator::Registry<FunctionState> functions;
   simulator::Registry<ImageState> images;
-  simulator::Registry<Capture> captures;  // that go on
+  simulator::Registry<Capture> captures;  // active
   simulator::Registry<ModelState> models;
   simulator::Registry<Task> tasks;
   simulator::Registry<ConditionState> conditions;
@@ -102,22 +102,22 @@ Runtime& runtime();
 std::shared_ptr<ContextState> current_context();
 void set_current_context(const std::shared_ptr<ContextState>& context);
 
-// What a function needs before it may be called.
+// Requirements of a function at its call.
 enum class Needs { kNothing, kInitialised, kContext };
 
 int code_of(simulator::Status status);
 // Keeps the text for aclGetRecentErrMsg and the code for aclrtGetLastError, of this thread.
 int tell(const char* function, int code, const std::string& why) noexcept;
-// The code of what was thrown, told.
+// Returns the code of the current exception, after noting it.
 int tell_exception(const char* function) noexcept;
 void require(Runtime& state, Needs needs);
 
-// Counts a call; the code that a test wants it to fail with. If callers are told apart, a call by
-// the library that is asked about counts under "FUNCTION by LIBRARY" as well.
+// Counts a call; returns the code that a test has it fail with. If callers are distinguished, a
+// call by the given library also counts under "FUNCTION by LIBRARY".
 std::optional<int> note(Runtime& state, const char* function);
 
-// Counts the call, fails it where a test wants that, and refuses it inside of work, before aclInit
-// or without a context. `body` runs under the device's mutex. Never throws.
+// Counts the call, fails it if a test says so, and refuses it inside work, before aclInit or
+// without a context. `body` runs under the device's mutex. Never throws.
 template <class Body>
 int call(const char* function, Needs needs, const Body& body) noexcept {
   if (simulator::is_inside_work()) return tell(function, kAclInternalError, "called by a kernel");
@@ -151,8 +151,8 @@ void trace(Runtime& state, const char* format, Arguments... arguments) {
 // Lets a millisecond pass, in which other threads may call.
 void let_time_pass(Runtime& state);
 
-// Does `wait` again and again until it does not say kBlocked.
-// Errors: `code` after so many milliseconds; below 0: after the patience that is set.
+// Repeats `wait` until it does not return kBlocked. Errors: `code` after this many milliseconds;
+// below 0: after the set patience.
 template <class Wait>
 void patiently(Runtime& state, int timeout_ms, int code, const Wait& wait) {
   const int limit_ms = timeout_ms < 0 ? state.settings.patience_ms : timeout_ms;
@@ -189,24 +189,24 @@ std::shared_ptr<StreamState> make_stream(Runtime& state,
                                          const std::shared_ptr<ContextState>& context,
                                          std::uint32_t priority, std::uint32_t flags);
 void remove_stream(Runtime& state, StreamState& stream);
-// How many of a device's streams are in use; models count their own where the firmware binds them.
+// How many of a device's streams are in use; models count theirs where the firmware binds them.
 std::size_t n_streams(const Runtime& state, int device);
 void require_streams(const Runtime& state, int device, std::size_t n_more);
 
-// Whether any stream of the context captures: 107027 then.
+// Throws 107027 if any stream of the context captures.
 void require_no_capture(const Runtime& state, const ContextState& context);
-// 207000 where the chip captures no models, or has no tasks that are told. Which code the runtime
-// gives is not documented: it is that of other features that are not there.
+// 207000 where the chip captures no models, or reports no tasks. The runtime's code is not
+// documented: this is the code of other missing features.
 void require_capturing_chip(const Runtime& state);
 void require_telling_chip(const Runtime& state);
 // The mode rule: `code` (107030 or 107041) where captures forbid this thread an unsafe call.
 void require_safe(const Runtime& state, int code);
-// 107027 where the stream captures.
+// 107027 if the stream captures.
 void require_not_capturing(const StreamState& stream);
-// 107028 where the event was last recorded in a capture.
+// 107028 if the event was last recorded in a capture.
 void require_not_captured(const EventState& event);
 
-// Everything as at the beginning; primary contexts and their handles stay. False while work runs.
+// Restores the initial state; primary contexts and their handles stay. False while work runs.
 bool reset(Runtime& state);
 
 }  // namespace simulated_ascend

@@ -56,7 +56,7 @@ ACL_EXPORT int aclrtDestroyStream(Stream handle) {
   });
 }
 
-// What is queued is lost.
+// Queued work is lost.
 ACL_EXPORT int aclrtDestroyStreamForce(Stream handle) {
   return call("aclrtDestroyStreamForce", Needs::kContext, [&](Runtime& state) {
     const auto stream = stream_of(state, handle);
@@ -77,7 +77,7 @@ ACL_EXPORT int aclrtSynchronizeStreamWithTimeout(Stream stream, std::int32_t tim
   });
 }
 
-// Work is always late: who asks finds it undone, and it is done when they ask again.
+// Work is always late: a query finds it undone, and the next query finds it done.
 ACL_EXPORT int aclrtStreamQuery(Stream handle, StreamStatus* status) {
   return call("aclrtStreamQuery", Needs::kContext, [&](Runtime& state) {
     require_given(status, "the result");
@@ -170,7 +170,7 @@ ACL_EXPORT int aclrtLaunchHostFunc(Stream handle, HostFunction function, void* u
   });
 }
 
-// A callback runs as a host function does. Nobody needs to report for it.
+// A callback runs as a host function does. No report is needed.
 ACL_EXPORT int aclrtLaunchCallback(HostFunction function, void* user_data,
                                    CallbackBlockType block_type, Stream handle) {
   return call_on("aclrtLaunchCallback", handle, [&](Runtime& state, const auto& stream) {

@@ -23,7 +23,7 @@ struct Table {
   const char* names = nullptr;
 };
 
-// The number of symbols stands nowhere: the last chain of the hash table ends with it.
+// The number of symbols is stored nowhere: the last chain of the hash table ends with it.
 std::size_t count_of(const std::uint32_t* hash) {
   const std::uint32_t n_buckets = hash[0], first = hash[1], n_words = hash[2];
   const std::uint32_t* buckets = hash + 4 + n_words * (sizeof(ElfW(Addr)) / sizeof *hash);
@@ -55,8 +55,8 @@ Table find_table() {
   return table;
 }
 
-// The values of symbols that are hidden, by their place in the table. A symbol without a value is
-// none for the loader.
+// The values of hidden symbols, by their index in the table. The loader ignores a symbol without a
+// value.
 std::map<std::size_t, ElfW(Addr)>& hidden() {
   static std::map<std::size_t, ElfW(Addr)> values;
   return values;
@@ -134,7 +134,7 @@ constexpr const char* kSince92[] = {
     "aclrtStreamWaitEventWithFlag",
 };
 
-// What set_personality knows, oldest first, and the releases that these are; the last has all.
+// Versions that set_personality accepts, oldest first, with their releases; the last has all.
 constexpr const char* kPersonalities[] = {"8.1", "8.5", "9.0", "9.1", ""};
 constexpr const char* kReleases[] = {"8.1.RC1", "8.5.0", "9.0.0", "9.1.0", "9.2.0"};
 std::atomic<int> personality{4};

@@ -1,4 +1,4 @@
-// Tasks of models: which there are, what they do, and how that is changed.
+// Tasks of models: their enumeration, their content, and changes.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace simulated_ascend {
 namespace {
 
-// Puts as many handles as there are. Without room for them only their number.
+// Writes all handles. Without space for them, writes only their number.
 template <class Handle, class Handles>
 void put_handles(const Handles& handles, Handle* results, std::uint32_t* count) {
   require_given(count, "the number");
@@ -26,7 +26,7 @@ std::shared_ptr<Task> task_of(Runtime& state, ModelTask handle) {
   return found;
 }
 
-// What the firmware must be able to do, and the model be, for tasks to be read and changed.
+// Requirements on the firmware and the model for reading and changing tasks.
 void require_software_sq(const Runtime& state, const ModelState& model) {
   refuse_unless(state.settings.software_sq, kRtFeatureNotSupport,
                 "the firmware has no software SQ");
@@ -34,8 +34,8 @@ void require_software_sq(const Runtime& state, const ModelState& model) {
   refuse_unless(!model.is_sub_graph(), kRtFeatureNotSupport, "the task is a sub graph's");
 }
 
-// Does `change`, behind which the model waits for its update. What it refuses leaves the model in a
-// state in which it is neither changed nor executed any more (TaskSetParams and ModelTaskDisable of
+// Runs `change`, after which the model waits for its update. A refusal leaves the model in a state
+// in which it can be neither changed nor executed (TaskSetParams and ModelTaskDisable of
 // hicann/runtime's api_impl.cc).
 template <class Change>
 void change_task(Runtime& state, const Task& task, const Change& change) {
@@ -54,7 +54,8 @@ void change_task(Runtime& state, const Task& task, const Change& change) {
   }
 }
 
-// Errors: 107000 where the parameters are of another type of task, or of one that has none to set.
+// Errors: 107000 where the parameters are of another type of task, or of a type without settable
+// parameters.
 void require_type(const Task& task, ModelTaskType type) {
   const bool can_change = type == kTaskKernel || type == kTaskValueWrite || type == kTaskValueWait;
   refuse_unless(can_change && task.type == type, kRtParamInvalid,
@@ -65,7 +66,7 @@ const TaskContent& latest(const Task& task) {
   return task.pending_content ? *task.pending_content : task.content;
 }
 
-// Attributes are told by aclmdlRIKernelTaskGetAttribute alone.
+// Only aclmdlRIKernelTaskGetAttribute reports attributes.
 void put_kernel(const KernelContent& kernel, KernelTaskParameters& result) {
   result.function = as_handle<Function>(kernel.function->handle);
   result.configuration = nullptr;
@@ -93,7 +94,7 @@ void put_parameters(const Task& task, ModelTaskParameters& result) {
   }
 }
 
-// Of those that it was launched with it keeps none: without a configuration it has the defaults.
+// It keeps no launch attributes: without a configuration it has the defaults.
 std::vector<LaunchAttribute> attributes_of(const LaunchConfiguration* configuration) {
   if (configuration == nullptr) return {};
   refuse_unless(configuration->attributes != nullptr, kRtParamInvalid, "the attributes are null");
@@ -106,9 +107,9 @@ std::vector<LaunchAttribute> attributes_of(const LaunchConfiguration* configurat
   return result;
 }
 
-// isHostArgs: arguments of the host are copied now, into a block of the runtime's, and as they are:
-// nothing fills in places that point into them. Others stay where the caller has them, of whom
-// nothing is asked (UpdateKernelParams of hicann/runtime's kernel_utils.cc, isNoNeedH2DCopy).
+// isHostArgs: arguments of the host are copied now, unchanged, into a block of the runtime: words
+// that point into them are not filled in. Others stay in the caller's memory, without requirements
+// (UpdateKernelParams of hicann/runtime's kernel_utils.cc, isNoNeedH2DCopy).
 KernelContent kernel_from(Runtime& state, const KernelTaskParameters& given) {
   KernelContent kernel;
   kernel.function = state.functions.find(as_number(given.function));
@@ -120,7 +121,7 @@ KernelContent kernel_from(Runtime& state, const KernelTaskParameters& given) {
   kernel.argument_bytes = given.arguments_bytes;
   kernel.attributes = attributes_of(given.configuration);
   if (given.is_host_arguments == 0) {
-    // Without a handle to note it in the address is lost (SetAicoreArgsSuperKernel, v100).
+    // Without a handle to note the address in, it is lost (SetAicoreArgsSuperKernel, v100).
     keep_arguments(state, state.settings.keeps_addresses ? given.arguments : nullptr, kernel);
   } else {
     kernel.block = std::make_shared<const ArgumentBlock>(state.arguments, given.arguments_bytes);
@@ -130,7 +131,7 @@ KernelContent kernel_from(Runtime& state, const KernelTaskParameters& given) {
   return kernel;
 }
 
-// The block that the arguments lie in lives on with the task, if they stay in it.
+// The block that holds the arguments lives on with the task, if they stay in it.
 void keep_block(const Task& task, KernelContent& changed) {
   const auto& before = std::get<KernelContent>(latest(task));
   if (changed.block == nullptr && before.block != nullptr &&
@@ -139,14 +140,14 @@ void keep_block(const Task& task, KernelContent& changed) {
   }
 }
 
-// Engine, offset of blocks, prefetch and profiling are not told (GetKernelAttribute of hicann/
+// Engine, offset of blocks, prefetch and profiling are not reported (GetKernelAttribute of hicann/
 // runtime's kernel_utils.cc).
 bool is_told(LaunchAttributeId id) {
   return id == kLaunchSchedulingMode || id == kLaunchLocalMemoryBytes || id == kLaunchDataDump ||
          id == kLaunchTimeout || id == kLaunchTimeoutMicroseconds;
 }
 
-// A timeout is one, in seconds or microseconds, whichever it was given in.
+// A timeout is a single value, given in seconds or microseconds.
 LaunchAttributeValue value_of(const KernelContent& kernel, LaunchAttributeId id) {
   constexpr std::uint64_t kMicroseconds = 1000000;
   LaunchAttributeValue result;
@@ -222,7 +223,7 @@ ACL_EXPORT int aclmdlRITaskGetParams(ModelTask handle, ModelTaskParameters* para
   });
 }
 
-// What was asked for counts from the next aclmdlRIUpdate on.
+// The request takes effect at the next aclmdlRIUpdate.
 ACL_EXPORT int aclmdlRITaskSetParams(ModelTask handle, ModelTaskParameters* parameters) {
   return call("aclmdlRITaskSetParams", Needs::kContext, [&](Runtime& state) {
     require_telling_chip(state);

@@ -1,7 +1,7 @@
-// What torch_npu's wheel wants of libascendcl.so beyond what the simulator simulates: 84 symbols
-// must resolve when it is loaded, others are looked up when it starts. Three kinds: settings and
-// reports that a simulated device has no use for, which succeed; values that it asks for; and
-// functions that are not simulated, which are refused, so that nothing is taken for done.
+// Symbols of libascendcl.so that torch_npu's wheel needs beyond those that are simulated: 84
+// symbols must resolve when it is loaded, others are looked up when it starts. Three kinds:
+// settings and reports without effect on a simulated device, which succeed; values that it queries;
+// and functions that are not simulated, which are refused, so that nothing counts as done.
 //
 // Their parameters are left out where they are not read: the ABI's callers clean up after calls.
 #include <unistd.h>
@@ -30,7 +30,7 @@ namespace {
 using offload::acl::kRtParamInvalid;
 using offload::acl::kSuccess;
 
-// Parameters of the system by aclSysParamOpt: all off until somebody sets one.
+// Parameters of the system by aclSysParamOpt: all off until set.
 std::atomic<std::int64_t> system_parameters[4];
 
 bool is_system_parameter(int option) {
@@ -50,7 +50,7 @@ static_assert(sizeof(PackageVersion) == 512);
 
 }  // namespace
 
-// Settings of how the device schedules, saturates and reports.
+// Settings of scheduling, saturation and reports.
 SUCCEEDS(aclmdlFinalizeDump)
 SUCCEEDS(aclmdlInitDump)
 SUCCEEDS(aclmdlSetDump)
@@ -105,7 +105,7 @@ EXPORT int aclGetCannAttribute(int attribute, std::int32_t* value) {
   *value = kAttributeValues[attribute];
   return kSuccess;
 }
-// Of every package that of CANN; torch_npu looks at no parts. It keeps what it was told first.
+// The version of CANN for every package; torch_npu reads no parts. It keeps the first result.
 EXPORT int aclsysGetCANNVersion(int package, PackageVersion* version) {
   if (package < 0 || package > 7 || version == nullptr) return kRtParamInvalid;
   *version = {};
@@ -118,8 +118,7 @@ EXPORT int aclrtDeviceGetBareTgid(std::int32_t* process) {
   return kSuccess;
 }
 
-// Operators that are compiled by name. They are described without effect, and refused when they
-// should run.
+// Operators that are compiled by name. Describing them has no effect, running them is refused.
 GIVES_NULL(aclopCreateAttr)
 GIVES_NULL(aclCreateTensorDesc)
 EXPORT void aclDestroyTensorDesc() {}

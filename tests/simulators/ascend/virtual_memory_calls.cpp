@@ -74,7 +74,7 @@ ACL_EXPORT int aclrtMallocPhysical(void** handle, std::size_t n_bytes,
   });
 }
 
-// The memory goes when it is mapped nowhere any more.
+// The memory is freed with its last mapping.
 ACL_EXPORT int aclrtFreePhysical(void* handle) {
   return call("aclrtFreePhysical", Needs::kInitialised,
               [&](Runtime& state) { state.device.memory.release(as_number(handle)); });

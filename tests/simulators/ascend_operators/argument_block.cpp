@@ -65,7 +65,7 @@ std::vector<std::uint64_t> encode_tiling(const Launch& launch) {
     words.push_back(attribute.integers.size());
     append(words, attribute.integers.data(), static_cast<std::int64_t>(attribute.integers.size()));
   }
-  words[0] = words.size();  // until it is summed, the count; the sum covers it
+  words[0] = words.size();  // the count, until the sum replaces it, which covers it
   std::vector<std::uint64_t> tiling = {check_sum(words.data(), words.size())};
   tiling.insert(tiling.end(), words.begin(), words.end());
   return tiling;
@@ -122,7 +122,7 @@ std::int64_t Operand::n_elements() const {
 }
 
 std::vector<std::uint64_t> encode(const Launch& launch, std::size_t* tiling_offset_bytes) {
-  std::vector<std::uint64_t> block = {0};  // the runtime fills in where the tiling data is
+  std::vector<std::uint64_t> block = {0};  // the runtime fills in the address of the tiling data
   for (const Operand& operand : launch.operands) {
     block.push_back(reinterpret_cast<std::uint64_t>(operand.data));
   }
@@ -131,7 +131,7 @@ std::vector<std::uint64_t> encode(const Launch& launch, std::size_t* tiling_offs
   const std::vector<std::uint64_t> tiling = encode_tiling(launch);
   block.insert(block.end(), tiling.begin(), tiling.end());
   if (padded_parameters.load() == launch.operands.size()) {
-    block.push_back(++n_padded * 0x9e3779b97f4a7c15ULL);  // what the memory held before
+    block.push_back(++n_padded * 0x9e3779b97f4a7c15ULL);  // stale content of the memory
   }
   return block;
 }
@@ -140,14 +140,14 @@ Launch decode(const void* block, std::size_t n_bytes) {
   const auto* const words = static_cast<const std::uint64_t*>(block);
   const std::size_t n_words = n_bytes / kWordBytes;
   const auto* const tiling = reinterpret_cast<const std::uint64_t*>(words[0]);
-  // The pointer is followed, as on a device: a block that was moved and not relocated is read where
-  // it was. Only the count is not trusted.
+  // The pointer is followed, as on a device: a block that was moved and not relocated is read at
+  // its old address. Only the count is not trusted.
   const std::size_t n_tiling_words = tiling[1];
   if (n_tiling_words >= n_words) throw std::runtime_error("tiling data larger than its block");
   if (check_sum(tiling + 1, n_tiling_words) != tiling[0]) {
     throw std::runtime_error("tiling data that somebody changed");
   }
-  Reader reader(tiling + 3, n_tiling_words - 2);  // behind the count and the look-alike
+  Reader reader(tiling + 3, n_tiling_words - 2);  // after the count and the look-alike
   Launch launch;
   launch.workspace_bytes = reader.word();
   const std::uint64_t n_operands = reader.word();

@@ -1,5 +1,5 @@
-// The argument block of an operator's kernel, as the operators of the device have it: addresses
-// first, and behind them tiling data in the same block, to which the block's first word points.
+// The argument block of an operator's kernel, as on the device: addresses first, then tiling data
+// in the same block, to which the block's first word points.
 //
 //   words 0                     address of the tiling data: points into the block itself
 //   words 1 .. n                address of each operand's first element; 0: not given
@@ -8,8 +8,8 @@
 //                               counts; per operand type, rank, shape, strides, fractals; the
 //                               attributes
 //
-// The number that looks like an address is none: whoever relocates the block must leave it as it
-// is. The kernel adds the tiling data up and fails where a word was changed.
+// The number that resembles an address is none: a relocation must leave it unchanged. The kernel
+// sums the tiling data and fails if a word was changed.
 #pragma once
 
 #include <cstdint>
@@ -22,23 +22,23 @@ namespace simulated_operators {
 
 inline constexpr std::int64_t kMaxRank = 8;
 
-// How matrices lie in FRACTAL_NZ, the device's format for them: cut into fractals of 16 rows and
-// some columns. A fractal lies row by row, behind it the one below it, then the next column of
-// fractals: [columns / fractal_columns, rows / 16, 16, fractal_columns], rounded up, what is beyond
-// the matrix zero. (The documentation of the format: 32 bytes to a row of a fractal.)
+// The layout of matrices in FRACTAL_NZ, the device's format for them: cut into fractals of 16 rows
+// and some columns. A fractal is stored row by row, then the fractal below it, then the next column
+// of fractals: [columns / fractal_columns, rows / 16, 16, fractal_columns], rounded up, with zeros
+// beyond the matrix. (The documentation of the format: 32 bytes to a row of a fractal.)
 struct Fractals {
-  std::int64_t fractal_columns = 0;  // 0: the operand lies as its shape and strides say
+  std::int64_t fractal_columns = 0;  // 0: the operand's layout is its shape and strides
   std::int64_t padded_rows = 0;
   std::int64_t n_columns = 0;  // of the matrix
 
   bool is_used() const { return fractal_columns > 0; }
-  // Where the element lies that is at `offset` of the matrix row by row; both in elements.
+  // The position of the element at row-major `offset` of the matrix; both in elements.
   std::int64_t place(std::int64_t offset) const {
     const std::int64_t row = offset / n_columns, column = offset % n_columns;
     const std::int64_t fractal = column / fractal_columns;
     return (fractal * padded_rows + row) * fractal_columns + column % fractal_columns;
   }
-  // Of one matrix, with what is beyond it.
+  // Of one matrix, with its padding.
   std::int64_t n_elements() const {
     const std::int64_t n_across = (n_columns + fractal_columns - 1) / fractal_columns;
     return n_across * padded_rows * fractal_columns;
@@ -50,8 +50,8 @@ struct Operand {
   DataType type = kDataTypeUndefined;  // undefined: not given
   std::int64_t rank = 0;
   std::int64_t shape[kMaxRank] = {};
-  // In elements. In fractals the last two are those of the matrix as if it lay row by row, the
-  // others count what is beyond the matrices.
+  // In elements. In fractals the last two are those of the matrix in row-major order, the others
+  // count the padding of matrices.
   std::int64_t strides[kMaxRank] = {};
   Fractals fractals;
 
@@ -67,7 +67,7 @@ struct Attribute {
   std::int64_t integer() const { return integers.empty() ? 0 : integers.front(); }
 };
 
-// What a kernel works on.
+// The work of a kernel.
 struct Launch {
   std::vector<Operand> operands;  // in the order of the operator's parameters
   std::vector<Attribute> attributes;
@@ -79,15 +79,15 @@ struct Launch {
 // point.
 std::vector<std::uint64_t> encode(const Launch& launch, std::size_t* tiling_offset_bytes);
 
-// Reads a block in device memory. Throws std::runtime_error where the tiling data is not what was
-// encoded.
+// Reads a block in device memory. Throws std::runtime_error where the tiling data differs from what
+// was encoded.
 Launch decode(const void* block, std::size_t n_bytes);
 
-// What stands in the tiling data as the number that looks like an address. Not set: the first
-// address that was encoded in this process.
+// Sets the number in the tiling data that resembles an address. By default: the first address
+// encoded in this process.
 void set_look_alike(std::uint64_t number);
 
-// Blocks of launches with so many operands end with a word that nobody initialised, other in each
+// Blocks of launches with this many operands end with an uninitialised word, different in each
 // block. 0: none do.
 void set_padded(std::uint64_t n_operands);
 

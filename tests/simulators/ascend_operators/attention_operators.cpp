@@ -25,7 +25,7 @@ enum : std::size_t {
   kSoftmaxOut,
   kOut
 };
-// Attributes in that order, behind the prefix.
+// Attributes in that order, after the prefix.
 enum : std::size_t {
   kPrefix,
   kScale,
@@ -38,7 +38,7 @@ enum : std::size_t {
   kSparseMode
 };
 
-constexpr std::int64_t kLeftUpCausal = 2;  // what comes later is masked out, whatever the mask says
+constexpr std::int64_t kLeftUpCausal = 2;  // later positions are masked out, whatever the mask says
 
 void check(const Launch& launch) {
   std::int64_t layout = 0;

@@ -1,5 +1,5 @@
-// What the first phase of an operator is given: tensors, scalars, arrays and lists. They describe;
-// the data stays where it is. Each is owned by whoever created it, and copied by the executor.
+// Arguments of an operator's first phase: tensors, scalars, arrays and lists. They describe; the
+// data stays in place. Each is owned by its creator, and copied by the executor.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ struct aclScalarList {
 
 namespace simulated_operators {
 
-// Tensors and scalars that exist, for tests that look for leaks.
+// Live tensors and scalars, for tests that look for leaks.
 std::int64_t live_descriptions();
 
 }  // namespace simulated_operators

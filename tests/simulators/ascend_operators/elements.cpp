@@ -12,7 +12,7 @@ Half::Half(float value) {
   } else if (magnitude >= 0x477ff000U) {
     narrow = 0x7c00U;  // rounds to infinity
   } else if (magnitude < 0x38800000U) {
-    // Subnormal: adding 0.5 lets the processor round at the place of the last bit.
+    // Subnormal: adding 0.5 makes the processor round at the last bit.
     narrow = float_to_bits(bits_to_float(magnitude) + 0.5F) - 0x3f000000U;
   } else {
     narrow = (magnitude - 0x38000000U + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;

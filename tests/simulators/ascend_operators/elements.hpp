@@ -1,4 +1,4 @@
-// Elements of tensors: how each type is read as, and written from, a type that is computed with.
+// Elements of tensors: conversion of each type from and to a type that is computed with.
 #pragma once
 
 #include <cstdint>

@@ -68,7 +68,7 @@ inline Arithmetic arithmetic_of(const Launch& launch) {
   }
   if (has_float) return Arithmetic::kFloat;
   for (const Attribute& attribute : launch.attributes) {
-    // A double holds every integer that a test compares with a real number.
+    // A double holds every integer that tests compare with a real number.
     if (attribute.is_real) return Arithmetic::kDouble;
   }
   return has_integer ? Arithmetic::kInteger : Arithmetic::kFloat;
@@ -89,7 +89,7 @@ void with_arithmetic(const Launch& launch, const Visit& visit) {
 
 template <class Computed>
 Computed value_of(const Attribute& attribute) {
-  if (attribute.integers.empty()) return Computed{1};  // a factor that was not given
+  if (attribute.integers.empty()) return Computed{1};  // a missing factor
   return std::is_integral_v<Computed> && !attribute.is_real
              ? static_cast<Computed>(attribute.integer())
              : static_cast<Computed>(attribute.real);
@@ -111,7 +111,7 @@ void map_as(const Launch& launch, const Function& function, std::index_sequence<
 }
 
 // Operands: `n_inputs` inputs, then the output. `function` is called with values of one arithmetic
-// type, and gives what that type can hold.
+// type, and returns values of that type's range.
 template <std::size_t n_inputs, class Function>
 void map(const Launch& launch, const Function& function) {
   with_arithmetic(launch, [&](auto zero) {
@@ -119,8 +119,8 @@ void map(const Launch& launch, const Function& function) {
   });
 }
 
-// For first phases: throws std::invalid_argument unless all operands broadcast to the last, and are
-// of types that are computed with.
+// For first phases: throws std::invalid_argument unless all operands broadcast to the last, and
+// have types that are computed with.
 inline void check_broadcast(const Launch& launch) {
   for (const Operand& operand : launch.operands) broadcast_strides(operand, launch.operands.back());
 }

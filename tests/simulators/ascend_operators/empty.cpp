@@ -1,1 +1,1 @@
-// A library that clients need by its name and call nothing of.
+// A library that clients need by name, without calling it.

@@ -12,21 +12,21 @@
 namespace simulated_operators {
 namespace {
 
-// What the runtime of the simulator takes for a kernel's binary.
+// The simulator's format of a kernel's binary.
 struct BinaryImage {
   char magic[8] = {'S', 'I', 'M', 'K', 'E', 'R', 'N', '1'};
   std::uint64_t n_kernels = 1;
   char name[48] = {};
   std::uint64_t function = 0;
   std::uint64_t user = 0;
-  std::uint64_t argument_bytes = 0;  // differs from launch to launch
+  std::uint64_t argument_bytes = 0;  // differs between launches
 };
 static_assert(sizeof(BinaryImage) == 8 + 8 + 48 + 3 * 8);
 
-// What every operator asks for beside its own workspace.
+// Workspace that every operator requests in addition to its own.
 std::atomic<std::uint64_t> more_workspace_bytes{0};
 
-// All of the workspace is written, as kernels may do with it.
+// All of the workspace is written, as kernels may do.
 int run(const void* arguments, std::size_t n_bytes, std::uint32_t, void* user) noexcept {
   try {
     const Launch launch = decode(arguments, n_bytes);
@@ -67,7 +67,7 @@ Status function_of(const Kernel& kernel, Function* function) {
   return kSuccess;
 }
 
-// The layout of a tensor in FRACTAL_NZ, whose view is a whole matrix, or that turned. Throws
+// The layout of a tensor in FRACTAL_NZ, whose view is a whole matrix, or its transpose. Throws
 // std::invalid_argument where its storage is not that of such a matrix.
 void lay_out_in_fractals(const aclTensor& tensor, Operand& operand) {
   constexpr std::int64_t kFractalRows = 16;
@@ -250,11 +250,11 @@ OPERATORS_EXPORT void sim_operators_set_look_alike(std::uint64_t number) { set_l
 OPERATORS_EXPORT void sim_operators_set_padded(std::uint64_t n_operands) { set_padded(n_operands); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_descriptions() { return live_descriptions(); }
 OPERATORS_EXPORT std::int64_t sim_operators_live_executors() { return aclOpExecutor::n_live; }
-// Every first phase from now on asks for so many bytes more.
+// Every first phase from now on requests this many more bytes.
 OPERATORS_EXPORT void sim_operators_set_more_workspace(std::uint64_t n_bytes) {
   more_workspace_bytes = n_bytes;
 }
-// The runtime was reset: every kernel is loaded anew at its next launch.
+// After a reset of the runtime: every kernel is loaded again at its next launch.
 OPERATORS_EXPORT void sim_operators_reset() {
   LoadedKernels& loaded = loaded_kernels();
   const std::lock_guard lock(loaded.mutex);

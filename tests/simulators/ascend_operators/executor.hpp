@@ -16,16 +16,16 @@ struct Kernel {
   const char* name;
   // Computes; throws std::exception, which fails the device.
   void (*compute)(const Launch& launch);
-  // Whether the first phase may accept the launch; throws std::invalid_argument. May be null.
+  // Throws std::invalid_argument unless the first phase may accept the launch. May be null.
   void (*check)(const Launch& launch) = nullptr;
   std::size_t (*workspace_bytes)(const Launch& launch) = nullptr;  // null: none is needed
   bool may_lack_operands = false;  // whether tensors may be null; `check` then says which
-  bool takes_fractals = false;     // whether tensors may be in FRACTAL_NZ; the same
+  bool takes_fractals = false;     // whether tensors may be in FRACTAL_NZ; `check` then says which
 };
 
 }  // namespace simulated_operators
 
-// What the first phase gives; the second consumes it unless it was made repeatable. Owner: the
+// The result of the first phase; the second consumes it unless it was made repeatable. Owner: the
 // caller, who uses it on one thread at a time.
 struct aclOpExecutor {
   aclOpExecutor() { n_live.fetch_add(1); }
@@ -37,7 +37,7 @@ struct aclOpExecutor {
 
   const simulated_operators::Kernel* kernel = nullptr;
   simulated_operators::Launch launch;
-  std::vector<bool> is_given;               // of each operand, when it was planned
+  std::vector<bool> is_given;               // of each operand, at planning
   std::vector<std::int64_t> offsets_bytes;  // of first elements, from the tensors' data
   std::vector<bool> is_output;
   aclTensor* result = nullptr;  // the last output: its description may be written
@@ -46,8 +46,8 @@ struct aclOpExecutor {
 
 namespace simulated_operators {
 
-// Takes the parameters of a first phase in their order; tensors and lists of tensors become
-// operands, all else attributes.
+// Takes the parameters of a first phase in order; tensors and lists of tensors become operands, all
+// others attributes.
 class Planner {
  public:
   Planner() : executor_(new aclOpExecutor) {}
@@ -68,7 +68,7 @@ class Planner {
     add_integers({static_cast<std::int64_t>(value)});
   }
 
-  // Errors: kAclnnParamNullptr, kAclnnParamInvalid; nothing is left then.
+  // Errors: kAclnnParamNullptr, kAclnnParamInvalid; nothing is left behind then.
   Status finish(const Kernel& kernel, std::uint64_t* workspace_bytes, aclOpExecutor** executor);
 
  private:
@@ -79,7 +79,7 @@ class Planner {
   std::unique_ptr<aclOpExecutor> executor_;
 };
 
-// Keeps what the first phase of this name gave, where the client has set a key for it on this
+// Caches the result of the first phase of this name, if the client has set a key for it on this
 // thread (executor_cache.cpp).
 void remember(const char* name, const aclOpExecutor& executor);
 
@@ -100,15 +100,15 @@ Status plan(const char* name, const Kernel& kernel, std::uint64_t* workspace_byt
 }
 
 // The second phase, on any thread that has a context. Errors: kAclnnParamNullptr without an
-// executor or a needed workspace, those of the runtime's launch, and what a test has `name` fail
-// with. The executor is destroyed, also then, unless it is repeatable.
+// executor or a needed workspace, those of the runtime's launch, and those that a test plans for
+// `name`. The executor is destroyed even then, unless it is repeatable.
 Status launch(const char* name, void* workspace, std::uint64_t workspace_bytes,
               aclOpExecutor* executor, Stream stream) noexcept;
 
 }  // namespace simulated_operators
 
 // Defines both phases of `aclnn<name>`. `parameters` is the first phase's list without its results,
-// in parentheses; what follows are the operands and attributes that `kernel` takes, in its order.
+// in parentheses; then follow the operands and attributes that `kernel` takes, in its order.
 #define OPERATOR(name, kernel, parameters, ...) \
   OPERATOR_WITH(::simulated_operators::launch, name, kernel, parameters, __VA_ARGS__)
 

@@ -1,8 +1,8 @@
 // From the sources of opbase (nnopbase/common/utils/op_cache.cpp, aclnn_engine/op_executor.cpp):
-// each thread has a cache of its own; a client that hashes its arguments itself begins with
+// each thread has its own cache; a client that hashes its arguments itself begins with
 // InitPTACacheThreadLocal, sets its key, adds the address of each tensor's storage in the order of
-// the parameters, and asks; a first phase that follows is kept under that key until
-// UnInitPTACacheThreadLocal. What is found launches with the addresses that were added.
+// the parameters, and queries; a following first phase is cached under that key until
+// UnInitPTACacheThreadLocal. A cached result launches with the added addresses.
 #include "executor_cache.hpp"
 
 #include <cstring>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr std::size_t kMostEntries = 10'000;
 
-// What launches and what it gives are known, whatever data comes: not where the second phase says
-// how large the result is.
+// Operators whose launch and result are independent of the data: not those whose second phase
+// determines the result's size.
 const std::unordered_set<std::string> kOfData = {"aclnnNonzero", "aclnnMaskedSelect"};
 
 struct Entry {
@@ -26,7 +26,7 @@ struct Entry {
   std::vector<bool> is_given;
   std::vector<std::int64_t> offsets_bytes;
   std::vector<bool> is_output;
-  std::vector<std::size_t> parameters;  // by operand that is given: which tensor the client added
+  std::vector<std::size_t> parameters;  // by given operand: the client's tensor that it lies in
 };
 
 std::atomic<bool> is_open{false};
@@ -34,10 +34,10 @@ std::atomic<std::uint64_t> n_closed{0};
 
 struct ThreadCache {
   std::unordered_map<std::string, Entry> entries;
-  std::deque<std::string> order;  // of keys, the oldest first
+  std::deque<std::string> order;  // of keys, oldest first
   std::uint64_t n_closed_seen = 0;
   bool uses_clients_key = false;
-  std::string key;  // empty: nothing is kept
+  std::string key;  // empty: nothing is cached
   std::vector<char*> addresses;
 };
 
@@ -82,8 +82,8 @@ aclOpExecutor* found(const std::string& key, std::uint64_t* workspace_bytes) {
   return executor.release();
 }
 
-// Which of the client's tensors each operand lies in: of several that begin alike the next, and one
-// that was taken again where an operator works in place. False where one lies in none.
+// Finds the client's tensor that holds each operand: of several with the same begin the next, and
+// the same tensor again where an operator works in place. False where no tensor holds an operand.
 bool find_parameters(const aclOpExecutor& executor, const std::vector<char*>& addresses,
                      std::vector<std::size_t>& parameters) {
   std::vector<bool> is_taken(addresses.size());

@@ -1,11 +1,11 @@
-// The cache of what first phases gave, which torch_npu asks before each of them.
+// The cache of first phases' results, which torch_npu queries before each of them.
 #pragma once
 
 #include "executor.hpp"
 
 namespace simulated_operators {
 
-// Forgets all, on every thread, and refuses to keep anything; so it is at the beginning.
+// Clears the cache on every thread and disables it, as it is initially.
 void close_executor_cache();
 
 }  // namespace simulated_operators

@@ -1,5 +1,5 @@
-// The operator that casts between plain memory and FRACTAL_NZ. Its signatures, what it takes and
-// its codes are those of its documentation.
+// The operator that casts between plain memory and FRACTAL_NZ. Its signatures, accepted arguments
+// and codes are those of its documentation.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kFractalRows = 16, kFractalRowBytes = 32;
 
-// Whether memory is as shape and strides say.
+// Whether the memory's layout is shape and strides.
 bool is_plain(int format) {
   constexpr int kPlain[] = {kFormatNd, kFormatNcl, kFormatNchw, kFormatNcdhw};
   return std::find(std::begin(kPlain), std::end(kPlain), format) != std::end(kPlain);
@@ -21,13 +21,13 @@ bool is_plain(int format) {
 bool is_contiguous(const Operand& operand) {
   std::int64_t stride = 1;
   for (std::int64_t dim = operand.rank; dim-- > 0; stride *= operand.shape[dim]) {
-    if (operand.fractals.is_used() && dim < operand.rank - 2) break;  // batches always are
+    if (operand.fractals.is_used() && dim < operand.rank - 2) break;  // batches are always fused
     if (operand.shape[dim] != 1 && operand.strides[dim] != stride) return false;
   }
   return true;
 }
 
-// Where the element at `position` lies, in elements.
+// The position of the element at `position`, in elements.
 std::int64_t place_of(const Operand& operand, const std::int64_t* position) {
   std::int64_t batch = 0, matrix = 0;
   for (std::int64_t dim = 0; dim < operand.rank; ++dim) {
@@ -103,7 +103,7 @@ Status storage_of_cast(const aclTensor& source, int format, DataType type_of_row
 
 }  // namespace
 
-// The storage that a cast gives; the caller deletes `shape`. A row of a fractal holds as many
+// The storage of a cast's result; the caller deletes `shape`. A row of a fractal holds as many
 // elements as 32 bytes hold of `type_of_rows`; -1: of the source's type.
 OPERATORS_EXPORT Status aclnnNpuFormatCastCalculateSizeAndFormat(const aclTensor* source,
                                                                  int format, int type_of_rows,

@@ -34,8 +34,8 @@ const Kernel kArange = {"Arange", [](const Launch& launch) {
                           });
                         }};
 
-// A dimension counted from the end, as a parameter, from the front. Throws std::invalid_argument
-// where there is none.
+// Converts a dimension that may be counted from the end to one counted from the front. Throws
+// std::invalid_argument if it does not exist.
 std::int64_t dimension(std::int64_t dim, std::int64_t rank) {
   const std::int64_t wrapped = dim < 0 ? dim + rank : dim;
   if (wrapped < 0 || wrapped >= std::max<std::int64_t>(rank, 1)) {
@@ -104,8 +104,8 @@ void position_of(std::int64_t n, const Operand& shape, std::int64_t* position) {
   }
 }
 
-// Operands: the tensor, indices, the result, where the index stands for dimension `dim`: one index
-// for every slice of the result, whose dimensions from there are those of `indices`.
+// Operands: the tensor, indices, the result, in which the index replaces dimension `dim`: one index
+// for every slice of the result, whose dimensions from there on are those of `indices`.
 void select_slices(const Launch& launch, std::int64_t dim) {
   const Operand& self = launch.operands.at(0);
   const Operand& indices = launch.operands.at(1);
@@ -133,7 +133,7 @@ void select_slices(const Launch& launch, std::int64_t dim) {
 }
 
 const Kernel kEmbedding = {"Embedding", [](const Launch& launch) { select_slices(launch, 0); }};
-// An index of one dimension and of integers; a result of the tensor's type and of as many slices.
+// An integer index of one dimension; a result of the tensor's type with as many slices.
 void check_index_select(const Launch& launch) {
   const Operand& self = launch.operands.at(0);
   const Operand& index = launch.operands.at(1);
@@ -152,8 +152,8 @@ const Kernel kIndexSelect = {"IndexSelect",
                              },
                              check_index_select};
 
-// Copies to every element of `output` the element of `self` that `find(position)` makes of its
-// position. Both hold elements of one type.
+// Copies to every element of `output` the element of `self` at `find(position)`. Both hold elements
+// of one type.
 template <class Find>
 void pick_elements(const Operand& self, const Operand& output, const Find& find) {
   if (self.type != output.type) throw std::runtime_error("a result of another type");
@@ -180,7 +180,7 @@ const Kernel kGather = {
       });
     }};
 
-// Attribute: the dimensions that are turned around.
+// Attribute: the dimensions that are reversed.
 const Kernel kFlip = {"Flip", [](const Launch& launch) {
                         const Operand& self = launch.operands.at(0);
                         pick_elements(self, launch.operands.at(1), [&](std::int64_t* position) {
@@ -202,8 +202,8 @@ const Kernel kRepeat = {"Repeat", [](const Launch& launch) {
                           });
                         }};
 
-// Operands: the tensor, one tensor of indices for each of its first dimensions, the result. All of
-// them broadcast to each other, and stand before the dimensions that are not indexed.
+// Operands: the tensor, one tensor of indices for each of its first dimensions, the result. All
+// index tensors broadcast to each other, and come before the dimensions that are not indexed.
 void index(const Launch& launch) {
   const Operand& self = launch.operands.front();
   const Operand& output = launch.operands.back();
@@ -229,7 +229,7 @@ void index(const Launch& launch) {
   });
 }
 
-// Dimensions that are left out have empty indices: only behind the indexed ones is that simulated.
+// Omitted dimensions have empty indices: simulated only after the indexed dimensions.
 void check_index(const Launch& launch) {
   for (std::size_t i = 1; i + 1 < launch.operands.size(); ++i) {
     const Operand& indices = launch.operands[i];
@@ -250,7 +250,8 @@ const Kernel kEye = {"Eye", [](const Launch& launch) {
                        });
                      }};
 
-// Keeps what `keeps(column - row)` says of the last two dimensions; the rest becomes zero.
+// Keeps elements for which `keeps(column - row)` holds in the last two dimensions; the rest becomes
+// zero.
 template <class Keeps>
 void keep_triangle(const Launch& launch, const Keeps& keeps) {
   const Operand& output = launch.operands.at(1);

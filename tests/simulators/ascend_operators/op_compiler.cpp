@@ -1,5 +1,5 @@
-// libacl_op_compiler.so: what compiles operators for the device. The simulator compiles none, so
-// every operator that comes this way is refused: a caller must not take silence for a result.
+// libacl_op_compiler.so: compiles operators for the device. The simulator compiles none, so every
+// such operator is refused: a caller must not mistake silence for a result.
 #include <cstring>
 
 #include "runtime_calls.hpp"

@@ -8,12 +8,12 @@
 namespace simulated_operators {
 namespace {
 
-// What functions of real numbers compute with: integers become doubles.
+// Conversion for functions of real numbers: integers become doubles.
 inline double as_real(std::int64_t x) { return static_cast<double>(x); }
 inline double as_real(double x) { return x; }
 inline float as_real(float x) { return x; }
 
-// Of one input, a number as it is or made a real one.
+// Of one input, with the number unchanged or converted to real.
 #define UNARY_OF(name, made, expression)                                        \
   const Kernel k##name = {#name,                                                \
                           [](const Launch& launch) {                            \
@@ -118,7 +118,7 @@ const Kernel kAddFromScalar = {"AddV3",
                                },
                                check_broadcast};
 
-// Of integers and booleans alone.
+// Only for integers and booleans.
 #define BITWISE(name, operation)                                                           \
   const Kernel kBitwise##name = {"Bitwise" #name,                                          \
                                  [](const Launch& launch) {                                \

@@ -1,5 +1,5 @@
 // Operators that multiply matrices. Each packs its second matrix into a workspace first, so that
-// the operators need one as the device's do. Those for weights take it in fractals.
+// the operators need a workspace as the device's do. Those for weights take it in fractals.
 #include <vector>
 
 #include "elementwise.hpp"
@@ -8,7 +8,7 @@
 namespace simulated_operators {
 namespace {
 
-// One matrix of a batch of them.
+// One matrix of a batch.
 struct Matrix {
   char* data;
   DataType type;
@@ -40,14 +40,14 @@ Matrix matrix_of(const Operand& operand, std::int64_t offset_bytes, bool is_colu
   return {data, operand.type, 1, n, 0, stride, size, {}};
 }
 
-// The dimensions of the batch alone.
+// Only the dimensions of the batch.
 Operand batch_of(const Operand& operand) {
   Operand batch = operand;
   batch.rank = std::max<std::int64_t>(operand.rank - 2, 0);
   return batch;
 }
 
-// result = alpha * left @ right + beta * result, in single precision, which doubles accumulate.
+// result = alpha * left @ right + beta * result, in single precision, accumulated in doubles.
 void multiply(const Matrix& left, const Matrix& right, const Matrix& result, double alpha,
               double beta, float* packed) {
   if (left.n_columns != right.n_rows ||
@@ -129,8 +129,8 @@ const Kernel kAddProduct = {"AddMatMul", add_product, nullptr, [](const Launch& 
                               return packed_bytes(launch.operands.at(2));
                             }};
 
-// Throws std::invalid_argument unless of the operands the right factor alone, the one after `left`,
-// is in fractals, and all hold 16-bit numbers: what the documentation says of these operators.
+// Throws std::invalid_argument unless only the right factor, the operand after `left`, is in
+// fractals, and all hold 16-bit numbers, as the documentation of these operators says.
 void check_weight(const Launch& launch, std::size_t left) {
   for (std::size_t i = 0; i < launch.operands.size(); ++i) {
     const Operand& operand = launch.operands[i];

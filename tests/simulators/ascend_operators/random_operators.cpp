@@ -1,5 +1,5 @@
-// Operators that draw random numbers. Every number is a function of seed, offset and its place, so
-// that a replay whose generator moved on draws others, and the same state draws the same again.
+// Operators that draw random numbers. Every number is a function of seed, offset and position, so
+// that a replay whose generator advanced draws others, and the same state draws the same again.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -18,7 +18,7 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Draws one number after another for one launch.
+// Draws numbers in sequence for one launch.
 class Generator {
  public:
   Generator(std::int64_t seed, std::int64_t offset)
@@ -39,8 +39,8 @@ std::int64_t integer_in(const Operand& operand) {
   return loader<std::int64_t>(operand.type)(operand.data);
 }
 
-// The state is in the attributes from `first`: seed and offset; or, as a graph needs it, in memory:
-// the first two operands, and the attribute says how far this launch is into the graph.
+// The state is in the attributes from `first`: seed and offset; or, for graphs, in memory: the
+// first two operands, and the attribute is the offset of this launch within the graph.
 Generator generator_of(const Launch& launch, std::size_t first) {
   if (launch.operands.size() == 1) {
     return {launch.attributes.at(first).integer(), launch.attributes.at(first + 1).integer()};
@@ -107,8 +107,8 @@ void permute(const Launch& launch) {
 }
 const Kernel kRandperm = {"Randperm", permute};
 
-// One bit for every element that is kept, eight to the byte, the first in the lowest. Attribute 0:
-// the probability that an element is dropped.
+// One bit for every element, set if it is kept, eight to the byte, the first in the lowest.
+// Attribute 0: the probability that an element is dropped.
 const Kernel kDropoutMask = {"DropoutMask", [](const Launch& launch) {
                                Generator generator = generator_of(launch, 1);
                                fill_with(launch, [&] {

@@ -55,8 +55,8 @@ class Rows {
   std::vector<std::int64_t> elements_;
 };
 
-// Which dimensions an attribute names; none named means all. Throws std::invalid_argument for one
-// that the operand does not have.
+// The dimensions that an attribute names; an empty list means all. Throws std::invalid_argument for
+// a dimension that the operand does not have.
 std::vector<bool> dimensions_of(const Operand& operand, const std::vector<std::int64_t>& dims) {
   std::vector<bool> is_along(static_cast<std::size_t>(operand.rank), dims.empty());
   for (const std::int64_t dim : dims) {
@@ -195,8 +195,8 @@ const Kernel kEqual = {
       storer<double>(launch.operands.at(2).type)(launch.operands.at(2).data, equal ? 1.0 : 0.0);
     }};
 
-// Operands: input, the extreme of each row unless the operator leaves it out, and where in the row
-// it stands: the first of equals.
+// Operands: input, the extreme of each row unless the operator leaves it out, and its index in the
+// row: the first of equal ones.
 template <class Beats>
 void find_extremes(const Launch& launch, const Beats& beats) {
   const Operand& input_operand = launch.operands.front();
@@ -221,7 +221,7 @@ const Kernel kFindSmallest = {"FindSmallest", [](const Launch& launch) {
                                 find_extremes(launch, [](double a, double b) { return a < b; });
                               }};
 
-// Attributes: dimensions, what the number of elements is lessened by.
+// Attributes: dimensions, and the number subtracted from the number of elements.
 void variance(const Launch& launch) {
   const Operand& input_operand = launch.operands.front();
   const Rows input(input_operand, dimensions_of(input_operand, launch.attributes.front().integers));

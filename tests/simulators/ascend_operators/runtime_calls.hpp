@@ -1,6 +1,5 @@
 // The calls of libascendcl.so that the operators make: nothing else of the runtime is used. The
-// last is the simulator's own: it counts a call for tests, and gives the code that they have it
-// fail with.
+// last is the simulator's: it counts a call for tests, and returns the code that they plan for it.
 #pragma once
 
 #include <cstddef>

@@ -15,8 +15,8 @@ Status aclrtMemcpy(void* to, std::size_t capacity_bytes, const void* from, std::
 
 namespace {
 
-// Operands: input and mask, which broadcast to each other, and a row of as many elements as could
-// be selected. The number of those that are goes into the workspace.
+// Operands: input and mask, which broadcast to each other, and a row with space for all elements.
+// The number of selected elements goes into the workspace.
 void masked_select(const Launch& launch) {
   Operand shape = launch.operands.at(0);
   const Operand& mask = launch.operands.at(1);
@@ -43,8 +43,8 @@ void masked_select(const Launch& launch) {
 const Kernel kMaskedSelect = {"MaskedSelect", masked_select, nullptr,
                               [](const Launch&) { return sizeof(std::int64_t); }};
 
-// Operands: input, and a table that holds the positions of the elements that are not zero: a row
-// for each of them, or a column where the attribute says so. It has room for all elements.
+// Operands: input, and a table of the positions of nonzero elements: a row for each of them, or a
+// column where the attribute says so. It has space for all elements.
 void find_nonzero(const Launch& launch) {
   const Operand& input = launch.operands.at(0);
   const Operand& output = launch.operands.at(1);
@@ -52,7 +52,7 @@ void find_nonzero(const Launch& launch) {
   const auto store_position = storer<std::int64_t>(output.type);
   const std::array<std::array<std::int64_t, kMaxRank>, 1> strides = {
       broadcast_strides(input, input)};
-  std::vector<std::int64_t> found;  // by their number in row-major order
+  std::vector<std::int64_t> found;  // by index in row-major order
   std::int64_t n = 0;
   walk(input, strides, [&](const Offsets<1>& offsets) {
     if (load_element(input.data + offsets[0]) != 0) found.push_back(n);
@@ -73,7 +73,7 @@ void find_nonzero(const Launch& launch) {
 const Kernel kNonzero = {"Nonzero", find_nonzero, nullptr,
                          [](const Launch&) { return sizeof(std::int64_t); }};
 
-// Launches, waits, and takes an extent of the result, the first or the last, from the workspace.
+// Launches, waits, and reads an extent of the result, the first or the last, from the workspace.
 template <bool kIsLast>
 Status launch_and_wait(const char* name, void* workspace, std::uint64_t workspace_bytes,
                        aclOpExecutor* executor, Stream stream) {

@@ -1,5 +1,5 @@
-// libacl_mdl.so of a split runtime (CANN 8.5 and later): offline models, which the other library
-// carries out under names that end in Impl. CMake writes the list, from split_functions.txt.
+// libacl_mdl.so of a split runtime (CANN 8.5 and later): offline models, implemented by the other
+// library under names that end in Impl. CMake writes the list, from split_functions.txt.
 #if defined(__x86_64__)
 #define JUMP "jmp "
 #define BEHIND "@PLT"

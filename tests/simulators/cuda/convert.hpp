@@ -1,12 +1,12 @@
-// Between the driver's parameter structs and the device's work.
+// Conversions between the driver's parameter structs and the device's work.
 #pragma once
 
 #include "driver.hpp"
 
 namespace simulated_cuda {
 
-// Errors of all: kInvalidValue for what the simulator does not have (arrays) and for sizes of
-// nothing; kInvalidHandle for an unknown function.
+// Errors of all: kInvalidValue for unsupported features (arrays) and for empty sizes;
+// kInvalidHandle for an unknown function.
 simulator::Copy to_copy(const Memcpy3D& params);
 Memcpy3D to_params(const simulator::Copy& copy);
 simulator::Fill to_fill(const MemsetNodeParams& params);

@@ -46,7 +46,7 @@ Result code_of(Status status) {
       return kLaunchFailed;
     case Status::kOverlap:
     case Status::kBlocked:
-      return kUnknown;  // no call of this driver leads there
+      return kUnknown;  // not raised by calls of this driver
     case Status::kCaptureUnsupported:
       return kStreamCaptureUnsupported;
     case Status::kCaptureInvalidated:

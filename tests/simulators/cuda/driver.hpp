@@ -1,5 +1,5 @@
-// The simulated CUDA driver: every function of driver_abi.hpp by the name that it has there, on
-// one simulated device.
+// The simulated CUDA driver: every function of driver_abi.hpp by its name there, on one simulated
+// device.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace simulated_cuda {
 
 using namespace offload::cuda;
 
-// Codes that only the simulator gives, by their documented values.
+// Codes that only the simulator returns, by their documented values.
 inline constexpr Result kIllegalState = static_cast<Result>(401);
 inline constexpr Result kLossyQuery = static_cast<Result>(402);
 inline constexpr Result kHostAlreadyRegistered = static_cast<Result>(712);
@@ -28,7 +28,7 @@ inline constexpr Result kCapturedEvent = static_cast<Result>(907);
 OFFLOAD_CUDA_FUNCTIONS(SIMULATED_DECLARATION)
 #undef SIMULATED_DECLARATION
 
-// Functions and ABI versions that other clients of the driver ask for.
+// Functions and ABI versions that other clients of the driver request.
 Result get_proc_address(const char* symbol, void** function, int version, unsigned long long flags);
 Result get_proc_address_v2(const char* symbol, void** function, int version,
                            unsigned long long flags, int* status);
@@ -42,11 +42,11 @@ Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uin
                                   Graph* graph, const GraphNode** dependencies,
                                   const EdgeData** edges, std::size_t* n_dependencies);
 
-// What a function needs before it may be called.
+// Requirements of a function at its call.
 enum class Needs { kNothing, kDriver, kContext };
 
-// What a call takes of the host's time by the virtual clock: where the device is idle, and where
-// work is under way.
+// The host time of a call on the virtual clock: while the device is idle, and while work is in
+// flight.
 struct CallCost {
   std::int64_t idle_ns = 0, in_flight_ns = 0;
 };
@@ -57,21 +57,21 @@ struct DriverState {
   int n_devices = 1;
   int version = 13000;
   int n_retained = 0;           // of the primary context
-  bool host_is_device = false;  // memory that was not allocated here stands for the device's
+  bool host_is_device = false;  // memory not allocated here counts as the device's
   std::map<std::string, CallCost> costs;
 };
 
 // One in the process, never destroyed: clients may call while they exit.
 DriverState& driver();
-// The thread's current context: null, or the only one.
+// The thread's current context: null, or the only context.
 Context& current_context();
-// The primary context of the one device.
+// The primary context of the only device.
 Context primary_context();
 
 Result code_of(simulator::Status status);
 
-// Counts the call, fails it where a test wants that, and refuses it inside of work, before cuInit,
-// without a context, or after a fault. `body` runs under the device's mutex. Never throws.
+// Counts the call, fails it if a test says so, and refuses it inside work, before cuInit, without a
+// context, or after a fault. `body` runs under the device's mutex. Never throws.
 template <class Body>
 Result call(const char* symbol, Needs needs, const Body& body) noexcept {
   if (simulator::is_inside_work()) return kNotPermitted;

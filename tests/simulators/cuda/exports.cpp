@@ -1,5 +1,5 @@
-// What the library exports: the functions by which clients find all others, and those by which a
-// test controls the device.
+// Exports of the library: the functions by which clients find all others, and those by which a test
+// controls the device.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,7 @@ struct Symbol {
   {symbol, version, reinterpret_cast<void*>(&name)},
 const Symbol kSymbols[] = {
     OFFLOAD_CUDA_FUNCTIONS(SIMULATED_SYMBOL)
-    // Others that clients ask for, and further versions.
+    // Others that clients request, and further versions.
     {"cuGetProcAddress", 11030, reinterpret_cast<void*>(&get_proc_address)},
     {"cuGetProcAddress", 12000, reinterpret_cast<void*>(&get_proc_address_v2)},
     {"cuCtxGetDevice", 2000, reinterpret_cast<void*>(&context_get_device)},
@@ -31,7 +31,7 @@ const Symbol kSymbols[] = {
 };
 #undef SIMULATED_SYMBOL
 
-// The newest ABI that is not newer than the one asked for.
+// The newest ABI that is not newer than the requested one.
 const Symbol* find_symbol(const char* name, int version) {
   const Symbol* best = nullptr;
   for (const Symbol& symbol : kSymbols) {
@@ -77,9 +77,9 @@ SIMULATOR_EXPORT int cuGetProcAddress(const char* symbol, void** function, int v
   return simulated_cuda::get_proc_address(symbol, function, version, flags);
 }
 
-// A kernel by its handle as a CUfunction; 0 without a name or function. `function` runs on the
-// thread that waits for the work; if it gives anything but 0 the device has failed. Parameters lie
-// in its argument block as simulator::lay_out says, or at the offsets that are given.
+// Makes a kernel and returns its handle as a CUfunction; 0 without a name or function. `function`
+// runs on the thread that waits for the work; a result other than 0 fails the device. Parameters
+// lie in its argument block as simulator::lay_out says, or at the given offsets.
 SIMULATOR_EXPORT std::uint64_t sim_kernel(const char* name, std::size_t n_parameters,
                                           const std::size_t* sizes_bytes,
                                           const std::size_t* offsets_bytes,
@@ -100,7 +100,7 @@ SIMULATOR_EXPORT std::uint64_t sim_kernel(const char* name, std::size_t n_parame
   return kernel->handle;
 }
 
-// What a kernel does before it waits for a kernel that it may overlap with; with the same
+// Sets the work of a kernel before it waits for a kernel that it may overlap; it gets the same
 // arguments. -1 for an unknown function.
 SIMULATOR_EXPORT int sim_set_prologue(std::uint64_t function, simulator::KernelFunction prologue,
                                       void* user) {
@@ -112,8 +112,8 @@ SIMULATOR_EXPORT int sim_set_prologue(std::uint64_t function, simulator::KernelF
   return 0;
 }
 
-// 1: kernels that are made from here on are loaded when they are first used, as by
-// CUDA_MODULE_LOADING=LAZY; 0: when they are made.
+// 1: kernels made from here on are loaded at their first use, as by CUDA_MODULE_LOADING=LAZY; 0:
+// when they are made.
 SIMULATOR_EXPORT void sim_set_lazy_loading(int lazy) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.loads_late = lazy != 0;
@@ -126,8 +126,8 @@ SIMULATOR_EXPORT int sim_is_loaded(std::uint64_t function) {
   return kernel == nullptr ? -1 : static_cast<int>(kernel->is_loaded);
 }
 
-// What each call of a function takes of the host's time by the virtual clock: while the device is
-// idle, and while work is under way. -1, and nothing done, without such a clock.
+// Sets the host time of each call of a function on the virtual clock: while the device is idle, and
+// while work is in flight. -1, without any change, if there is no such clock.
 SIMULATOR_EXPORT int sim_set_call_ns(const char* function, std::int64_t idle_ns,
                                      std::int64_t in_flight_ns) {
   const std::lock_guard lock(driver().device.mutex);
@@ -136,7 +136,7 @@ SIMULATOR_EXPORT int sim_set_call_ns(const char* function, std::int64_t idle_ns,
   return 0;
 }
 
-// The host's time by the virtual clock: what its calls took, and how long it waited.
+// The host's time on the virtual clock: durations of its calls and waits.
 SIMULATOR_EXPORT std::int64_t sim_host_ns() {
   const std::lock_guard lock(driver().device.mutex);
   return driver().device.scheduler.host_ns();
@@ -149,18 +149,19 @@ SIMULATOR_EXPORT std::uint64_t sim_library_kernel(std::uint64_t function) {
   return kernel == nullptr ? 0 : kernel->library_handle;
 }
 
-// 1: work runs as soon as it is issued; 0: when somebody waits for it, or asks whether it is done.
+// 1: work runs as soon as it is issued; 0: when the host waits for it, or queries whether it is
+// done.
 SIMULATOR_EXPORT void sim_set_eager(int eager) {
   const std::lock_guard lock(driver().device.mutex);
   try {
     driver().device.scheduler.set_eager(eager != 0);
   } catch (const simulator::DeviceError&) {
-    // The fault stays, and the next call tells of it.
+    // The fault stays, and the next call reports it.
   }
 }
 
 // The nth call from now (1: the next) of a function, by its name without a version, does nothing
-// and gives this error code.
+// and returns this error code.
 SIMULATOR_EXPORT void sim_fail(const char* function, std::uint64_t nth, int code) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.ledger.fail(function, nth, code);
@@ -178,26 +179,26 @@ SIMULATOR_EXPORT void sim_forget_calls() {
   driver().device.ledger.reset();
 }
 
-// From now on the driver is one that lacks this function.
+// From now on the driver lacks this function.
 SIMULATOR_EXPORT void sim_hide(const char* function) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.ledger.hide(function);
 }
 
-// The device fails now, for good, as after an illegal address.
+// The device fails permanently, as after an illegal address.
 SIMULATOR_EXPORT void sim_fault() {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.scheduler.set_fault(simulator::Status::kIllegalAddress);
 }
 
-// The device's memory: what plain allocations and physical chunks may take together.
+// The device's memory: the maximum of plain allocations and physical chunks together.
 SIMULATOR_EXPORT void sim_set_memory_limit(std::size_t n_bytes) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.memory.set_limit(n_bytes);
 }
 
-// The unit in which memory is made and mapped: 2 MiB at the beginning. -1, and nothing done, unless
-// it is a power of two, and a page or more.
+// The unit in which memory is made and mapped: by default 2 MiB. -1, without any change, unless it
+// is a power of two and at least a page.
 SIMULATOR_EXPORT int sim_set_granularity(std::size_t n_bytes) {
   const std::lock_guard lock(driver().device.mutex);
   try {
@@ -208,8 +209,8 @@ SIMULATOR_EXPORT int sim_set_granularity(std::size_t n_bytes) {
   return 0;
 }
 
-// What becomes of plain memory that is freed: 0 it stays readable, poisoned; 1 it faults; 2 its
-// address goes to the next allocation of as many pages.
+// The fate of freed plain memory: 0 it stays readable, poisoned; 1 it faults; 2 its address goes to
+// the next allocation of as many pages.
 SIMULATOR_EXPORT void sim_set_free_policy(int policy) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.memory.set_free_policy(static_cast<simulator::FreePolicy>(policy));
@@ -221,14 +222,14 @@ SIMULATOR_EXPORT void sim_set_strict_kinds(int strict) {
   driver().device.graphs.set_strict_kinds(strict != 0);
 }
 
-// 1: cuMemcpyAsync takes memory that was not allocated here for the device's.
+// 1: cuMemcpyAsync treats memory that was not allocated here as the device's.
 SIMULATOR_EXPORT void sim_set_host_is_device(int is_device) {
   const std::lock_guard lock(driver().device.mutex);
   driver().host_is_device = is_device != 0;
 }
 
-// In which order nodes of graphs run where their edges leave it open, from the next launch on: 0
-// what was added last first, 1 what was added first, 2 by chance.
+// The order of graph nodes that edges leave unordered, from the next launch on: 0 last added first,
+// 1 first added first, 2 random.
 SIMULATOR_EXPORT void sim_set_node_order(int order, std::uint64_t seed) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.graphs.set_node_order(static_cast<simulator::NodeOrder>(order), seed);
@@ -240,20 +241,20 @@ SIMULATOR_EXPORT void sim_fault_copy(std::uint64_t nth) {
   driver().device.scheduler.fault_copy(nth);
 }
 
-// From here on executable graphs take so many bytes of the device for each of their nodes.
+// From here on executable graphs take this much device memory for each of their nodes.
 SIMULATOR_EXPORT void sim_set_node_bytes(std::size_t n_bytes) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.graphs.set_node_bytes(n_bytes);
 }
 
-// From here on events tell the time of a virtual clock, by which each kernel and each copy takes so
-// many ns, and each copy to an address that sim_set_copy_ns names as many as it says.
+// From here on events read a virtual clock, on which each kernel and each copy takes this many ns,
+// and each copy to an address given to sim_set_copy_ns its stated time.
 SIMULATOR_EXPORT void sim_set_clock(std::int64_t kernel_ns, std::int64_t copy_ns) {
   const std::lock_guard lock(driver().device.mutex);
   driver().device.scheduler.set_clock({kernel_ns, copy_ns, {}});
 }
 
-// -1, and nothing done, without such a clock.
+// -1, without any change, if there is no such clock.
 SIMULATOR_EXPORT int sim_set_copy_ns(std::uint64_t to, std::int64_t duration_ns) {
   const std::lock_guard lock(driver().device.mutex);
   try {
@@ -264,14 +265,13 @@ SIMULATOR_EXPORT int sim_set_copy_ns(std::uint64_t to, std::int64_t duration_ns)
   return 0;
 }
 
-// Bytes of copies from memory of the host that have run; of what was staged when it was issued
-// none.
+// Bytes of executed copies from memory of the host; copies staged at issue do not count.
 SIMULATOR_EXPORT std::uint64_t sim_bytes_from_host() {
   const std::lock_guard lock(driver().device.mutex);
   return driver().device.scheduler.bytes_from_host();
 }
 
-// What the driver says of itself; it has no function that is newer.
+// The version that the driver reports; it has no newer functions.
 SIMULATOR_EXPORT void sim_set_driver_version(int version) {
   const std::lock_guard lock(driver().device.mutex);
   driver().version = version;
@@ -301,8 +301,8 @@ SIMULATOR_EXPORT std::size_t sim_host_bytes() {
   return driver().device.memory.host_bytes();
 }
 
-// How many there are of "stream", "event", "graph", "executable", "module", "kernel",
-// "reservation", "mapping" or "memory handle"; -1 for another word.
+// The number of live "stream", "event", "graph", "executable", "module", "kernel", "reservation",
+// "mapping" or "memory handle"; -1 for another word.
 SIMULATOR_EXPORT std::int64_t sim_live_objects(const char* kind) {
   const std::lock_guard lock(driver().device.mutex);
   const simulator::Device& device = driver().device;
@@ -319,16 +319,16 @@ SIMULATOR_EXPORT std::int64_t sim_live_objects(const char* kind) {
   return -1;
 }
 
-// 1 if the device may read all of [address, address + n_bytes): for kernels that would rather fail
-// than end the process.
+// 1 if the device may read all of [address, address + n_bytes): for kernels that fail rather than
+// end the process.
 SIMULATOR_EXPORT int sim_is_accessible(std::uint64_t address, std::size_t n_bytes) {
   const std::lock_guard lock(driver().device.mutex);
   return driver().device.memory.covering(address, n_bytes).empty() ? 0 : 1;
 }
 
-// Everything is as at the beginning: memory, streams, graphs, kernels, counts, planned failures,
-// faults and settings. The driver stays initialised and its context valid. 0; -1 and nothing done
-// while work runs.
+// Restores the initial state: memory, streams, graphs, kernels, counts, planned failures, faults
+// and settings. The driver stays initialised and its context valid. 0; -1 without any change while
+// work runs.
 SIMULATOR_EXPORT int sim_reset() {
   const std::lock_guard lock(driver().device.mutex);
   if (!driver().device.reset()) return -1;

@@ -37,8 +37,8 @@ EdgeData data_of(const simulator::Node& node, std::uint64_t before) {
   return {found->second.from_port, found->second.to_port, found->second.type, {}};
 }
 
-// Who does not ask for the data of edges is told of none that has some: "Some edges may not be
-// described by data" (cuGraphGetEdges and cuGraphNodeGetDependencies of the driver's manual).
+// A query without edge data fails for edges with data: "Some edges may not be described by data"
+// (cuGraphGetEdges and cuGraphNodeGetDependencies of the driver's manual).
 bool is_lossy(const simulator::Node& node, const GraphNode* asked, const EdgeData* data) {
   return asked != nullptr && data == nullptr && !node.edge_kinds.empty();
 }
@@ -354,18 +354,18 @@ bool is_device_updatable(const simulator::Node& node) {
                      [](unsigned char one) { return one != 0; });
 }
 
-// What cuGraphInstantiateWithFlags of the driver's manual allows: three flags, of which two exclude
-// one another (to upload is for cuGraphInstantiateWithParams alone).
+// Flags that cuGraphInstantiateWithFlags of the driver's manual allows: three flags, of which two
+// exclude each other (upload is only for cuGraphInstantiateWithParams).
 void require_known(unsigned long long flags) {
   simulator::require((flags & ~(kAutoFree | kDeviceLaunch | kUseNodePriority)) == 0 &&
                          (flags & (kAutoFree | kDeviceLaunch)) != (kAutoFree | kDeviceLaunch),
                      Status::kInvalidValue);
 }
 
-// By the same page and "Device Graph Launch" of the programming guide: to be launched from the
-// device a graph holds kernels, copies, memsets and child graphs alone, and of one with kernels
-// that the device may change there is one executable at a time. With which code the driver refuses
-// either is not written there.
+// By the same page and "Device Graph Launch" of the programming guide: a graph launched from the
+// device holds only kernels, copies, memsets and child graphs, and a graph with kernels that the
+// device may change has one executable at a time. The driver's codes for these refusals are not
+// documented there.
 bool is_supported(simulator::Device& device, const simulator::Graph& graph,
                   unsigned long long flags) {
   const bool for_device = (flags & kDeviceLaunch) != 0;
@@ -420,7 +420,7 @@ Result graph_launch(GraphExec exec, Stream stream) {
 
 namespace {
 
-// Sets what `convert` makes of the parameters.
+// Sets the parameters converted by `convert`.
 template <class Params, class Convert>
 Result set_in_executable(const char* symbol, GraphExec exec, GraphNode node, const Params* params,
                          const Convert& convert) {

@@ -50,7 +50,8 @@ Result function_get_name(const char** name, Function function) {
 }
 
 Result function_get_attribute(int* value, int attribute, Function function) {
-  // Of CUfunction_attribute what is asked for: threads of a block, and of memory none is used.
+  // The queried ones of CUfunction_attribute: threads of a block, and memory, of which none is
+  // used.
   constexpr int kMostThreads = 0, kLast = 7;
   return call("cuFuncGetAttribute", Needs::kContext, [&](simulator::Device& device) {
     require_given(value);
@@ -120,7 +121,7 @@ Result launch_kernel(Function function, unsigned int grid_x, unsigned int grid_y
 namespace {
 
 // Programmatic launches by cuda.h: by the order of the stream; by events, which the simulator does
-// not have, so that it refuses them rather than lets them go by.
+// not have and therefore refuses.
 constexpr int kProgrammaticSerialisation = 6, kProgrammaticEvent = 7, kLaunchCompletionEvent = 12;
 
 bool is_set(const LaunchAttribute& attribute) {

@@ -1,4 +1,4 @@
-// Memory: plain, of the host, virtual and physical; copies and fills.
+// Memory: plain, host, virtual and physical; copies and fills.
 #include <cstring>
 
 #include "convert.hpp"
@@ -216,8 +216,8 @@ Copy line(Side from, std::uint64_t source, Side to, std::uint64_t destination,
 
 std::uint64_t number(const void* address) { return reinterpret_cast<std::uint64_t>(address); }
 
-// Memory of the host that was not allocated here is not pinned: it is read at the call, and
-// written before the call returns.
+// Host memory that was not allocated here is not pinned: it is read at the call, and written before
+// the call returns.
 bool is_pageable(simulator::Device& device, std::uint64_t address) {
   return device.memory.find(address) == nullptr;
 }
@@ -282,8 +282,8 @@ Result copy_on_device_async(DevicePointer destination, DevicePointer source, std
   });
 }
 
-// On whichever side each address lies; what the host has stands for the device's memory where a
-// test says so, and is used when the stream comes to it.
+// For addresses on either side; where a test says so, host memory counts as the device's, and is
+// used when the stream reaches the copy.
 Result copy_async(DevicePointer destination, DevicePointer source, std::size_t n_bytes,
                   Stream stream) {
   return call("cuMemcpyAsync", Needs::kContext, [&](simulator::Device& device) {

@@ -15,7 +15,7 @@ std::shared_ptr<simulator::Event> get(simulator::Device& device, Event event) {
   return device.events.get(as_number(event), Status::kInvalidHandle);
 }
 
-// Work is always late: who asks finds it undone, and it is done when they ask again.
+// Work is always late: a query finds it undone, and the next query finds it done.
 bool run_if_queued(simulator::Device& device, const std::shared_ptr<simulator::Stream>& stream) {
   if (device.scheduler.is_idle(*stream)) return false;
   device.scheduler.run(stream);
@@ -137,7 +137,7 @@ Result stream_get_capture_info_v3(Stream stream, CaptureStatus* status, std::uin
 }
 
 Result exchange_capture_mode(CaptureMode* mode) {
-  // A thread's mode is no state of the device: it can be given back after a fault.
+  // A thread's mode is not device state: it can be restored after a fault.
   return call("cuThreadExchangeStreamCaptureMode", Needs::kNothing, [&](auto&) {
     require_given(mode);
     simulator::require(*mode >= kCaptureGlobal && *mode <= kCaptureRelaxed, Status::kInvalidValue);

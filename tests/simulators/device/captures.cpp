@@ -48,7 +48,7 @@ void Captures::close(Capture& capture) {
   active_.remove(capture.handle);
 }
 
-// All that other streams added lies before what the first stream holds.
+// Everything that other streams added precedes the first stream's frontier.
 bool Captures::is_joined(const Capture& capture) const {
   std::set<std::uint64_t> reached;
   std::vector<std::uint64_t> pending = capture.origin->frontier;

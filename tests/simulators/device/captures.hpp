@@ -1,4 +1,4 @@
-// Capture: what is issued to a stream becomes nodes of a graph. The rules are those that drivers
+// Capture: work issued to a stream becomes nodes of a graph. The rules are those that drivers
 // document for stream capture.
 #pragma once
 
@@ -25,8 +25,8 @@ struct Capture {
 };
 
 // Owner: the device. Thread: under the device's mutex; some rules depend on the calling thread.
-// Errors: DeviceError with the rule that was broken; every capture concerned is then invalidated,
-// and ends with kCaptureInvalidated.
+// Errors: DeviceError with the broken rule; every capture concerned is then invalidated, and ends
+// with kCaptureInvalidated.
 class Captures {
  public:
   Captures(Graphs& graphs, Scheduler& scheduler) : graphs_(graphs), scheduler_(scheduler) {}
@@ -38,21 +38,22 @@ class Captures {
   // the first three end the capture.
   std::shared_ptr<Graph> end(Stream& stream);
 
-  // Adds a node after what the stream holds. Errors: kCaptureInvalidated.
+  // Adds a node after the stream's work. Errors: kCaptureInvalidated.
   void add(Stream& stream, Work work);
   void record(Stream& stream, Event& event);
   // Waits in a capture, or joins one. Errors: kCaptureMerge, kCaptureIsolation, kCapturedEvent.
   void wait(Stream& stream, Event& event);
 
-  // Each throws, and invalidates, if the call is not allowed now.
+  // Each throws, and invalidates captures, if the call is not allowed now.
   void require_not_capturing(Stream& stream);     // it would wait for the stream
   void require_default_usable();                  // it uses the default stream
   void require_default_askable() const;           // the same, but nothing is invalidated
-  void require_not_captured(const Event& event);  // it asks whether the event was reached
+  void require_not_captured(const Event& event);  // it queries whether the event was reached
   void require_safe();                            // it may wait for the device
   void require_none();                            // it waits for the device
 
-  // The calling thread's mode: what captures may forbid it. Gives the one before.
+  // Sets the calling thread's mode, which limits what captures forbid it. Returns the previous
+  // mode.
   static CaptureMode exchange_mode(CaptureMode mode);
   void reset() { active_.clear(); }
 

@@ -2,7 +2,7 @@
 
 namespace simulator {
 
-// Nothing may go to the default stream while a stream that is ordered with it captures.
+// Nothing may be enqueued on the default stream while a stream ordered with it captures.
 void Device::require_usable(Stream& stream) {
   if (scheduler.is_default(stream)) captures.require_default_usable();
 }

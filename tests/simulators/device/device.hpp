@@ -19,19 +19,19 @@ struct Module {
 // hold; it is free while kernels and host functions run.
 class Device {
  public:
-  // Does the work on the stream, or adds it to the stream's capture.
-  // Errors: kInvalidValue for an operand that is not allocated, and those of Captures.
+  // Runs the work on the stream, or adds it to the stream's capture. Errors: kInvalidValue for an
+  // operand that is not allocated, and those of Captures.
   void submit(Stream& stream, Work work);
   // Runs after the executable's other launches. In a capture it becomes one node, which keeps the
-  // parameters that the executable has now.
+  // executable's current parameters.
   void launch(Stream& stream, Executable& executable);
   void record(Stream& stream, Event& event);
   void wait(Stream& stream, Event& event);
   // Waits for the stream's work, then removes it.
   void destroy_stream(std::uint64_t handle);
 
-  // False, and nothing done, while work runs. Everything is as at the beginning, except the
-  // addresses and numbers that were given out.
+  // Restores the initial state, except that addresses and numbers are not reused. False, without
+  // any change, while work runs.
   bool reset();
 
   std::mutex mutex;
@@ -47,11 +47,11 @@ class Device {
   // The kernel with either handle. Errors: kInvalidHandle.
   std::shared_ptr<Kernel> kernel(std::uint64_t handle) const;
   void add_kernel(std::shared_ptr<Kernel> kernel);
-  // Puts a kernel's code on the device, if it is not there: memory is taken, and the context may
-  // have to be synchronised. Errors: as Captures::require_safe.
+  // Loads a kernel's code on the device, if it is not loaded: this takes memory, and may
+  // synchronise the context. Errors: as Captures::require_safe.
   void load(Kernel& kernel);
 
-  bool loads_late = false;  // kernels are loaded when they are first used
+  bool loads_late = false;  // kernels are loaded at their first use
 
  private:
   void require_usable(Stream& stream);

@@ -15,7 +15,7 @@ Operand destination_of(const Fill& fill) {
 
 bool is_line(const Copy& copy) { return copy.height == 1 && copy.depth == 1; }
 
-// What may not change in an executable, whatever the addresses are.
+// Properties that may not change in an executable, whatever the addresses.
 void require_same_shape(const Work& before, const Work& after) {
   require(before.index() == after.index(), kInvalid);
   if (const auto* copy = std::get_if<Copy>(&after)) {
@@ -26,8 +26,8 @@ void require_same_shape(const Work& before, const Work& after) {
   }
 }
 
-// An order in which every step follows its dependencies; of those that may run, which are given in
-// the order in which they became free, `choose` gives the position of the next.
+// An order in which every step follows its dependencies; `choose` returns the position of the next
+// among ready steps, which are listed in the order in which they became ready.
 template <class Choose>
 std::vector<std::size_t> run_order(const std::vector<std::vector<std::size_t>>& dependencies,
                                    const Choose& choose) {
@@ -167,8 +167,8 @@ std::shared_ptr<const Step> Graphs::make_step(Work work) const {
   return step;
 }
 
-// A kernel behind an edge with data begins with the one before it, at the earliest: when all has
-// ended that this one waits for. It waits for the rest by itself, behind its prologue.
+// A kernel after a programmatic edge begins with its predecessor at the earliest: when everything
+// that the predecessor waits for has ended. It waits for the rest itself, after its prologue.
 void Graphs::add_prologues(const Graph& graph, Executable& executable) const {
   std::map<std::uint64_t, const Node*> by_handle;
   for (const auto& node : graph.nodes) by_handle[node->handle] = node.get();

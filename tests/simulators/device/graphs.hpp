@@ -1,4 +1,4 @@
-// Graphs of work, and what is made of them to run: executables with parameters of their own.
+// Graphs of work, and their executables, which have separate parameters.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ namespace simulator {
 struct Graph;
 struct Mark;
 
-// How much of the node before must have ended: all of it, where these are zeros.
+// How much of the preceding node must have ended: all of it, where these are zeros.
 struct EdgeKind {
   std::uint8_t from_port = 0;
   std::uint8_t to_port = 0;
@@ -28,15 +28,15 @@ struct EdgeKind {
   }
 };
 
-// Owner: its graph, which must live as long as anything points here.
+// Owner: its graph, which must outlive all pointers to it.
 struct Node {
   std::uint64_t handle = 0;
   std::uint64_t graph = 0;
-  std::uint64_t original = 0;  // in the graph that this one is a clone of
+  std::uint64_t original = 0;  // in the graph that this is a clone of
   Work work;
   std::vector<std::uint64_t> dependencies;
-  std::map<std::uint64_t, EdgeKind> edge_kinds;  // by dependency; plain ones need not be there
-  // Room for what a skin's getters point at; valid until the node's parameters are set.
+  std::map<std::uint64_t, EdgeKind> edge_kinds;  // by dependency; plain ones may be absent
+  // Storage for the results of a skin's getters; valid until the node's parameters are set.
   std::vector<void*> addresses;
   std::array<void*, 5> packing{};
   std::size_t packed_bytes = 0;
@@ -47,8 +47,7 @@ struct Graph {
   std::vector<std::shared_ptr<Node>> nodes;  // in the order in which they were added
 };
 
-// A node as an executable runs it. Never changed: a new one takes its place, so that what was
-// launched before keeps its own.
+// A node in an executable. Immutable: a new one replaces it, so that earlier launches keep theirs.
 struct Step {
   Work work;
   // Ids of the allocations that the operands of a copy or fill lay in when they were set.
@@ -58,22 +57,23 @@ struct Step {
 struct GraphRun {
   std::vector<std::shared_ptr<const Step>> steps;
   std::vector<std::size_t> order;
-  std::size_t next = 0;                                // in the order: what runs next
+  std::size_t next = 0;                                // in the order: the next to run
   std::vector<std::vector<std::size_t>> dependencies;  // by step; none of a child graph's
-  std::vector<std::int64_t> ended_ns;                  // by step, of the virtual clock
+  std::vector<std::int64_t> ended_ns;                  // by step, on the virtual clock
   std::int64_t begin_ns = 0;
   std::map<std::uint64_t, std::shared_ptr<Mark>> marks;  // of this launch, by the event
 };
 
-// In which order a graph's nodes run where their edges leave it open: what was added last first, so
-// that a missing edge shows; what was added first; or by chance, other at each launch.
+// The order of graph nodes that edges leave unordered: last added first, so that a missing edge
+// shows; first added first; or random, different at each launch.
 enum class NodeOrder { kNewestFirst, kOldestFirst, kRandom };
 
 struct Executable {
   std::uint64_t handle = 0;
-  std::uint64_t graph = 0;                       // that it was made of
+  std::uint64_t graph = 0;                       // that it was made from
   std::map<std::uint64_t, std::size_t> step_of;  // by the node's handle
-  // Of kernels that may begin before the one before has ended: what they do until they wait for it.
+  // For kernels that may begin before the preceding one has ended: their work before the wait for
+  // it.
   std::map<std::uint64_t, std::size_t> prologue_of;
   GraphRun run;
   std::vector<std::vector<std::size_t>> dependencies;  // by step
@@ -109,18 +109,18 @@ class Graphs {
   void destroy_executable(std::uint64_t handle);
   // Whether an executable of the graph exists.
   bool is_instantiated(const Graph& graph) const;
-  // The executable's next launches run `work` for this node. Errors: a node of another graph, of
-  // a graph that was destroyed, or of another kind; for copies and fills also an operand that
-  // is not allocated, operands of another kind of memory than before, several dimensions before or
-  // now, and no bytes.
+  // The executable's next launches run `work` for this node. Errors: a node of another graph, of a
+  // destroyed graph, or of another kind; for copies and fills also an operand that is not
+  // allocated, operands of another kind of memory than before, several dimensions before or now,
+  // and zero bytes.
   void set(Executable& executable, const Node& node, Work work);
 
   // For the next launch of the executable.
   std::vector<std::size_t> order(const Executable& executable);
   void set_node_order(NodeOrder order, std::uint64_t seed);
 
-  // Whether plain and mapped memory count as different kinds of memory for set(), as they do at the
-  // beginning: what a driver does of which nobody says otherwise.
+  // Whether plain and mapped memory count as different kinds of memory for set(), as they do by
+  // default: the assumption for a driver without documentation of it.
   void set_strict_kinds(bool strict) { strict_kinds_ = strict; }
   // False if memory of the step's operands was freed or mapped anew since they were set.
   bool holds(const Step& step) const;
@@ -130,7 +130,7 @@ class Graphs {
   std::size_t n_graphs() const { return graphs_.size(); }
   std::size_t n_executables() const { return executables_.size(); }
 
-  // What executables take of the device's memory: so much for each node of theirs.
+  // Device memory of executables, for each of their nodes.
   void set_node_bytes(std::size_t n_bytes) { node_bytes_ = n_bytes; }
   std::size_t executable_bytes() const;
   void reset();

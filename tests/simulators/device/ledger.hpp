@@ -1,4 +1,4 @@
-// What a test may know and demand of calls: how many there were, and that one fails.
+// Calls as tests see and control them: their counts, and planned failures.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace simulator {
 // Owner: the device. Thread: under the device's mutex.
 class Ledger {
  public:
-  // Counts a call. Gives the skin's error code if this one is to fail.
+  // Counts a call. Returns the skin's error code if this call is to fail.
   std::optional<int> note(const std::string& function) {
     const std::uint64_t number = ++counts_[function];
     if (tracing_) trace_.push_back(function);
@@ -34,18 +34,18 @@ class Ledger {
     return found == counts_.end() ? 0 : found->second;
   }
 
-  // Keeps the order of calls from now on, or forgets it.
+  // Records the order of calls from now on, or discards it.
   void set_tracing(bool tracing) {
     tracing_ = tracing;
     trace_.clear();
   }
-  // Adds what a test needs to know of the call that was noted last.
+  // Adds details of the last noted call for tests.
   void describe(const std::string& detail) {
     if (tracing_ && !trace_.empty()) trace_.back() += " " + detail;
   }
   const std::vector<std::string>& trace() const { return trace_; }
 
-  // The function is as if the device's library were too old to have it.
+  // Hides the function, as from a library too old to have it.
   void hide(const std::string& function) { hidden_.insert(function); }
   bool is_hidden(const std::string& function) const { return hidden_.count(function) != 0; }
 

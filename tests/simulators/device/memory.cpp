@@ -26,7 +26,7 @@ std::uint64_t map_nothing(std::size_t n_bytes, std::uint64_t wanted) {
   return reinterpret_cast<std::uint64_t>(begin);
 }
 
-// Gives the memory back. The addresses stay taken, so that nothing else comes to lie there.
+// Frees the memory. The addresses stay reserved, so that nothing else is placed there.
 void make_unreadable(std::uint64_t address, std::size_t n_bytes) {
   madvise(pointer(address), n_bytes, MADV_DONTNEED);
   mprotect(pointer(address), n_bytes, PROT_NONE);

@@ -1,4 +1,4 @@
-// Handles by number: an old one is never given out again, so that its use is always found.
+// Handles by number: a stale one is never reused, so that its use is always detected.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +21,20 @@ inline std::uint64_t new_handle() {
 template <class Object>
 class Registry {
  public:
-  // Takes the object over and sets its `handle`.
+  // Takes ownership of the object and sets its `handle`.
   std::shared_ptr<Object> add(std::shared_ptr<Object> object) {
     object->handle = new_handle();
     objects_.emplace(object->handle, object);
     return object;
   }
 
-  // Null for a handle that is unknown or was removed.
+  // Null for an unknown or removed handle.
   std::shared_ptr<Object> find(std::uint64_t handle) const {
     const auto found = objects_.find(handle);
     return found == objects_.end() ? nullptr : found->second;
   }
 
-  // DeviceError(otherwise) for a handle that is unknown or was removed.
+  // DeviceError(otherwise) for an unknown or removed handle.
   std::shared_ptr<Object> get(std::uint64_t handle, Status otherwise) const {
     auto found = find(handle);
     require(found != nullptr, otherwise);

@@ -1,4 +1,4 @@
-// What goes wrong on the simulated device. A skin gives each its own error code.
+// Errors of the simulated device. A skin gives each its own error code.
 #pragma once
 
 #include <stdexcept>
@@ -15,8 +15,8 @@ enum class Status {
   kIllegalState,        // the object is in another state than the call needs
   kIllegalAddress,      // a fault of the device: sticky
   kLaunchFailed,        // a kernel failed: sticky
-  kOverlap,             // two executions of what runs once at a time: sticky
-  kBlocked,             // the work waits for something that nobody has issued
+  kOverlap,             // two executions of an object that runs once at a time: sticky
+  kBlocked,             // the work waits for something that was not issued
   kCaptureUnsupported,  // not while a stream captures
   kCaptureInvalidated,  // an earlier error ended the capture
   kCaptureMerge,        // two captures would become one

@@ -14,7 +14,7 @@ std::int64_t now_ns() {
       .count();
 }
 
-// Frees the device's mutex while foreign code runs, which may wait for another thread that needs
+// Releases the device's mutex while foreign code runs, which may wait for another thread that needs
 // the device.
 class OutsideLock {
  public:
@@ -89,7 +89,7 @@ std::shared_ptr<Mark> Scheduler::tail(Stream& stream) {
   return mark;
 }
 
-// Nothing that is enqueued from here on begins before the host's time.
+// Work enqueued from here on does not begin before the host's time.
 void Scheduler::tell_time(Stream& stream) {
   if (!clock_ || stream.told_ns >= host_ns_) return;
   stream.told_ns = host_ns_;
@@ -154,7 +154,7 @@ void Scheduler::advance(Stream& stream, const Mark* until) {
 }
 
 bool Scheduler::step(Stream& stream) {
-  if (stream.advancing || stream.queue.empty()) return false;  // begun further up
+  if (stream.advancing || stream.queue.empty()) return false;  // already running in a caller
   stream.advancing = true;
   const bool passed = pass(stream);
   if (passed && !stream.queue.empty()) {  // empty: a fault dropped it
@@ -175,7 +175,7 @@ void Scheduler::perform_first(Stream& stream) {
   perform(stream, operation);
 }
 
-// What the stream's first operation waits for has happened.
+// The event that the stream's first operation waits for has happened.
 bool Scheduler::pass(Stream& stream) {
   if (const auto* wait = std::get_if<Wait>(&stream.queue.front())) {
     const auto mark = wait->mark;
@@ -189,14 +189,14 @@ bool Scheduler::pass(Stream& stream) {
   return true;
 }
 
-// Lets other streams go on, one operation after the other, until the gate opens: no further than
-// that, and of those that wait for none the oldest or the newest first.
+// Lets other streams advance, one operation at a time, only until the gate opens; of streams that
+// do not wait, the oldest or the newest first.
 bool Scheduler::open(const Gate& gate) {
   while (!fault_) {
     if (gate.is_open()) return true;
     if (!step_any(/*waiting=*/false) && !step_any(/*waiting=*/true)) return false;
   }
-  return true;  // nothing runs any more
+  return true;  // nothing can run any more
 }
 
 bool Scheduler::step_any(bool waiting) {
@@ -216,7 +216,7 @@ std::size_t Scheduler::n_queued() const {
   return count;
 }
 
-// Runs one node, so that a graph goes no further than somebody waits; false: there is none left.
+// Runs one node, so that a graph runs only as far as a wait requires; false if there is none left.
 bool Scheduler::advance_graph(Stream& stream, GraphRun& run) {
   if (run.next == run.order.size()) return false;
   if (run.next == 0) {
@@ -283,7 +283,7 @@ void Scheduler::perform(const Work& work) {
     perform(*block);
   } else {
     try {
-      graphs_.validate(work);  // what was allocated at the call may be gone now
+      graphs_.validate(work);  // memory allocated at the call may be freed now
     } catch (const DeviceError&) {
       fault_ = Status::kIllegalAddress;
       return;
@@ -374,7 +374,7 @@ void Scheduler::set_fault(Status status) {
   drop_all();
 }
 
-// Nothing queued runs after a fault, and nobody waits for it.
+// Nothing queued runs after a fault, and nothing waits for it.
 void Scheduler::drop_all() {
   for (const auto& stream : all()) drop(*stream);
 }

@@ -1,4 +1,4 @@
-// Streams: queues whose work runs late, when somebody waits for it, and in order.
+// Streams: queues whose work runs late, when the host waits for it, and in order.
 #pragma once
 
 #include <condition_variable>
@@ -34,10 +34,10 @@ struct Record {
 struct Wait {
   std::shared_ptr<Mark> mark;
 };
-// Holds the stream until it is open. Asked under the device's mutex, possibly often.
+// Blocks the stream until it is open. Queried under the device's mutex, possibly often.
 struct Gate {
   std::function<bool()> is_open;
-  // When it was opened, by the virtual clock; empty: nobody knows.
+  // When it was opened, on the virtual clock; empty: unknown.
   std::function<std::int64_t()> opened_ns = nullptr;
 };
 using Operation = std::variant<Work, GraphRun, Record, Wait, Gate>;
@@ -46,20 +46,20 @@ struct Stream {
   std::uint64_t handle = 0;
   bool blocking = true;  // ordered with the default stream
   std::deque<Operation> queue;
-  bool advancing = false;               // its first operation is under way
+  bool advancing = false;               // its first operation is in progress
   std::shared_ptr<Capture> capture;     // while it captures
   std::vector<std::uint64_t> frontier;  // nodes that the next one depends on
-  std::int64_t now_ns = 0;              // by the virtual clock: when what has run of it ended
+  std::int64_t now_ns = 0;              // on the virtual clock: the end of its executed work
   std::int64_t told_ns = 0;             // the host's time that the queue knows
 };
 
-// Durations by which a device tells the time, whatever the order and the time in which the
-// simulation does its work: an operation begins when all that it waits for has ended, and not
-// before the host had enqueued it. The host's time goes on where it waits.
+// Durations by which a device measures time, independent of the order and time in which the
+// simulation runs its work: an operation begins when everything that it waits for has ended, and
+// not before the host enqueued it. The host's time advances during waits.
 struct VirtualClock {
   std::int64_t kernel_ns = 0;
   std::int64_t copy_ns = 0;
-  std::map<std::uint64_t, std::int64_t> copy_to_ns;  // by the address that is written
+  std::map<std::uint64_t, std::int64_t> copy_to_ns;  // by the destination address
 };
 
 struct Event {
@@ -70,7 +70,7 @@ struct Event {
   std::vector<std::uint64_t> frontier;
 };
 
-// True on a thread that is inside a kernel or host function: it may not call the device.
+// True on a thread inside a kernel or host function: it may not call the device.
 bool is_inside_work();
 
 // Owner: the device. Thread: under the device's mutex, which is free while kernels and host
@@ -86,18 +86,17 @@ class Scheduler : private Runner {
   bool is_default(const Stream& stream) const { return &stream == default_.get(); }
   std::vector<std::shared_ptr<Stream>> all() const;
 
-  // Work that is ordered after what the stream holds; on the default stream also after what every
-  // blocking stream holds, and on a blocking one after what the default stream holds.
+  // Enqueues work ordered after the stream's work; on the default stream also after all blocking
+  // streams' work, and on a blocking one after the default stream's.
   void enqueue(Stream& stream, Operation operation);
   std::shared_ptr<Mark> record(Stream& stream);
   void wait(Stream& stream, std::shared_ptr<Mark> mark);
 
-  // Nothing is queued on the stream; for the default stream, on any that is ordered with it.
+  // No work is queued on the stream; for the default stream, on any that is ordered with it.
   bool is_idle(const Stream& stream) const;
   // Runs everything queued on the stream, up to the mark, or on all streams. The default stream
-  // waits for those that are ordered with it.
-  // Errors: the fault that a kernel or an address caused, which stays; kBlocked, which does not,
-  // where a gate stays closed whatever other streams do.
+  // waits for those that are ordered with it. Errors: the fault that a kernel or an address caused,
+  // which is sticky; kBlocked, which is not, where a gate stays closed whatever other streams do.
   void run(const std::shared_ptr<Stream>& stream);
   void run_until(const std::shared_ptr<Mark>& mark);
   void run_all();
@@ -111,16 +110,16 @@ class Scheduler : private Runner {
   std::optional<Status> fault() const { return fault_; }
   void set_fault(Status status);
   void clear_fault() { fault_.reset(); }
-  // Forgets what is queued; nobody waits for it any more.
+  // Discards queued work; nothing waits for it any more.
   void drop(Stream& stream);
   bool is_executing() const { return executing_; }
   void set_eager(bool eager);
 
-  // From here on the device tells the time by this clock, and not by the machine's.
+  // From here on the device uses this clock, not the machine's.
   void set_clock(VirtualClock clock) { clock_ = std::move(clock); }
   void set_copy_ns(std::uint64_t to, std::int64_t duration_ns);
   bool has_clock() const { return clock_.has_value(); }
-  // The host's time by it, and what a call of the host's takes of that.
+  // The host's time on it, and the host time of a call.
   std::int64_t host_ns() const { return host_ns_; }
   void host_takes(std::int64_t duration_ns) {
     if (clock_) host_ns_ += duration_ns;
@@ -128,7 +127,7 @@ class Scheduler : private Runner {
   // Whether some stream has work that has not ended.
   bool is_busy() const { return n_queued() != 0; }
 
-  // Which streams go first while one waits at a gate.
+  // Which streams run first while one waits at a gate.
   void set_newest_first(bool newest) { newest_first_ = newest; }
 
   std::size_t size() const { return streams_.size(); }
@@ -139,7 +138,7 @@ class Scheduler : private Runner {
   class Execution;
 
   void advance(Stream& stream, const Mark* until);
-  // Runs the first operation, of a graph the next node. False where it must wait for something
+  // Runs the first operation, of a graph the next node. False where it would wait for something
   // that does not happen.
   bool step(Stream& stream);
   void perform_first(Stream& stream);
@@ -174,8 +173,8 @@ class Scheduler : private Runner {
   bool eager_ = false;
   bool newest_first_ = false;
   std::optional<VirtualClock> clock_;
-  std::int64_t host_ns_ = 0;   // by it
-  Stream* current_ = nullptr;  // of which an operation runs that is no graph's
+  std::int64_t host_ns_ = 0;   // on the virtual clock
+  Stream* current_ = nullptr;  // whose current operation is not a graph's
   std::optional<Status> fault_;
 };
 

@@ -1,4 +1,4 @@
-// What the device can be told to do: the same on a stream, in a graph and in a running graph.
+// Work of the device: the same on a stream, in a graph and in a running graph.
 #pragma once
 
 #include <array>
@@ -20,17 +20,17 @@ struct Parameter {
   std::size_t n_bytes;
 };
 
-// Called when the work runs, on the thread that waits for it; not 0: the kernel failed.
+// Called when the work runs, on the thread that waits for it; a nonzero result: the kernel failed.
 using KernelFunction = int (*)(const void* arguments, void* user);
 
-// A host function that stands for a kernel. Owner: the device; kept by the work that runs it.
+// A host function in place of a kernel. Owner: the device; kept by the work that runs it.
 struct Kernel {
   std::string name;
   std::vector<Parameter> parameters;
   std::size_t packed_bytes = 0;
   KernelFunction function = nullptr;
   void* user = nullptr;
-  // What it does before it waits for the kernel that it was let overlap with: null, nothing.
+  // Its work before it waits for the kernel that it may overlap; null: nothing.
   KernelFunction prologue = nullptr;
   void* prologue_user = nullptr;
   bool is_loaded = true;             // its code is on the device
@@ -53,17 +53,17 @@ struct KernelCall {
   bool by_library_handle = false;
   Dimensions grid, block;
   unsigned int shared_bytes = 0;
-  std::vector<unsigned char> arguments;  // packed, copied when the call was made
+  std::vector<unsigned char> arguments;  // packed, copied at the call
   bool packed = false;                   // as the caller gave them
   std::map<int, AttributeValue> attributes;
-  bool overlaps = false;             // it may begin before the kernel before it in its stream ended
-  bool is_prologue = false;          // only what comes before it waits
-  bool is_without_prologue = false;  // only what comes after
+  bool overlaps = false;             // it may begin before the preceding kernel in its stream ended
+  bool is_prologue = false;          // only the work before its wait
+  bool is_without_prologue = false;  // only the work after its wait
 };
 
 enum class Side { kHost, kDevice, kUnified };
 
-// Up to three dimensions at an address: a line's and a plane's distance in bytes and lines.
+// Up to three dimensions at an address: the distances of lines in bytes and of planes in lines.
 struct Operand {
   Side side = Side::kDevice;
   std::uint64_t address = 0;
@@ -103,7 +103,7 @@ struct ChildGraph {
   std::shared_ptr<const GraphRun> run;
 };
 
-// Called when the work runs, on the thread that waits for it; not 0: the kernel failed.
+// Called when the work runs, on the thread that waits for it; a nonzero result: the kernel failed.
 using BlockFunction = int (*)(const void* arguments, std::size_t argument_bytes,
                               std::uint32_t n_blocks, void* user);
 
@@ -118,13 +118,13 @@ struct BlockKernelCall {
 
 class Runner;
 
-// Work that is known only when it runs: because it is read from memory, or other work changes it.
-// `run` is called under the device's mutex. What it holds lives until then.
+// Work that is known only when it runs: it is read from memory, or changed by other work. `run` is
+// called under the device's mutex. Its captured objects live until then.
 struct LateWork {
   std::function<void(Runner&)> run;
 };
 
-// In a graph: an event happens when what the node depends on has ended.
+// In a graph: an event happens when the node's dependencies have ended.
 struct EventRecord {
   std::uint64_t event = 0;
 };
@@ -132,20 +132,20 @@ struct EventRecord {
 using Work = std::variant<KernelCall, Copy, Fill, HostCall, ChildGraph, EventRecord,
                           BlockKernelCall, LateWork>;
 
-// What late work may do. Thread: the one that runs work, under the device's mutex.
+// The interface for late work. Thread: the one that runs work, under the device's mutex.
 class Runner {
  public:
   virtual void perform(const Work& work) = 0;
-  // By the virtual clock: when what has run on its stream so far ended.
+  // On the virtual clock: the end of the executed work of its stream.
   virtual std::int64_t stream_ns() const = 0;
-  // The device fails for good.
+  // The device fails permanently.
   virtual void fail(Status status) = 0;
 
  protected:
   ~Runner() = default;
 };
 
-// The bytes from the first that is touched to one past the last.
+// The bytes from the first touched byte to one past the last.
 std::size_t span_bytes(const Operand& operand, const Copy& copy);
 std::size_t span_bytes(const Fill& fill);
 

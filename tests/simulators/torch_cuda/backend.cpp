@@ -1,6 +1,6 @@
 // A stand-in for torch's CUDA backend in a torch built without one: tensors of the device type
-// "cuda", streams by the driver's handles, generators, and the allocator's entry. What allocates
-// and what operators do is Python's (stand_in.py); memory is the simulated driver's.
+// "cuda", streams by the driver's handles, generators, and the allocator's entry. Allocation and
+// operators are implemented in Python (stand_in.py); memory is the simulated driver's.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/GeneratorForPrivateuseone.h>
 #include <ATen/detail/CUDAHooksInterface.h>
@@ -193,7 +193,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("set_.source_Storage", &set_whole);
 }
 
-// What allocates and frees from here on; null from `allocate`: there is no memory.
+// Sets the functions that allocate and free from here on; null from `allocate`: out of memory.
 STAND_IN void stand_in_set_allocator(AllocateFunction allocate, FreeFunction release) {
   allocate_function = allocate;
   free_function = release;

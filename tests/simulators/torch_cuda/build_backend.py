@@ -1,4 +1,4 @@
-"""Builds the C++ half of the stand-in for torch's CUDA backend, for the torch that is installed."""
+"""Builds the C++ half of the stand-in for torch's CUDA backend, for the installed torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUILD = Path(__file__).parents[3] / "build" / "simulators"
 
 
 def build() -> Path:
-    """The library, made unless it is newer than its source. RuntimeError with what g++ says."""
+    """Return the library, built unless newer than its source. RuntimeError with g++'s output."""
     BUILD.mkdir(parents=True, exist_ok=True)
     library = BUILD / f"torch_cuda-{torch.__version__}.so"
     with (BUILD / "torch_cuda.lock").open("w") as lock:

@@ -1,12 +1,12 @@
-"""Torch's caching allocator, as far as captures meet it: pools, blocks used again, a record.
+"""Torch's caching allocator, as far as captures use it: pools, reused blocks, a history.
 
 After c10/cuda/CUDACachingAllocator.cpp and .h of torch 2.13: requests are rounded to 512 bytes;
 those of up to 1 MiB get blocks of 2 MiB, others of 20 MiB or of a multiple of 2 MiB
 (`get_allocation_size`, kSmallSize, kSmallBuffer, kMinLargeAlloc, kLargeBuffer, kRoundLarge). The
-smallest free block of the pool, the stream and the kind that is large enough is used again
-(`get_free_block`), and divided unless the pool forbids it (`should_split`, `no_split`). A request
-goes to the pool of the latest filter that takes its stream (`get_pool`). A pool that goes while a
-capture or a `use_mem_pool` is under way ends the process, here the test (`captures_underway`).
+smallest sufficient free block of the pool, the stream and the kind is reused (`get_free_block`),
+and divided unless the pool forbids it (`should_split`, `no_split`). A request goes to the pool of
+the latest filter that takes its stream (`get_pool`). Destroying a pool during a capture or a
+`use_mem_pool` ends the process, here the test (`captures_underway`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Block:
     """A part of a segment.
 
     Attributes:
-        segment: where that begins.
-        requested_bytes: of whoever has it; 0: it is free.
+        segment: the address at which it begins.
+        requested_bytes: of the allocation in it; 0: it is free.
     """
 
     address: int
@@ -45,7 +45,7 @@ class Block:
 
 
 class Pool:
-    """A private pool, or the one that all else comes from."""
+    """A private pool, or the default pool."""
 
     def __init__(self, number: int, allocate: Allocate, free: Free, *, no_split: bool) -> None:
         self.id = (0, number)
@@ -56,7 +56,7 @@ class Pool:
         self.n_users = 0
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """As torch describes segments."""
+        """Segments as torch describes them."""
         return [
             {
                 "address": begin,
@@ -77,7 +77,7 @@ class Pool:
 
 
 class CachingAllocator:
-    """One device's. Thread: under the interpreter's lock."""
+    """A device's allocator. Thread: under the interpreter's lock."""
 
     def __init__(self, allocate: Allocate, free: Free, current_stream: Callable[[], int]) -> None:
         self.default = Pool(0, allocate, free, no_split=False)
@@ -99,23 +99,23 @@ class CachingAllocator:
         return pool
 
     def begin(self, pool: tuple[int, int], takes: Callable[[int], bool]) -> object:
-        """Serve streams that `takes` from a pool (`beginAllocateToPool`); a token of it."""
+        """Serve streams that `takes` from a pool (`beginAllocateToPool`); return a token."""
         token = object()
         self.filters.append((token, self.pools[pool], takes))
         self.pools[pool].n_users += 1
         return token
 
     def end(self, token: object) -> None:
-        """No longer (`endAllocateToPool`)."""
+        """End the serving from a pool (`endAllocateToPool`)."""
         (found,) = (one for one in self.filters if one[0] is token)
         self.filters.remove(found)
 
     def release(self, pool: tuple[int, int]) -> None:
-        """A user of a pool has gone (`releasePool`)."""
+        """Release a user of a pool (`releasePool`)."""
         self.pools[pool].n_users -= 1
 
     def end_pool(self, pool: Pool) -> None:
-        """The pool goes, with the segments of which nothing is used."""
+        """Destroy the pool, with its unused segments."""
         assert not self.filters, "torch ends the process: a pool went while one is captured into"
         for begin in list(pool.segments):
             blocks = [one for one in pool.blocks if one.segment == begin]
@@ -127,7 +127,7 @@ class CachingAllocator:
     # ---- memory ------------------------------------------------------------------------------
 
     def allocate(self, n_bytes: int) -> int:
-        """An address; 0 where there is no memory."""
+        """Return an address, or 0 where memory is exhausted."""
         stream = self._current_stream()
         pool = next(
             (pool for _, pool, takes in reversed(self.filters) if takes(stream)), self.default
@@ -154,7 +154,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """The block is free at once, and the free ones beside it are one with it."""
+        """Free the block at once, and merge it with adjacent free blocks."""
         pool, block = self._used.pop(address)
         self._note("free_requested", address, block.requested_bytes)
         self._note("free_completed", address, block.requested_bytes)

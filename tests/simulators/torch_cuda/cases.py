@@ -1,8 +1,8 @@
-"""The true capturer and pool of torch on the simulated driver: run by `test_torch_on_simulator`.
+"""Torch's real capturer and pool on the simulated driver: run by `test_torch_on_simulator`.
 
-Programs are recorded on the CPU and moved to the device: the stand-in records nothing. What is
-torch's here is its Python and its C++ but for the CUDA backend, which is a stand-in (backend.cpp);
-no GPU and no CUDA build of torch has run this.
+Programs are recorded on the CPU and moved to the device: the stand-in records nothing. Torch's
+Python and C++ are real, except the CUDA backend, which is a stand-in (backend.cpp); no GPU and no
+CUDA build of torch has run this.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def settled(cuda):
 
 
 def on_cuda(captured):
-    """The captured program as if it had been recorded on the device, its weights there."""
+    """Return the captured program as if recorded on the device, with its weights there."""
     bound = captured.bound
     program = dataclasses.replace(bound.program, device="cuda", device_index=0)
     weights = {
@@ -198,7 +198,7 @@ def test_lanes_have_workspaces_of_their_own(cuda):
 
 
 def test_work_that_is_late_gives_the_same(cuda):
-    """Nothing runs before somebody waits for it, as on a busy device."""
+    """Nothing runs before the host waits for it, as on a busy device."""
     cuda.simulator.set_eager(False)
     x = torch.randn(4, 16)
     with captured_of(Mlp, x).load(backend()) as run:
@@ -241,7 +241,7 @@ def test_a_pool_without_addresses_fails_the_load_and_leaves_nothing(cuda, nth):
 
 
 def test_results_have_their_own_size_and_scratch_is_not_recycled(cuda):
-    """What an operator frees no later launch is given, so that words tell whose they are."""
+    """Memory that an operator frees is given to no later launch, so words identify their owner."""
     bound = captured_of(Mlp, torch.randn(4, 16)).bound
     found = TorchCapturer().capture(bound, discovery_pool(bound.program, 1))
     addresses = [one.address for one in found.allocations]
@@ -262,9 +262,9 @@ class Flipped(nn.Module):
 
 
 def test_a_result_on_memory_that_was_something_larger_is_copied(cuda):
-    """The operator frees larger memory first, which its result is then given: told by the record.
+    """The operator first frees larger memory, which its result then gets: seen in the history.
 
-    Another capture copies the result, so that its words are no one else's.
+    Another capture copies the result, so that its words belong to it alone.
     """
     x = torch.randn(4, 16)
     captured = captured_of(Flipped, x)

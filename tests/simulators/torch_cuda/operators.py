@@ -1,7 +1,7 @@
 """Torch's operators on tensors of the stand-in: each is a kernel on the current stream.
 
-Shapes and strides of results are those of the operator on the CPU, on zeros. What the kernel does
-is the operator on the CPU, on what lies at the addresses in its argument block when it runs.
+Shapes and strides of results are those of the operator on the CPU, on zeros. The kernel runs the
+operator on the CPU, on the content at the addresses in its argument block at execution.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm")
 
 
 class Operators:
-    """What runs operators. Thread: any, one at a time.
+    """Runs operators. Thread: any, one at a time.
 
     Attributes:
         workspace: memory for a product on a stream, of torch's allocator.
@@ -56,7 +56,7 @@ class Operators:
         pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         outcome = func(*_on_host(copies, args, pairs), **_on_host(copies, kwargs, pairs))
         for tensor, there in pairs:
-            if tensor.shape != there.shape:  # a buffer for a result, of another size
+            if tensor.shape != there.shape:  # a result buffer of another size
                 storage = memory_of(there.untyped_storage().nbytes())
                 copies[storage._cdata] = there.untyped_storage()
                 tensor.set_(storage, 0, there.shape, there.stride())
@@ -118,19 +118,19 @@ class Operators:
         if key not in self._kernels:
             kernel = AtenKernel(BoundProgram(program), program.launches[0])
             sizes = kernel.sizes
-            if name.split(".", maxsplit=1)[0] in _PRODUCTS:  # which are given their workspace
+            if name.split(".", maxsplit=1)[0] in _PRODUCTS:  # operators that are given a workspace
                 sizes = (*sizes, 8)
             function = self._simulator.kernel(name, sizes, _without_workspace(kernel))
             self._kernels[key] = kernel, function
         kernel, function = self._kernels[key]
-        # Kernels take values of the host when they are launched, so they differ from call to call.
+        # Kernels take values of the host at launch, so they differ from call to call.
         kernel.program = program
         block = kernel.arguments(addresses)
         sizes = kernel.sizes
         if name.split(".", maxsplit=1)[0] in _PRODUCTS:
             sizes = (*sizes, 8)
             block += self._workspace().to_bytes(8, "little")
-        if name.startswith(_REDUCTIONS):  # of which semaphores are cleared in memory of their own
+        if name.startswith(_REDUCTIONS):  # whose semaphores are cleared in separate memory
             semaphores = torch.empty(64, dtype=torch.uint8, device="cuda")
             call("cuMemsetD8Async", semaphores.data_ptr(), 0, 64, _stream())
         launch_kernel(_stream(), function, sizes, block)
@@ -138,7 +138,7 @@ class Operators:
     # ---- copies --------------------------------------------------------------------------------
 
     def _copied(self, args: Any) -> bool:
-        """Whether it was a copy between host and device, which the driver makes."""
+        """Copy between host and device, by the driver; return whether it was such a copy."""
         target, source = args[0], args[1]
         if target.device.type == source.device.type:
             return False
@@ -148,7 +148,7 @@ class Operators:
             assert target.is_contiguous(), "the stand-in copies to contiguous memory"
             if n_bytes:
                 call("cuMemcpyHtoDAsync", target.data_ptr(), content.data_ptr(), n_bytes, _stream())
-                call("cuStreamSynchronize", _stream())  # as torch of pageable memory
+                call("cuStreamSynchronize", _stream())  # as torch does for pageable memory
             return True
         target.copy_(self._to_host(source))
         return True
@@ -164,10 +164,10 @@ class Operators:
 
 
 def _in_lists(change: Callable[[Any], Any], thing: Any, kind: Any = None) -> Any:
-    """What `change` gives for each leaf of lists and tuples.
+    """Apply `change` to each leaf of lists and tuples.
 
-    No closure that names itself: that would keep tensors until the collector comes, which does not
-    in a capture.
+    No recursive closure: its cycle would keep tensors until a garbage collection, which a capture
+    does not run.
     """
     if isinstance(thing, (list, tuple)):
         return (kind or type(thing))(_in_lists(change, one, kind) for one in thing)
@@ -175,7 +175,7 @@ def _in_lists(change: Callable[[Any], Any], thing: Any, kind: Any = None) -> Any
 
 
 def memory_of(n_bytes: int) -> torch.UntypedStorage:
-    """Memory of torch's allocator; `torch.UntypedStorage` knows no device that torch lacks."""
+    """Memory of torch's allocator; `torch.UntypedStorage` supports no device that torch lacks."""
     return torch.empty(n_bytes, dtype=torch.uint8, device="cuda").untyped_storage()
 
 
@@ -200,7 +200,7 @@ def _at(storage: torch.UntypedStorage, like: torch.Tensor) -> torch.Tensor:
 
 
 def _zeros(tensors: list[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    """By identity a storage of the host of zeros as large; one of the host itself."""
+    """Return by identity a host storage of zeros of the same size; a host storage unchanged."""
     found = {}
     for one in tensors:
         storage = one.untyped_storage()
@@ -217,7 +217,7 @@ def _on_host(
     thing: Any,
     pairs: list[tuple[torch.Tensor, torch.Tensor]],
 ) -> Any:
-    """An argument on the host; `pairs` gets each tensor and the one that stands for it."""
+    """Return an argument on the host; `pairs` collects each tensor with its replacement."""
     if isinstance(thing, torch.Tensor):
         pairs.append((thing, _at(copies[thing.untyped_storage()._cdata], thing)))
         return pairs[-1][1]

@@ -2,7 +2,7 @@
 
     python run_cases.py LIBRARY [arguments of pytest]
 
-Torch looks for its CUDA hooks once, when it is imported (`getCUDAHooks` in
+Torch looks up its CUDA hooks once, at import (`getCUDAHooks` in
 ATen/detail/CUDAHooksInterface.cpp).
 """
 

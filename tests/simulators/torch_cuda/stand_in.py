@@ -1,8 +1,8 @@
-"""torch.cuda on the simulated driver, for a torch that is built without CUDA.
+"""torch.cuda on the simulated driver, for a torch built without CUDA.
 
-The C++ half gives tensors, streams and generators of the device type (backend.cpp); here are the
-caching allocator, graphs, pools and streams of `torch.cuda`, as far as captures use them. For a
-process of its own: nothing takes it back.
+The C++ half provides tensors, streams and generators of the device type (backend.cpp); this module
+provides the caching allocator, graphs, pools and streams of `torch.cuda`, as far as captures use
+them. Needs a separate process: it cannot be uninstalled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TorchCuda:
     Attributes:
         simulator: the driver.
         allocator: torch's.
-        graphs: captured, in order.
+        graphs: captured graphs, in order.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class TorchCuda:
         self.operators = Operators(self.simulator, self._workspace)
         self._fallback = torch.library.Library("_", "IMPL")
         self._fallback.fallback(self._operator, "CUDA")
-        # Of all devices, by a table of kernels that has none for this one.
+        # Registered for all devices, in a table of kernels that has none for this one.
         self._copies = torch.library.Library("aten", "IMPL")
         copy = functools.partial(self._operator, torch.ops.aten.copy_.default)
         self._copies.impl("copy_", copy, "CUDA")
@@ -65,7 +65,7 @@ class TorchCuda:
         call("cuCtxSetCurrent", self.context)
 
     def current_handle(self) -> int:
-        """Of the thread's current stream."""
+        """The handle of the thread's current stream."""
         return int(self.library.stand_in_stream())
 
     def _take(self, n_bytes: int, stream: int) -> int:
@@ -80,7 +80,7 @@ class TorchCuda:
     def _allocate(self, n_bytes: int) -> int:
         try:
             return self.allocator.allocate(n_bytes)
-        except BaseException as error:  # which C++ cannot be given
+        except BaseException as error:  # C++ cannot handle it
             self.allocator.error = error
             return 0
 
@@ -162,7 +162,7 @@ class Stream:
 
 
 def current_stream(device: Any = None) -> Stream:
-    """The thread's."""
+    """The thread's current stream."""
     return Stream(installed().current_handle())
 
 
@@ -179,7 +179,7 @@ def stream_context(stream: Stream) -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_context(device: Any) -> Iterator[None]:
-    """torch.cuda.device: there is one."""
+    """torch.cuda.device, for the only device."""
     installed().current()
     yield
 
@@ -190,7 +190,7 @@ def is_capturing() -> bool:
 
 
 def _checked(name: str, *arguments: Any) -> Any:
-    """A call of the driver's, whose failure is a RuntimeError as torch's."""
+    """Make a driver call; its failure is a RuntimeError as torch's."""
     code, *results = getattr(driver_bindings(), name)(*arguments)
     if int(code):
         raise RuntimeError(f"CUDA error: {driver_bindings().CUresult(int(code)).name}")
@@ -217,7 +217,7 @@ class MemPool:
 
 @contextlib.contextmanager
 def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
-    """What this thread asks for on streams that are not captured comes from the pool."""
+    """Serve this thread's requests on streams that are not captured from the pool."""
     thread = threading.get_ident()
     allocator = installed().allocator
     token = allocator.begin(pool.id, lambda _: threading.get_ident() == thread)
@@ -330,7 +330,7 @@ _installed: list[TorchCuda] = []
 
 
 def installed() -> TorchCuda:
-    """The one of the process."""
+    """The stand-in of the process."""
     return _installed[0]
 
 
