@@ -271,3 +271,22 @@ def test_a_capture_outside_of_no_grad_records_no_gradients():
             expected = layer(x)
         assert same(got, expected), n
         assert not got[0].requires_grad
+
+
+@pytest.mark.parametrize("is_made_so", [True, False])
+@pytest.mark.parametrize("is_captured_so", [True, False])
+@pytest.mark.parametrize("is_loaded_so", [True, False])
+def test_inference_mode_changes_no_bits(is_made_so, is_captured_so, is_loaded_so):
+    """Neither of who makes the weights, nor of who captures, or loads."""
+    with torch.inference_mode(is_made_so):
+        layer = nn.GRU(8, 6, batch_first=True).eval()
+    with torch.inference_mode(is_captured_so), torch.no_grad():
+        captured = offload.capture(layer, request(layer, 9), dynamic_shapes=({1: N},))
+    with torch.inference_mode(is_loaded_so), torch.no_grad():
+        run = captured.load(sizes=offload.Sizes())
+    for n in (9, 33, 2):
+        x = request(layer, n)
+        with torch.no_grad():
+            assert same(run(x), layer(x)), n
+        with torch.inference_mode():
+            assert same(run(x), layer(x)), n

@@ -304,3 +304,17 @@ def test_ranges_are_in_files_and_traces(tmp_path):
         run(normal(3))
     timeline.save(tmp_path / "trace.json")
     assert '"place": "part ' in (tmp_path / "trace.json").read_text()
+
+
+@pytest.mark.parametrize("is_made_so", [True, False])
+@pytest.mark.parametrize("is_captured_so", [True, False])
+def test_products_choose_their_kernels_as_eager_in_inference_mode(is_made_so, is_captured_so):
+    """By whether a view of the weight requires gradients: one product, or a batch of them."""
+    with torch.inference_mode(is_made_so):
+        layer = nn.Linear(8, 7, bias=False)
+    x = torch.randn(4, 5, 8).transpose(0, 1)
+    with torch.inference_mode(is_captured_so), torch.no_grad():
+        captured = offload.capture(layer, x)
+        kernel = "aten::bmm" if is_made_so else "aten::mm"
+        assert captured.program.launches[-1].name == kernel
+        assert torch.equal(captured.load()(x), layer(x))

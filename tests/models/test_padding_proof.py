@@ -158,3 +158,32 @@ def test_models_of_transformers_layers_are_kept():
         for n in (9, 20, 40):
             given = request(n)
             torch.testing.assert_close(run(*given), model(*given))
+
+
+def test_a_quiet_first_call_hides_nothing():
+    """What zeros change is less than the tolerance there."""
+    for function in (lambda x: x.mean(1), lambda x: x.amax(1)):
+        run = loaded(function, positive(9), pad={"x": 0.0})
+        with pytest.raises(offload.CaptureError, match=r"n = 9 .*, and x is multiplied by"):
+            run(positive(9) * 1e-7)
+    run = loaded(lambda x: x.sum(1), positive(9), pad={"x": 0.0})
+    for scale in (1e-7, 1e-39, 0.0, 1.0):
+        x = positive(9) * scale
+        torch.testing.assert_close(run(x), x.sum(1))
+
+
+def test_numbers_of_both_signs_hide_nothing():
+    """The two smallest of each row are no zeros, however often the input is negated."""
+    x = torch.tensor([[-2.0, -1.0, 0.5, 1.0, 2.0]])
+    for function in (lambda x: x.sort(1).values[:, :2], lambda x: x.topk(2, 1).values):
+        run = loaded(function, positive(9), pad={"x": 0.0})
+        with pytest.raises(offload.CaptureError, match=r"and x is made (positive|negative)"):
+            run(x.expand(3, -1))
+
+
+def test_an_input_of_few_values_is_no_mask_for_all_calls():
+    run = loaded(lambda x: x.amax(1), positive(9), pad={"x": 0.0})
+    x = torch.tensor([[0.3, 0.7]]).expand(3, 2)
+    assert torch.equal(run(x), x.amax(1))
+    with pytest.raises(offload.CaptureError, match="result 0 at n = 5 is another"):
+        run(-positive(5))

@@ -44,7 +44,7 @@ class CapturedGraph:
 def _current_context_stream() -> Any:
     """A new stream, with the device's context current on this thread."""
     call("cuCtxSetCurrent", call("cuDevicePrimaryCtxRetain", call("cuDeviceGet", 0)))
-    return call("cuStreamCreate", 0)
+    return call("cuStreamCreate", 1)  # of no order with the default one, as `capture_stream`
 
 
 def launch_kernel(stream: Any, function: int, sizes: Sequence[int], block: bytes) -> None:

@@ -36,6 +36,7 @@ from offload.host.sized_executable import SizedExecutable
 from offload.host.sizes import Sizes
 from offload.interpreter.settled_family import SettledFamily
 from offload.interpreter.size_constants import program_at
+from offload.load.normal_tensors import normal_tensors
 from offload.load.options import AUTO, checked, named_backend, named_scheduling
 from offload.load.switched import switched
 from offload.program import BoundProgram
@@ -149,6 +150,14 @@ def load_family(
         BackendUnavailable, CaptureError, BindingError, PlanError, ExecutionError: as
             `Captured.load`.
     """
+    with normal_tensors():
+        return _loaded(asked, device)
+
+
+def _loaded(
+    asked: FamilyLoad, device: str | torch.device | Backend | None
+) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
+    """Likewise, of a caller who makes normal tensors."""
     recorded = asked.recorded
     backend, _ = named_backend(recorded.program.device if device is None else device)
     promoting = _promoting(asked, backend)

@@ -25,6 +25,10 @@ _MOST_PROOFS = 8
 # infinity, keep their magnitude.
 _FACTORS = (-1.0, 2.0, -2.0)
 
+# Below this magnitude a change by padding may be less than the tolerance of comparisons, as in a
+# recording of silence: inputs are first scaled so that the largest number is 1.
+_SMALL = 1e-2
+
 # A floating-point mask has at most two values. Models rely on them: a negated mask no longer masks
 # in `(1 - mask) * -1e9`.
 _MOST_VALUES_OF_MASKS = 2
@@ -93,29 +97,35 @@ class PaddingProof:
                 lines = [line for line in str(error).splitlines() if line.strip()]
                 raise _refusal(position, told, "", "; ".join(lines[:3])) from None
         perturbed = self._perturbed.setdefault(bucket, set())
-        for leaf, factor in list(self._perturbations(tensors, perturbed)):
-            given = [one.detach() * factor if at == leaf else one for at, one in enumerate(tensors)]
-            how = f", and {self._names[leaf]} is multiplied by {factor:g}"
-            self._compare_perturbed(given, base, padded, exact, told=told, how=how)
+        for leaf in self._perturbable(tensors):
+            if leaf in perturbed or _may_be_mask(tensors[leaf]):
+                continue
+            for change, other in _others(tensors[leaf].detach()):
+                given = [other if at == leaf else one for at, one in enumerate(tensors)]
+                how = f", and {self._names[leaf]} is {change}"
+                self._compare_perturbed(given, base, padded, exact, told=told, how=how)
             perturbed.add(leaf)
         n_proofs = self._n_proofs.get(bucket, 0) + 1
         self._n_proofs[bucket] = n_proofs
-        if n_proofs == _MOST_PROOFS or all(map(_tells_apart, tensors, self._padded)):
+        # Of few values it is not known yet whether they are a mask: `x.amax(1)` of two numbers.
+        is_known = all(
+            leaf in perturbed or _is_mask(tensors[leaf], self._padded[leaf])
+            for leaf in self._perturbable(tensors)
+        )
+        tells_apart = all(map(_tells_apart, tensors, self._padded))
+        if n_proofs == _MOST_PROOFS or (is_known and tells_apart):
             self._proved.add(bucket)
 
-    def _perturbations(
-        self, tensors: Sequence[torch.Tensor], perturbed: set[int]
-    ) -> Iterator[tuple[int, float]]:
-        """Yield inputs that may have other values, each with a factor."""
-        if not self._may_perturb:
-            return
-        for leaf, (tensor, value) in enumerate(zip(tensors, self._padded, strict=True)):
-            is_fraction = tensor.is_floating_point() or tensor.is_complex()
-            is_fraction = is_fraction and tensor.element_size() > 1  # torch computes without float8
-            if value is None or not is_fraction or leaf in perturbed or _is_mask(tensor):
-                continue
-            for factor in _FACTORS:
-                yield leaf, factor
+    def _perturbable(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        """Return the padded inputs that may also have other values, unless they are masks."""
+        return [
+            leaf
+            for leaf, (tensor, value) in enumerate(zip(tensors, self._padded, strict=True))
+            if self._may_perturb
+            and value is not None
+            and (tensor.is_floating_point() or tensor.is_complex())
+            and tensor.element_size() > 1  # torch computes without float8
+        ]
 
     def _compare_perturbed(
         self,
@@ -165,8 +175,28 @@ def _tells_apart(tensor: torch.Tensor, value: float | None) -> bool:
     return value is None or bool((tensor != value).any())
 
 
-def _is_mask(tensor: torch.Tensor) -> bool:
+def _others(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """What an input that is no mask is also given as, each with how it came about.
+
+    All numbers of one sign show what one of each sign hides: the two smallest of an input.
+    """
+    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    scale = 1 / largest if torch.finfo(tensor.dtype).tiny <= largest < _SMALL else 1.0
+    factors = [scale * factor for factor in _FACTORS]
+    for factor in ([scale] if scale != 1 else []) + factors:
+        yield f"multiplied by {factor:g}", tensor * factor
+    if not tensor.is_complex():
+        yield "made positive", tensor.abs() * scale
+        yield "made negative", tensor.abs() * -scale
+
+
+def _may_be_mask(tensor: torch.Tensor) -> bool:
     return not tensor.is_complex() and len(tensor.unique()) <= _MOST_VALUES_OF_MASKS
+
+
+def _is_mask(tensor: torch.Tensor, padded: float | None) -> bool:
+    """Whether an input has the values of masks alone: 0, 1, and what it is padded with."""
+    return bool(((tensor == 0) | (tensor == 1) | (tensor == padded)).all())
 
 
 def _overflows(result: torch.Tensor, usual: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
 from offload.load.graph_lanes import placed_in_lanes
 from offload.load.lanes import load_on_lanes
+from offload.load.normal_tensors import normal_tensors
 from offload.load.options import AUTO, Options, checked, delivering, named_backend, weight_streamer
 from offload.load.overlap import load_overlapped
 from offload.load.place import place
@@ -57,6 +58,7 @@ def load_program(
             `Captured.load`.
     """
     with (
+        normal_tensors(),
         telling(progress),
         switched(name) as asked,
         loaded_together(bound, groups, name, "" if lanes == 1 else f", lanes={lanes!r}") as ranks,

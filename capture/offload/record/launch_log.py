@@ -235,7 +235,7 @@ class LaunchLog:
             tracked = self.table.find(argument)
             assert tracked is not None
             view = self.table.view(argument, tracked)
-            if self._is_composite and argument.requires_grad:
+            if self._is_composite and argument.requires_grad and not argument.is_inference():
                 return dataclasses.replace(view, requires_grad=True)
             return view
         if isinstance(argument, (list, tuple)):

@@ -93,6 +93,20 @@ def _device_type(args: tuple[Any, ...]) -> str:
     return next((one.device.type for one in tensors), "cpu")
 
 
+def _views_followed() -> contextlib.AbstractContextManager[None]:
+    """Let views of weights know that these require gradients, as in eager.
+
+    Composites choose kernels by that (`should_fold` of aten/src/ATen/native/LinearAlgebra.cpp). In
+    inference mode they come here as they are, where views are not followed any more.
+    """
+    if not torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    followed = excluded.remove(torch._C.DispatchKey.ADInplaceOrView)
+    included = torch._C._dispatch_tls_local_include_set()
+    return torch._C._ForceDispatchKeyGuard(included, followed)
+
+
 class DispatchMode(TorchDispatchMode):
     """Sees every operator below autograd; composite ones are decomposed first."""
 
@@ -124,7 +138,7 @@ class DispatchMode(TorchDispatchMode):
             if func is torch.ops.aten.size.default:  # C++ asks a fake tensor for plain numbers
                 return [int(one) for one in args[0].shape]
             if _is_composite(func) and not _has_kernel(func, _device_type(args)):
-                with self:
+                with self, _views_followed():
                     outcome = func.decompose(*args, **kwargs)
                 if outcome is not NotImplemented:
                     return outcome
