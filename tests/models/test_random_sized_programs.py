@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +10,9 @@ from random_sized_programs import STEPS, program_of
 from torch.export import Dim
 
 import offload
+
+# torch warns once in a process of a layer that oneDNN does not have.
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
 
 N = Dim("n", min=2, max=60)
 SIZES = (2, 3, 5, 8, 17, 32, 33, 60)
