@@ -180,28 +180,30 @@ def _others(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
 
     All numbers of one sign show what one of each sign hides: the two smallest of an input.
     """
-    largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+    values = tensor.cpu()  # the device need not have these operators
+    largest = float(values.abs().max()) if values.numel() else 0.0
     scale = 1 / largest if torch.finfo(tensor.dtype).tiny <= largest < _SMALL else 1.0
     factors = [scale * factor for factor in _FACTORS]
     for factor in ([scale] if scale != 1 else []) + factors:
-        yield f"multiplied by {factor:g}", tensor * factor
+        yield f"multiplied by {factor:g}", (values * factor).to(tensor.device)
     if not tensor.is_complex():
-        yield "made positive", tensor.abs() * scale
-        yield "made negative", tensor.abs() * -scale
+        yield "made positive", (values.abs() * scale).to(tensor.device)
+        yield "made negative", (values.abs() * -scale).to(tensor.device)
 
 
 def _may_be_mask(tensor: torch.Tensor) -> bool:
-    return not tensor.is_complex() and len(tensor.unique()) <= _MOST_VALUES_OF_MASKS
+    return not tensor.is_complex() and len(tensor.cpu().unique()) <= _MOST_VALUES_OF_MASKS
 
 
 def _is_mask(tensor: torch.Tensor, padded: float | None) -> bool:
     """Whether an input has the values of masks alone: 0, 1, and what it is padded with."""
-    return bool(((tensor == 0) | (tensor == 1) | (tensor == padded)).all())
+    values = tensor.cpu()
+    return bool(((values == 0) | (values == 1) | (values == padded)).all())
 
 
 def _overflows(result: torch.Tensor, usual: torch.Tensor) -> bool:
     """Whether a result has non-finite numbers where those of the call itself are finite."""
-    return bool((~result.isfinite() & usual.isfinite()).any())
+    return bool((~result.cpu().isfinite() & usual.cpu().isfinite()).any())
 
 
 def _may_be_given_others(launch: Launch) -> bool:
