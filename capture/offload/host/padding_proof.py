@@ -176,9 +176,9 @@ def _tells_apart(tensor: torch.Tensor, value: float | None) -> bool:
 
 
 def _others(tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """What an input that is no mask is also given as, each with how it came about.
+    """Yield other values of an input that is not a mask, each with a description.
 
-    All numbers of one sign show what one of each sign hides: the two smallest of an input.
+    Numbers of one sign show reads that mixed signs hide, such as of the two smallest numbers.
     """
     values = tensor.cpu()  # the device need not have these operators
     largest = float(values.abs().max()) if values.numel() else 0.0
