@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import graphlib
 from collections.abc import Sequence
 
 from offload.errors import PlanError
@@ -163,19 +164,12 @@ def topological_order(graph: NodeGraph) -> list[int]:
     Raises:
         PlanError: the edges form a cycle, or name a node that does not exist.
     """
-    followers: list[list[int]] = [[] for _ in range(graph.n_nodes)]
-    n_before = [0] * graph.n_nodes
+    sorter = graphlib.TopologicalSorter[int](dict.fromkeys(range(graph.n_nodes), ()))
     for before, after in graph.edges:
         if not (0 <= before < graph.n_nodes and 0 <= after < graph.n_nodes):
             raise PlanError(f"edge {before} to {after} in a graph of {graph.n_nodes} nodes")
-        followers[before].append(after)
-        n_before[after] += 1
-    order = [node for node in range(graph.n_nodes) if not n_before[node]]
-    for node in order:  # it grows during iteration
-        for after in followers[node]:
-            n_before[after] -= 1
-            if not n_before[after]:
-                order.append(after)
-    if len(order) != graph.n_nodes:
-        raise PlanError("the edges of the device's graph form a cycle")
-    return order
+        sorter.add(after, before)
+    try:
+        return list(sorter.static_order())
+    except graphlib.CycleError as error:
+        raise PlanError("the edges of the device's graph form a cycle") from error
