@@ -27,7 +27,7 @@ TESTED = {
     "README.md": "test_five_minutes",
     "fusion.md": "test_fusion",
     "llm_decoding.md": "tests/unit/test_llm_decoding.py",
-    "own_kernels.md": "tests/simulators/test_ascend_binary_kernels.py",
+    "own_kernels.md": "tests/backends/ascend/test_ascend_binary_kernels.py",
     "pipelines.md": "test_pipelines",
     "placement.md": "test_placement",
     "quickstart.md": "test_quickstart",

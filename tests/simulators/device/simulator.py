@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import torch
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parents[1]
 ROOT = SOURCES.parents[1]
 BUILD = ROOT / "build" / "simulators"
 LIBRARY = BUILD / "libcuda.so.1"

@@ -8,9 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import ascend_simulator
 import new_process
 
-HERE = Path(__file__).parent
+HERE = Path(ascend_simulator.__file__).parent
 
 _BEGIN = """
 import sys

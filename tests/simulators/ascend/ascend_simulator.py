@@ -17,12 +17,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-import simulator as simulators
 
 # Scripts of tests have only this folder on their path.
-CALLS = Path(__file__).parents[2] / "bench" / "ascend"
-if str(CALLS) not in sys.path:
-    sys.path.append(str(CALLS))
+SIMULATORS = Path(__file__).parents[1]
+for folder in (SIMULATORS / "device", SIMULATORS.parents[1] / "bench" / "ascend"):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+import simulator as simulators  # noqa: E402
 
 from acl_calls import AclCalls  # noqa: E402
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 SOURCE = Path(__file__).with_name("backend.cpp")
-BUILD = Path(__file__).parents[3] / "build" / "simulators"
+BUILD = Path(__file__).parents[4] / "build" / "simulators"
 
 
 def build() -> Path:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import simulator as simulators
 
 from offload.errors import BackendUnavailable, ExecutionError
 from offload.native import _native
@@ -19,7 +20,7 @@ GRANULARITY = 2 * MEGABYTE
 
 def in_a_new_process(code: str) -> str:
     """The output of a Python process that begins without a driver."""
-    folder = str(Path(__file__).parent)
+    folder = str(Path(simulators.__file__).parent)
     prelude = f"import sys; sys.path.insert(0, {folder!r})\n"
     done = subprocess.run(
         [sys.executable, "-c", prelude + code], capture_output=True, text=True, check=True

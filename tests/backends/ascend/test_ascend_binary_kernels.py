@@ -17,7 +17,7 @@ from simulated_ascend import SimulatedAscendBackend, install
 import offload
 from offload.backends.ascend import BinaryCapturer, BinaryKernel, Given, Made, Number, Tiling
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own_kernels.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "own_kernels.md"
 
 
 @pytest.fixture

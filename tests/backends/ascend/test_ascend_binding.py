@@ -8,10 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import ascend_simulator
 import pytest
-from ascend_process import HERE, output_of
+from ascend_process import output_of
 
 SHOW = "print(*sorted(k for k, v in _native.ascend_capabilities().items() if v))"
 OLDEST = {"capture"}
@@ -88,7 +89,15 @@ for name, has in (
 @pytest.mark.parametrize("module", ["test_ascend_offline.py", "test_ascend_captured.py"])
 def test_models_run_on_the_split_libraries(split, module):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / module)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            str(Path(__file__).with_name(module)),
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-FOLDER = Path(__file__).parent
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
+FOLDER = Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"
+sys.path.insert(0, str(FOLDER))
 
 import stand_in  # noqa: E402
 

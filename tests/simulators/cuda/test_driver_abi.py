@@ -61,7 +61,7 @@ def compile_check(folder, rows, attributes=()):
     (folder / "abi_functions.inc").write_text("\n".join(lines) + "\n")
     native = simulators.ROOT / "native"
     search = [f"-I{path}" for path in (native, folder)] + ["-isystem", str(include)]
-    source = str(simulators.SOURCES / "abi_check.cpp")
+    source = str(simulators.SOURCES / "cuda" / "abi_check.cpp")
     command = [compiler, "-std=c++17", "-fsyntax-only", "-Werror", *search, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
