@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 import offload
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 GUIDES = DOCS / "guides"
@@ -26,7 +26,7 @@ PAGES = (README, *sorted(DOCS.rglob("*.md")))
 TESTED = {
     "README.md": "test_five_minutes",
     "fusion.md": "test_fusion",
-    "llm_decoding.md": "tests/unit/test_llm_decoding.py",
+    "llm_decoding.md": "tests/unit/documents/test_llm_decoding.py",
     "own_kernels.md": "tests/backends/ascend/test_ascend_binary_kernels.py",
     "pipelines.md": "test_pipelines",
     "placement.md": "test_placement",

@@ -60,7 +60,7 @@ def test_tests_without_a_gpu_say_so(monkeypatch):
 
 def benchmarks_of(folder: str) -> Any:
     """The conftest of a folder of benchmarks."""
-    path = Path(__file__).parents[2] / folder / "conftest.py"
+    path = Path(__file__).parents[3] / folder / "conftest.py"
     spec = importlib.util.spec_from_file_location(f"conftest of {folder}".replace("/", " "), path)
     assert spec is not None
     assert spec.loader is not None

@@ -11,7 +11,7 @@ import torch
 
 import offload
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "llm_decoding.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guides" / "llm_decoding.md"
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from offload.plan.memory import (
     place_intervals,
 )
 
-INSTANCES = sorted((Path(__file__).parents[1] / "data" / "minimalloc").glob("*.csv"))
+INSTANCES = sorted((Path(__file__).parents[2] / "data" / "minimalloc").glob("*.csv"))
 CHALLENGING = [path for path in INSTANCES if path.name != "input.12.csv"]
 
 # 14 bytes are live at once, yet no arena below 15 bytes holds them.
