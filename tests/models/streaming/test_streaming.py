@@ -311,7 +311,7 @@ def test_a_model_larger_than_the_memory_of_its_process(tmp_path: Path) -> None:
     limit_bytes = model_bytes // 4
     finished = subprocess.run(
         [
-            sys.executable, str(Path(__file__).with_name("limited_process.py")), str(tmp_path),
+            sys.executable, str(Path(__file__).parents[1] / "limited_process.py"), str(tmp_path),
             str(budget_bytes), str(limit_bytes),
         ],
         capture_output=True, text=True, check=False,
