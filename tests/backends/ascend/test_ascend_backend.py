@@ -12,7 +12,7 @@ from simulated_ascend import SimulatedAscendBackend, install
 
 import offload
 from offload.backends.ascend import AscendBackend
-from offload.errors import BackendUnavailable, BindingError, CaptureError, ExecutionError
+from offload.errors import BackendUnavailable, ExecutionError
 from offload.native import _native
 from offload.observe.report import report_on
 from offload.timeline import ExecutionTimeline, SpanKind
@@ -69,6 +69,9 @@ def test_a_block_follows_moved_inputs_and_feature_map(backend):
             arena = torch.empty(run.plan.feature_map_bytes, dtype=torch.uint8)
             assert torch.equal(run(moved, feature_map=arena), model(moved))
             assert run.last_execution.policy == "all"
+            model.out.weight.data = torch.randn(16, 16)
+            run.rebind_weights()
+            assert torch.equal(run(moved), model(moved))
 
 
 def test_what_moves_decides_how_many_words_are_written(backend, refresh):
@@ -137,22 +140,11 @@ def test_a_backend_is_given_itself(ascend):
         captured.load(object())
 
 
-def test_weights_may_be_bound_again(backend):
-    model = torch.nn.Linear(8, 8)
-    x = torch.randn(3, 8)
-    with torch.no_grad(), offload.capture(model, x).load(DEVICE) as run:
-        run(x)
-        model.weight.data = torch.randn(8, 8)
-        run.rebind_weights()
-        assert torch.equal(run(x), model(x))
-
-
 def test_how_it_is_executed_is_said(backend, refresh):
     captured = offload.capture(torch.sin, torch.ones(3))
     with captured.load(DEVICE) as run:
         run(torch.ones(3))
         text = run.explain()
-    assert "1 run as tasks of one model on the device" in text
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[backend._form]
     assert f"one model, made by {made}" in text
     if refresh == "host":
@@ -202,32 +194,9 @@ def test_a_failed_load_leaves_nothing_on_the_device(ascend, backend):
     assert (ascend.live_bytes, ascend.live("model")) == (live_bytes, models)
 
 
-def test_random_numbers_are_refused(backend):
-    captured = offload.capture(lambda x: x + torch.rand(3), torch.ones(3))
-    with pytest.raises(CaptureError, match=r"aten::rand\S* draws random numbers"):
-        captured.load(DEVICE)
-
-
-def test_guards_are_refused(backend):
-    captured = offload.capture(
-        lambda x: x * 2 if x.sum().item() > 0 else x, torch.ones(3), host_reads="guard"
-    )
-    with pytest.raises(CaptureError, match="is read on the host"):
-        captured.load(DEVICE)
-
-
 def test_a_refresh_that_does_not_exist_is_refused(ascend):
     with pytest.raises(ValueError, match="magic"):
         AscendBackend(refresh="magic")
-
-
-def test_a_weight_that_is_not_aligned_is_refused(ascend, monkeypatch):
-    install(ascend, monkeypatch)
-    model = torch.nn.Linear(4, 4, bias=False)
-    model.weight.data = torch.from_numpy(torch.empty(17).numpy()[1:]).view(4, 4)
-    captured = offload.capture(model, torch.ones(4, 4))
-    with pytest.raises(BindingError, match="multiples of 16 bytes: give it a clone"):
-        captured.load(DEVICE)
 
 
 def test_a_look_alike_is_never_patched(ascend, backend, monkeypatch):

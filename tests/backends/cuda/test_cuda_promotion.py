@@ -13,9 +13,7 @@ import capturing
 import pytest
 import torch
 from capturing import check, loaded
-from promoting import SIZES, promoted_sizes
-
-import offload
+from promoting import SIZES
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 
@@ -39,18 +37,6 @@ def backend(simulator, monkeypatch):
     monkeypatch.setattr(cuda_backend, "_known", {})
     simulated_backend.install(simulator, monkeypatch)
     return PromotingBackend(simulator)
-
-
-def test_promoted_sizes_are_graphs_and_give_eagers_bits(backend, simulator):
-    with loaded(backend=backend) as run:
-        seen = [check(run, torch.randn(size, 16)) for _ in range(4) for size in SIZES]
-        assert seen == [False] * 3 + [True] * 9
-        assert promoted_sizes(run) == list(SIZES)
-        own = dict(run._promoter.executables())
-        assert {one.mode for one in own[8,].launch_reports()} == {"graph"}
-        assert simulator.live("executable") == len(SIZES)
-        assert not check(run, torch.randn(100, 16))
-    assert simulator.live("executable") == 0
 
 
 def test_feature_maps_lie_in_one_arena_that_is_poisoned_between(backend):
@@ -92,18 +78,6 @@ def test_what_graphs_take_of_the_device_counts(backend, simulator):
         assert "and all may take" in why
 
 
-def test_the_least_recently_used_graph_makes_room(backend, simulator):
-    with loaded(backend=backend) as run:
-        run(torch.randn(8, 16)), run(torch.randn(8, 16))
-        n_bytes = run.instances.promotion.size_bytes
-    with loaded(promoted=2 * n_bytes, backend=backend) as run:
-        for size in (8, 8, 9, 9, 8, 10, 10):
-            check(run, torch.randn(size, 16))
-        assert sorted(promoted_sizes(run)) == [8, 10]
-        assert simulator.live("executable") == 2
-        assert not check(run, torch.randn(9, 16))
-
-
 @pytest.mark.parametrize(
     "call", ["cuStreamBeginCapture", "cuGraphInstantiateWithFlags", "cuMemMap"]
 )
@@ -120,35 +94,3 @@ def test_a_size_whose_capture_fails_goes_on_launch_by_launch(backend, simulator,
         assert "Error: " in why or "OutOfMemory: " in why
         assert simulator.live("executable") == 0
         assert [check(run, torch.randn(9, 16)) for _ in range(2)] == [False, True]
-
-
-def test_tickets_of_both_keep_their_order(backend):
-    with loaded(backend=backend) as run:
-        run(torch.randn(8, 16)), run(torch.randn(8, 16))
-        result = torch.empty(8, 16)
-        inputs = [torch.randn(size, 16) for size in (8, 100, 8, 9, 8) * 4]
-        tickets = [run.submit(x, out=(result, None) if len(x) == 8 else None) for x in inputs]
-        for x, ticket in zip(inputs, tickets, strict=True):
-            assert torch.equal(ticket.result()[1], capturing.eager()(x)[1])
-        assert torch.equal(result, capturing.eager()(inputs[-1])[0])
-
-
-def test_replaced_weights_are_used_once_they_are_bound(backend):
-    model = capturing.Layers().eval()
-    with loaded(backend=backend, model=model) as run:
-        x = torch.randn(8, 16)
-        run(x), run(x)
-        model.first.weight.data = torch.randn(48, 16)
-        with pytest.raises(offload.BindingError, match="rebind_weights"):
-            run(x)
-        run.rebind_weights()
-        assert check(run, x, model)
-
-
-def test_buckets_are_promoted_to_graphs(backend):
-    with loaded(backend=backend, buckets={"n": [16, 64]}, pad={"x": 0.0}) as run:
-        for size in (3, 16, 9, 40, 50, 64):
-            x = torch.randn(size, 16)
-            for one, expected in zip(run(x), capturing.eager()(x), strict=True):
-                torch.testing.assert_close(one, expected)
-        assert [dict(one.sizes)["n"] for one in run.padding.promotion.promoted] == [16, 64]

@@ -95,31 +95,3 @@ def test_batch_sizes_share_one_arena(backend, simulator):
     for size, run in reversed(runs):
         x = torch.randn(size, 16)
         assert torch.allclose(run(x), model(x), atol=1e-6)
-
-
-def test_state_is_written_in_place(backend):
-    model = nn.BatchNorm1d(4).train()
-    twin = nn.BatchNorm1d(4).train()
-    with torch.no_grad():
-        captured = offload.capture(model, torch.randn(8, 4))
-        twin.load_state_dict(model.state_dict())
-        run = captured.load(backend.name)
-        for _ in range(3):
-            x = torch.randn(8, 4)
-            torch.testing.assert_close(run(x), twin(x))
-    for name, buffer in twin.named_buffers():
-        torch.testing.assert_close(model.get_buffer(name), buffer)
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (lambda x: torch.rand_like(x) + x, "random numbers.*pass the numbers as an input"),
-        (lambda x: x * x.sum().item(), "read on the host.*compute with it on the device"),
-    ],
-)
-def test_refusals(backend, function, reason):
-    with offload.capture(function, host_reads="guard") as captured:
-        captured(torch.ones(3))
-    with pytest.raises(offload.CaptureError, match=reason):
-        captured.load(backend.name)

@@ -10,7 +10,15 @@ import capturing
 import pytest
 import torch
 from capturing import CapturingBackend, check, eager, loaded
-from promoting import SIZES, Layers, N, captured_layers, captured_model, promoted_sizes
+from promoting import (
+    SIZES,
+    Layers,
+    N,
+    captured_layers,
+    captured_model,
+    executed_until_promoted,
+    promoted_sizes,
+)
 from torch import nn
 from torch.export import Dim
 
@@ -24,26 +32,7 @@ def at_once(monkeypatch):
     capturing.at_once(monkeypatch)
 
 
-def executed_until_promoted(run, *sizes):
-    for size in sizes:
-        for _ in range(2):
-            run(torch.randn(size, 16))
-        assert size in promoted_sizes(run), run.explain()
-
-
 # ---- results, reports, turns, memory -------------------------------------------------------------
-
-
-def test_promoted_sizes_give_eagers_bits(at_once):
-    run = loaded()
-    seen = [check(run, torch.randn(size, 16)) for _ in range(4) for size in SIZES]
-    assert seen == [False] * 3 + [True] * 9
-    assert promoted_sizes(run) == list(SIZES)
-    assert run.last_execution.n_executions == 12
-    assert run.instances.sizes == (("n", 40),)
-    assert run.instances.was_hit
-    assert not check(run, torch.randn(100, 16))
-    assert {one.mode for one in run.launch_reports()} == {"dispatched"}
 
 
 def test_a_report_says_what_was_promoted_why_and_what_calls_waited(at_once):
@@ -101,41 +90,12 @@ def test_a_feature_map_of_the_callers_own(at_once):
         run(x, feature_map=8)
 
 
-def test_out_buffers_and_tickets_keep_their_order(at_once):
-    run = loaded()
-    executed_until_promoted(run, 8)
-    result = torch.empty(8, 16)
-    tickets, expected = [], []
-    for size in (8, 100, 8, 9, 8) * 8:
-        x = torch.randn(size, 16)
-        tickets.append(run.submit(x, out=(result, None) if size == 8 else None))
-        expected.append(eager()(x))
-    for ticket, one in zip(tickets, expected, strict=True):
-        assert torch.equal(ticket.result()[1], one[1])
-    assert torch.equal(result, expected[-1][0])  # the last one wrote last
-    assert promoted_sizes(run) == [8]  # tickets are counted once their results are requested
-
-
 def test_memory_that_is_too_small_is_told(at_once):
     run = loaded(promoted=1000)
     for _ in range(3):
         run(torch.randn(8, 16))
     ((_, why),) = run.instances.promotion.refused
     assert "and all may take 1,000" in why
-
-
-def test_the_least_recently_used_makes_room(at_once):
-    run = loaded()
-    executed_until_promoted(run, 8)
-    n_bytes = run.instances.promotion.size_bytes
-    assert n_bytes > 0
-    run = loaded(promoted=2 * n_bytes)
-    executed_until_promoted(run, 8, 9)
-    run(torch.randn(8, 16))
-    executed_until_promoted(run, 10)
-    assert sorted(promoted_sizes(run)) == [8, 10]
-    assert run.instances.promotion.n_demoted == 1
-    assert not check(run, torch.randn(9, 16))
 
 
 def test_a_feature_map_that_is_not_shared_counts(at_once):
@@ -150,21 +110,6 @@ def test_a_feature_map_that_is_not_shared_counts(at_once):
     outside_bytes = own.memory_report().outside_bytes
     expected_bytes = shared_bytes + own.feature_map_bytes + outside_bytes
     assert run.instances.promotion.size_bytes == expected_bytes
-
-
-def test_weights_that_are_written_or_replaced_are_seen(at_once):
-    model = Layers().eval()
-    run = loaded(model=model)
-    executed_until_promoted(run, 8)
-    x = torch.randn(8, 16)
-    with torch.no_grad():
-        model.first.weight.mul_(2)
-        assert check(run, x, model)
-        model.first.weight.data = torch.randn(48, 16)
-    with pytest.raises(offload.BindingError, match="rebind_weights"):
-        run(x)
-    run.rebind_weights()
-    assert check(run, x, model)
 
 
 def test_tasks_that_keep_the_addresses_of_weights_go_and_come_again(at_once):
@@ -235,23 +180,6 @@ def test_integers_that_are_sizes_and_nested_results(at_once):
     assert promoted_sizes(run) == [9]
     with pytest.raises(offload.BindingError, match="n: expected an integer"):
         run(x, 9.0)
-
-
-def test_buckets_are_promoted_too(at_once):
-    run = loaded(buckets={"n": [16, 64]}, pad={"x": 0.0})
-    for size in (3, 16, 9, 40, 50, 64, 10, 11):
-        x = torch.randn(size, 16)
-        for one, expected in zip(run(x), eager()(x), strict=True):
-            torch.testing.assert_close(one, expected)
-    report = run.padding.promotion
-    assert [dict(one.sizes)["n"] for one in report.promoted] == [16, 64]
-    assert report.refused == ()
-    assert [one.executions for one in report.promoted] == [4, 2]
-    resident, promoted = run._runs[16,], dict(run._promoter.executables())[16,]
-    assert {one.mode for one in resident.launch_reports()} == {"dispatched"}
-    assert {one.mode for one in promoted.launch_reports()} != {"dispatched"}
-    run.close()
-    assert run.padding.promotion.promoted == ()
 
 
 # ---- options -------------------------------------------------------------------------------------

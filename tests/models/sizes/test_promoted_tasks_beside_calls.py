@@ -13,7 +13,7 @@ import capturing
 import pytest
 import torch
 from capturing import check, eager, loaded
-from promoting import SIZES, promoted_sizes
+from promoting import SIZES, executed_until_promoted, promoted_sizes
 from torch import nn
 
 import offload
@@ -25,13 +25,6 @@ from offload.run import Ticket
 @pytest.fixture
 def at_once(monkeypatch):
     capturing.at_once(monkeypatch)
-
-
-def executed_until_promoted(run, *sizes):
-    for size in sizes:
-        for _ in range(2):
-            run(torch.randn(size, 16))
-        assert size in promoted_sizes(run), run.explain()
 
 
 # ---- threads, closing, forks, errors -------------------------------------------------------------
