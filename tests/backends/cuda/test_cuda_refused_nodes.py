@@ -15,6 +15,7 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 import driver_client
 from cuda.bindings import driver
 from small_graphs import current_context
+from small_programs import added
 
 from offload.backends.cuda.graph import call
 from offload.backends.cuda.node_log import NodeLog
@@ -55,11 +56,10 @@ def refusal_of(issue) -> str:
     """The message about a launch that issues work on a captured stream."""
     stream = driver_client.stream()
     log = NodeLog(int(stream))
-    launch = SimpleNamespace(index=4, source="model.py:4", name="aten::add.Tensor")
     with driver_client.capture(stream):
         issue(stream)
         with pytest.raises(CaptureError) as raised:
-            log.note(launch)
+            log.note(added(4, 4))
     return str(raised.value)
 
 

@@ -6,10 +6,10 @@ Behaviour common to all simulated devices is in test_simulated_streaming.py.
 from __future__ import annotations
 
 import gc
-from types import SimpleNamespace
 
 import pytest
 import torch
+from small_programs import IN, OUT, WEIGHT, launch, program
 from stored import Wide, compute_wide, without_memory, write_wide
 
 import offload
@@ -100,8 +100,8 @@ def test_free_memory_is_that_of_the_programs_device(backend, deep, monkeypatch):
 
 
 def test_an_opaque_launch_keeps_its_weights():
-    program = SimpleNamespace(opaque=Opaque(0, "it was compiled"))
-    bound = BoundProgram(program, Bindings(stored={0: None}))
+    launched = launch(0, [0, 1], 2, callee=Opaque(0, "it was compiled"))
+    bound = BoundProgram(program([IN, WEIGHT, OUT], [launched], 2), Bindings(stored={1: None}))
     with pytest.raises(offload.BackendUnavailable, match=r"one opaque launch.*it was compiled"):
         refuse_unstored(bound)
 

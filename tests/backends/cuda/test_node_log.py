@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import random
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,15 +13,17 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 
 import driver_client
 from small_graphs import current_context
+from small_programs import added
 
 from offload.backends.captured.relocation.captures import NodeKind
 from offload.backends.cuda import node_log
 from offload.backends.cuda.graph import call, driver_bindings, read_graph
 from offload.backends.cuda.node_log import NodeLog
+from offload.program import Launch
 
 
-def launch_of(index: int) -> SimpleNamespace:
-    return SimpleNamespace(index=index, source=f"model.py:{index}", name="aten::add.Tensor")
+def launch_of(index: int) -> Launch:
+    return added(index, index)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's 
 from meta_recording import record, take_meta_for_an_accelerator
 from refusal_kinds import KINDS, NEVER_REFUSED, skip_reason
 from small_graphs import StepCapturer, current_context, make_program, words
+from small_programs import added
 
 from offload.backends.captured.relocation import proof, steadiness
 from offload.backends.captured.relocation.contents import Difference, Spread, Stretch
@@ -61,8 +62,7 @@ class World:
         def fail() -> None:
             raise error
 
-        launch = types.SimpleNamespace(source="model.py:1", name="aten::add.Tensor", index=0)
-        one._launch(types.SimpleNamespace(call=lambda _: fail), launch)
+        one._launch(types.SimpleNamespace(call=lambda _: fail), added())
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def use_memory_of_nobody(world: World) -> None:
 def end_the_capture(world: World) -> None:
     stream = call("cuStreamCreate", 1)
     log = node_log.NodeLog(int(stream))
-    log.note(types.SimpleNamespace(source="model.py:1", name="aten::add.Tensor", index=0))
+    log.note(added())
 
 
 def fail_to_end(world: World) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
+from small_programs import added
 
 from offload.backends.ascend.failed_captures import check_streams, unjoined_advice
 from offload.errors import OutOfStreams
 
-LAUNCHES: Any = [SimpleNamespace(source=f"model.py:{line}", name="aten::mm") for line in (1, 2)]
+LAUNCHES = [added(line) for line in (1, 2)]
 UNJOINED = RuntimeError("AclmdlRICaptureEnd failed, error code is 107025")
 
 
@@ -25,7 +23,7 @@ UNJOINED = RuntimeError("AclmdlRICaptureEnd failed, error code is 107025")
 )
 def test_the_launch_that_forks_is_named(n_tasks: list[list[int]], begins: list[int | None]) -> None:
     advice = unjoined_advice(UNJOINED, LAUNCHES, n_tasks, begins)
-    assert "Side streams begin in model.py:2: aten::mm" in advice
+    assert "Side streams begin in model.py:2: aten::add.Tensor" in advice
     assert "model.py:1" not in advice
 
 

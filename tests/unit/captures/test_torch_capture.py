@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ctypes
+import dataclasses
 import subprocess
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from small_programs import ACT, IN, OUT, added, program
 
 import offload
 from offload.backends.ascend.one_capture import OneCapture
@@ -386,10 +388,6 @@ def test_first_line_of_an_error():
 # ---- refusals ----------------------------------------------------------------------------------
 
 
-def named_launch() -> types.SimpleNamespace:
-    return types.SimpleNamespace(index=0, source="model.py:4", name="aten::add.Tensor")
-
-
 def capture_under_way(**attributes: object) -> torch_capture._OneCapture:
     """A capture without a GPU, with only the parts that a test gives."""
     one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
@@ -428,7 +426,7 @@ def test_what_a_launch_leaves_on_the_stack_is_another_byte_in_each_capture(monke
     for paint in paints:
         one = capture_under_way(_paint=paint)
         with pytest.raises(offload.CaptureError, match="enough"):
-            one._launch(types.SimpleNamespace(call=lambda _: launch), named_launch())
+            one._launch(types.SimpleNamespace(call=lambda _: launch), added(4))
         assert seen[-1].count(paint) > 1500  # except what intermediate calls have written
 
 
@@ -442,7 +440,7 @@ def run_that_raises(error: BaseException) -> types.SimpleNamespace:
 def test_an_operator_that_a_capture_forbids_is_named():
     forbidden = RuntimeError("operation not permitted when stream is capturing\nadvice of torch")
     with pytest.raises(offload.CaptureError) as raised:
-        capture_under_way()._launch(run_that_raises(forbidden), named_launch())
+        capture_under_way()._launch(run_that_raises(forbidden), added(4))
     assert str(raised.value) == (
         "model.py:4: aten::add.Tensor cannot be captured in a CUDA graph, and has to be left out "
         "of the captured model: operation not permitted when stream is capturing"
@@ -458,7 +456,7 @@ def test_an_error_of_offload_in_a_launch_stays_as_it_is(kind, of):
     if of == "npu":
         one = OneCapture.__new__(OneCapture)
     with pytest.raises(kind) as raised:
-        one._launch(run_that_raises(refusal), named_launch())
+        one._launch(run_that_raises(refusal), added(4))
     assert raised.value is refusal
     assert refusal.__notes__ == ["model.py:4: aten::add.Tensor, in the capture"]
 
@@ -474,7 +472,7 @@ def test_a_launch_that_gets_no_addresses_is_no_refusal(pool_error, error):
     with pytest.raises(
         offload.ExecutionError, match=f"^model.py:4: no addresses for aten::add.Tensor: {reason}$"
     ):
-        one._launch(run_that_raises(error), named_launch())
+        one._launch(run_that_raises(error), added(4))
 
 
 @pytest.mark.parametrize("pool_error", ["no range is left", None])
@@ -490,8 +488,7 @@ def test_what_a_launch_has_freed_that_cannot_be_taken_is_no_refusal(pool_error):
         _tensors=[],
     )
     run = types.SimpleNamespace(call=lambda _: lambda: None, keep=lambda *_: None, bases={})
-    launch = named_launch()
-    launch.made = lambda: []
+    launch = dataclasses.replace(added(4), results=())
     reason = pool_error or "CUDA out of memory. Tried to allocate 2 MiB"
     with pytest.raises(
         offload.ExecutionError, match=f"^model.py:4: no addresses for aten::add.Tensor: {reason}$"
@@ -529,8 +526,7 @@ def test_results_on_recycled_memory_are_copied_and_in_the_end_refused(monkeypatc
 
     rewound: list[int] = []
     monkeypatch.setattr(torch_capture, "_OneCapture", OneCapture)
-    values = [types.SimpleNamespace(name=f"v{i}") for i in range(3)]
-    bound = types.SimpleNamespace(program=types.SimpleNamespace(values=values))
+    bound = BoundProgram(program([IN, ACT, OUT], [], 2))
     pool = types.SimpleNamespace(rewind=lambda: rewound.append(1))
     capturer = TorchCapturer()
     if not recycled_by_try[-1]:
@@ -562,7 +558,7 @@ def test_a_program_draws_from_one_generator(monkeypatch, drawn):
     def warm_up(*_: object, launched: Callable[[object], None], **__: object) -> None:
         for index in drawn:
             generators[index].offset += 4
-            launched(types.SimpleNamespace(index=index))
+            launched(added(index=index))
 
     monkeypatch.setattr(torch_capture, "generators_of", lambda *_: generators)
     monkeypatch.setattr(torch_capture, "warm_up", warm_up)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from small_programs import OUT, WEIGHT, launch, program
 from streaming_cases import LINK
 
 from offload.backends.captured.streamed_copies import (
@@ -25,12 +24,21 @@ from offload.errors import CaptureError
 from offload.plan import NodeGraph
 from offload.plan.steps import Transfer, streaming_lanes
 from offload.plan.streaming import Piece, Streaming, StreamingFloor
+from offload.program import Program
 
 N_BYTES = 4096
-PROGRAM: Any = SimpleNamespace(
-    values=[SimpleNamespace(name=f"w{index}") for index in range(4)],
-    launches=[SimpleNamespace(index=index, reads=(index,)) for index in range(4)],
-)
+
+
+def reading(n_weights: int, n_launches: int) -> Program:
+    """A Program whose launches read a weight each, in turns; it returns the last one's Value."""
+    launches = [launch(i, [i % n_weights], n_weights + i) for i in range(n_launches)]
+    roles = [WEIGHT] * n_weights + [OUT] * n_launches
+    made = program(roles, launches, len(roles) - 1)
+    values = (dataclasses.replace(one, name=f"w{one.index}") for one in made.values)
+    return dataclasses.replace(made, values=tuple(values))
+
+
+PROGRAM = reading(4, 4)
 GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0,), (1,), (2,), (3,)), launches=(0, 1, 2, 3))
 
 
@@ -148,10 +156,7 @@ def streamed_copies_of_one_place() -> StreamedGraph:
 
 # ---- a weight that is copied twice in an execution -----------------------------------------------
 
-TWICE: Any = SimpleNamespace(
-    values=[SimpleNamespace(name=f"w{index}") for index in range(2)],
-    launches=[SimpleNamespace(index=index, reads=(index % 2,)) for index in range(4)],
-)
+TWICE = reading(2, 4)
 TWICE_GRAPH = NodeGraph(4, ((0, 1), (1, 2), (2, 3)), ((0, 2), (1, 3)), launches=(0, 1, 2, 3))
 
 
