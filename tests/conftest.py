@@ -6,7 +6,9 @@ import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
+import ascend_client
 import ascend_simulator
 import npu_device
 import pytest
@@ -15,6 +17,8 @@ import torch
 
 import device_report
 from offload.compile import crossover
+
+pytest.register_assert_rewrite("checks", "families")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,3 +104,23 @@ def simulator() -> Iterator[simulators.Simulator]:
 def ascend() -> Iterator[ascend_simulator.AscendSimulator]:
     """The simulated Ascend runtime: initialised, device 0 set on this thread, nothing counted."""
     yield from ascend_simulator.for_a_test()
+
+
+@pytest.fixture
+def client(simulator: simulators.Simulator) -> ModuleType:
+    """NVIDIA's bindings on the simulated driver: initialised, and with a current context."""
+    pytest.importorskip(
+        "cuda.bindings.driver", reason="needs cuda-bindings: pip install 'offload[cuda]'"
+    )
+    import driver_client
+
+    driver_client.call("cuInit", 0)
+    driver_client.call("cuCtxSetCurrent", driver_client.call("cuDevicePrimaryCtxRetain", 0))
+    simulator.forget_calls()
+    return driver_client
+
+
+@pytest.fixture
+def npu(ascend) -> ascend_client.Client:
+    """A client of the simulated Ascend runtime, with kernels that add and note."""
+    return ascend_client.Client(ascend)

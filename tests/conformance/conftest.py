@@ -24,9 +24,6 @@ NPU = "npu"  # by torch_npu, on the simulated runtime or an installed one
 CUDA = "cuda"
 _EXIT = "simulated kernels are written in Python, which does not run while the interpreter exits"
 _ON_CPU = "its threads and scripts make tensors on the CPU: tests/npu has it for the NPU"
-_NO_CELLS = (
-    "simulated kernels draw from the CPU's generator, whose state lies in no memory of theirs"
-)
 _FAULT = "its process has no device after it: tests/cuda has it in a process of its own"
 _NOTHING_PLACED = "its operators allocate what they make"
 UNSUPPORTED: dict[tuple[str, str], str] = {
@@ -39,8 +36,6 @@ UNSUPPORTED: dict[tuple[str, str], str] = {
     (CUDA, "test_fork_with_work_in_flight"): "a CUDA driver does not work after a fork",
     (CUDA, "test_fork_with_what_waits"): "a CUDA driver does not work after a fork",
     (CUDA, "test_a_failed_launch_fails_what_is_queued_behind_it"): _FAULT,
-    (SIMULATED, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
-    (SIMULATED_ASCEND, "test_random_numbers_are_those_that_eager_draws"): _NO_CELLS,
     (SIMULATED, "test_interpreter_exit_with_work_in_flight"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_a_thread_that_never_ends"): _EXIT,
     (SIMULATED, "test_interpreter_exit_from_threads_in_calls"): _EXIT,

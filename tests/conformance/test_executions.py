@@ -12,6 +12,7 @@ import torch
 from chains import chain, preamble_on, run_script, same
 
 import offload
+from offload.load.options import delivering
 from offload.plan import SlotKind
 
 
@@ -38,6 +39,25 @@ def test_chain(backend, load):
     run = load(chain, torch.ones(8))
     x = torch.randn(8)
     assert same(backend, run(x), chain(x))
+
+
+ON_THE_DEVICE = {
+    "cuda": "4 run as nodes of one graph on the device",
+    "npu": "4 run as tasks of one model on the device",
+}
+
+
+def test_explain_says_who_launches(backend, load, scheduling):
+    run = load(chain, torch.ones(8))
+    run(torch.randn(8))
+    used, text = delivering(backend, scheduling), run.explain()
+    said = ON_THE_DEVICE.get(used.name.removesuffix("-simulated"))
+    if used.dispatch is used:
+        assert "4 are operators of torch's, launched by the host into memory" in text
+    elif said is not None:
+        assert said in text
+    else:  # the host's own threads, or nobody
+        assert "on the device" not in text
 
 
 def test_fork_and_join(backend, load):
@@ -274,14 +294,15 @@ def test_failing_launch_surfaces_at_the_wait(backend, load):
         pytest.skip("a device that computes nothing has no failing launch")
     table = torch.arange(4.0)
     queued = "LAUNCH_FAILED|AICORE_EXCEPTION"
-    words = queued if backend.capabilities.queues_work else "out of bounds"
+    named = r"test_executions\.py:\d+: aten::index.*out of bounds"
+    words = queued if backend.capabilities.queues_work else named
     ticket = run.submit(table, torch.tensor([1, 9]))
     for _ in range(2):
         with pytest.raises(offload.ExecutionError, match=words):
             ticket.result()
     if backend.capabilities.queues_work:
         return
-    with pytest.raises(offload.ExecutionError, match="out of bounds"):
+    with pytest.raises(offload.ExecutionError, match=named):
         run(table, torch.tensor([1, 9]))
     assert torch.equal(run(table, torch.tensor([3, 0])), torch.tensor([3.0, 0.0]))
 

@@ -68,7 +68,7 @@ def test_spans_of_one_execution(load, scheduling):
     assert list(one.spans) == sorted(one.spans, key=lambda span: span.begin_ns)
 
 
-def test_host_scheduling_issues_every_launch_before_it_runs(load, scheduling):
+def test_host_scheduling_issues_every_launch_before_it_runs(backend, load, scheduling):
     run = load(chain, torch.ones(8))
     with run.timeline() as timeline:
         run(torch.randn(8))
@@ -79,6 +79,10 @@ def test_host_scheduling_issues_every_launch_before_it_runs(load, scheduling):
         return
     launches = one.of_kind(SpanKind.LAUNCH)
     assert [span.launch for span in issues] == [span.launch for span in launches]
+    assert [span.name for span in issues] == [one.name for one in run.program.launches]
+    used = delivering(backend, scheduling)
+    if used.dispatch is used:  # a launch is seen when it is delivered
+        assert [span.begin_ns for span in issues] == [span.begin_ns for span in launches]
     for issue, launch in zip(issues, launches, strict=True):
         assert issue.begin_ns <= launch.begin_ns
         assert issue.lane != launch.lane

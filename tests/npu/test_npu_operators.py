@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from on_npu import capture, check_same, to_npu
 
-SIMULATORS = Path(__file__).parents[1] / "simulators"
+SIMULATORS = Path(__file__).parents[1] / "simulators" / "ascend"
 
 
 def floats(*shape: int) -> torch.Tensor:

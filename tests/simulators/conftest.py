@@ -1,35 +1,14 @@
-"""Fixtures for tests on a simulated device."""
+"""Fixtures for tests of the simulators."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import ascend_client
 import pytest
 import simulator as simulators
-import torch
-from graphs import Cuda
 from operator_client import Operators
-from stored import save_weights, without_memory
-
-import offload
-from offload.native import _native
-
-
-@pytest.fixture
-def client(simulator: simulators.Simulator) -> ModuleType:
-    """NVIDIA's bindings on the simulated driver: initialised, and with a current context."""
-    pytest.importorskip(
-        "cuda.bindings.driver", reason="needs cuda-bindings: pip install 'offload[cuda]'"
-    )
-    import driver_client
-
-    driver_client.call("cuInit", 0)
-    driver_client.call("cuCtxSetCurrent", driver_client.call("cuDevicePrimaryCtxRetain", 0))
-    simulator.forget_calls()
-    return driver_client
 
 
 @pytest.fixture
@@ -53,79 +32,8 @@ def data(client: ModuleType) -> int:
 
 
 @pytest.fixture
-def cuda(simulator: simulators.Simulator) -> Cuda:
-    """The driver's functions, on a thread with the primary context."""
-    return Cuda(simulator)
-
-
-@pytest.fixture
-def arena(cuda: Cuda) -> _native.CudaArena:
-    """An arena for several residents."""
-    return _native.CudaArena(0)
-
-
-@pytest.fixture
-def npu(ascend) -> ascend_client.Client:
-    """A client of the simulated Ascend runtime, with kernels that add and note."""
-    return ascend_client.Client(ascend)
-
-
-@pytest.fixture
 def operators(npu: ascend_client.Client) -> Iterator[Operators]:
     """The simulated operator libraries."""
     client = Operators(npu)
     yield client
     client.close()
-
-
-@pytest.fixture
-def backend(simulator: simulators.Simulator, monkeypatch: pytest.MonkeyPatch):
-    """The CUDA backend on the simulated device, found by its name."""
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-    import simulated_backend
-
-    return simulated_backend.install(simulator, monkeypatch)
-
-
-@pytest.fixture
-def small_granules(simulator: simulators.Simulator) -> None:
-    """Map memory in units of 16 KiB: the models' weights have some 100 KiB each."""
-    simulator.set_granularity(16 * 1024)
-
-
-@pytest.fixture(params=["cuda", "npu"])
-def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """Each simulated device that streams weights."""
-    import device_streaming
-
-    if request.param != "cuda":
-        ascend = request.getfixturevalue("ascend")
-        return device_streaming.AscendDevice(ascend, monkeypatch)
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-    request.getfixturevalue("small_granules")
-    return device_streaming.CudaDevice(request.getfixturevalue("simulator"), monkeypatch)
-
-
-@pytest.fixture
-def least_budget(deep, device) -> int:
-    """The least budget of `deep` on the device."""
-    import device_streaming
-
-    return device_streaming.floor_on(deep, device.backend)
-
-
-@pytest.fixture
-def deep(tmp_path: Path):
-    """A model of many layers, captured from files."""
-    from budgets import Deep
-
-    save_weights(Deep().eval(), tmp_path)
-    return offload.capture(without_memory(Deep), torch.randn(4, 128), weights=tmp_path)
-
-
-@pytest.fixture
-def device_floor(deep, backend, small_granules) -> int:
-    """The least budget of `deep` on the device."""
-    import device_streaming
-
-    return device_streaming.floor_on(deep, backend)

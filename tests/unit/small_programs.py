@@ -35,6 +35,12 @@ def launch(index: int, reads: list[int], makes: int, **changes: object) -> Launc
     return dataclasses.replace(made, **changes)
 
 
+def added(line: int = 1, index: int = 0) -> Launch:
+    """A launch of aten::add.Tensor at this line of model.py."""
+    callee = Operator("aten::add.Tensor")
+    return launch(index, [0], 1, callee=callee, source=f"model.py:{line}")
+
+
 def program(roles: list[Role], launches: list[Launch], returned: int) -> Program:
     values = tuple(value(index, role) for index, role in enumerate(roles))
     inputs = tuple(view(one.index) for one in values if one.role is Role.INPUT)
