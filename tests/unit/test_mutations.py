@@ -21,7 +21,8 @@ AREA = Group("area", "python", ("capture/offload/plan/topology.py",), tests=("te
 
 def changed(rules: ModuleType, source: str) -> set[str]:
     """The files that changes of a source make, without the whitespace around them."""
-    contents = [change()[1] for changes in rules.places(source) for change in changes]
+    places = rules.places(f"{source}\n")
+    contents = [change()[1] for changes in places for change in changes]
     return {" ".join(one.split()) for one in contents if one is not None}
 
 
@@ -185,6 +186,7 @@ def outcome_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
     """Runs one test function in a fork."""
     folder = tmp_path_factory.mktemp("forked") / "tree"
     folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
 
