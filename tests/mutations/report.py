@@ -7,7 +7,8 @@ import json
 import os
 import platform
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,7 +47,8 @@ def write_report(draw: Draw, results: Iterable[Result]) -> None:
         ReportError: a survivor has no entry, a test that was added was not seen to fail with its
             mutant, or an entry names a mutant that did not survive.
     """
-    tested = [one for one in results if one.outcome != "discarded"]
+    known = list(results)
+    tested = [one for one in known if one.outcome != "discarded"]
     told, survivors = read_survivors(), [one for one in tested if one.outcome == "survived"]
     for one in survivors:
         if one.key not in told:
@@ -61,6 +63,7 @@ def write_report(draw: Draw, results: Iterable[Result]) -> None:
         "machine_info": _machine(),
         "datetime": datetime.now(UTC).isoformat(),
         "draw": asdict(draw),
+        "discarded": dict(Counter(one.how for one in known if one.outcome == "discarded")),
     }
     text = json.dumps({**data, "mutants": mutants}, indent=1, ensure_ascii=False)
     DATA.write_text(text + "\n", encoding="utf-8")
@@ -82,44 +85,51 @@ def _machine() -> dict[str, Any]:
 
 
 def _page(data: dict[str, Any], mutants: Sequence[dict[str, Any]]) -> str:
-    draw, packages = data["draw"], data["machine_info"]["packages"]
+    draw, machine = data["draw"], data["machine_info"]
+    discarded = ", ".join(f"{count} ({why})" for why, count in data["discarded"].items())
     noticed = [one for one in mutants if one["outcome"] == "noticed"]
     survivors = [one for one in mutants if one["outcome"] == "survived"]
     mended = [one for one in survivors if one["noticed_since"]]
     lines = [
         "# Mutations",
         "",
-        "Written by `make mutations`: each mutant is one changed place of the product, drawn at "
-        "random. The tests of its area run until the first fails (`tests/mutations/areas.toml`).",
+        "Written by `make mutations`. A mutant is one changed place of the product, drawn at "
+        "random. The tests of its area (`tests/mutations/areas.toml`) run until the first fails.",
         "",
-        f"Of {len(mutants)} mutants (seed {draw['seed']}), the tests noticed {len(noticed)}. "
-        f"{len(mended)} more are noticed by tests that were added since, and "
-        f"{len(survivors) - len(mended)} have a reason. "
-        f"[All mutants](mutations.json). Python by Cosmic Ray {packages['cosmic-ray']}; "
-        "mutants of C++ that a compiler turns into the same object file were replaced.",
+        f"{len(mutants)} of {draw['count']} mutants were tested (seed {draw['seed']}; "
+        f"{machine['cores']}-core machine, Python {machine['python_version']}). The tests noticed "
+        f"{len(noticed)}. Tests that were added since notice {len(mended)} more. "
+        f"{len(survivors) - len(mended)} are left, each with a reason. "
+        "[All mutants](mutations.json).",
         "",
-        "| area | language | mutants | noticed | noticed by a test added since | with a reason |",
-        "|---|---|---:|---:|---:|---:|",
+        f"Mutants of Python are made by Cosmic Ray {machine['packages']['cosmic-ray']} and two "
+        "further rules, those of C++ by rules over its syntax tree. Not counted, and replaced: "
+        f"{discarded or 'none'}.",
+        "",
+        *_areas(mutants),
+        "",
+        "## Survivors",
+        "",
+        "| place | was | became | what notices it, or why nothing can |",
+        "|---|---|---|---|",
     ]
+    for one in survivors:
+        why = f"`{one['noticed_since']}`" if one["noticed_since"] else one["reason"]
+        changed = f"{_code(one['before'])} | {_code(one['after'])}"
+        lines.append(f"| `{one['path']}`, {one['area']} | {changed} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _areas(mutants: Sequence[dict[str, Any]]) -> Iterator[str]:
+    yield "| area | language | mutants | noticed | noticed by a test added since | with a reason |"
+    yield "|---|---|---:|---:|---:|---:|"
     for area, language in dict.fromkeys((one["area"], one["language"]) for one in mutants):
         own = [one for one in mutants if (one["area"], one["language"]) == (area, language)]
         n_noticed = sum(one["outcome"] == "noticed" for one in own)
         n_mended = sum(bool(one["noticed_since"]) for one in own)
         counts = (len(own), n_noticed, n_mended, len(own) - n_noticed - n_mended)
         name = {"python": "Python", "cpp": "C++"}[language]
-        lines.append(f"| {area} | {name} | {' | '.join(map(str, counts))} |")
-    lines += [
-        "",
-        "## Survivors",
-        "",
-        "| place | was | became | what notices it, or why nothing can |",
-    ]
-    lines.append("|---|---|---|---|")
-    for one in survivors:
-        why = f"`{one['noticed_since']}`" if one["noticed_since"] else one["reason"]
-        changed = f"{_code(one['before'])} | {_code(one['after'])}"
-        lines.append(f"| `{one['path']}`, {one['area']} | {changed} | {why} |")
-    return "\n".join(lines) + "\n"
+        yield f"| {area} | {name} | {' | '.join(map(str, counts))} |"
 
 
 def _code(text: str) -> str:
