@@ -8,7 +8,7 @@ CONSTRAINTS := .ci/constraints.txt
 NATIVE := $(shell find native -not -path 'native/tests/*' -type f)
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-npu-sim cuda test-cuda test-cuda-operators probes-cuda test-npu cuda-packages npu-packages probes-npu lint bench bench-cuda format clean help
+.PHONY: demo test test-native test-npu-sim cuda test-cuda test-cuda-operators probes-cuda test-npu cuda-packages npu-packages probes-npu lint bench bench-cuda mutations format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -64,6 +64,16 @@ bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/m
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest bench --benchmark-enable --benchmark-only \
 		--benchmark-json=docs/measurements/cpu.json
 	$(BIN)/python bench/publish.py docs/measurements/cpu.json
+
+$(VENV)/mutations: $(VENV)/installed
+	@echo "== what makes mutants"
+	$(PIP) -c $(CONSTRAINTS) cosmic-ray tree-sitter tree-sitter-cpp
+	touch $@
+
+mutations: $(VENV)/mutations ## change 200 places of the product, one at a time, and see which tests notice; takes hours
+	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=tests $(BIN)/python -m mutations run
+	PYTHONPATH=tests $(BIN)/python -m mutations survivors
+	PYTHONPATH=tests $(BIN)/python -m mutations report
 
 # On a machine with a GPU or an NPU these take the torch (and torch_npu), the compilers and the build
 # tools that CUDA_PYTHON or NPU_PYTHON has; nothing is fetched, and nothing is installed but offload

@@ -13,9 +13,14 @@ from offload.errors import PlanError
 from offload.plan import NodeGraph, graph_lifetimes, place_values
 from offload.plan.check_node_order import check_node_order
 from offload.plan.lane_schedule import schedule_lanes
-from offload.plan.node_order import earlier_nodes, lane_edges, node_conflicts
+from offload.plan.node_order import (
+    earlier_nodes,
+    lane_edges,
+    lane_of_launches,
+    node_conflicts,
+)
 from offload.plan.plan import Place
-from offload.plan.steps import Lane, LaneKind, Run
+from offload.plan.steps import Lane, LaneKind, Record, Run, Wait
 from offload.plan.topology import CostTable, Machine
 from offload.program import Launch, Operator, Program, Role, TensorView, Value
 from offload.program.structure import Structure
@@ -150,6 +155,16 @@ def test_a_touch_that_the_program_does_not_know_is_taken_for_a_write():
         check_node_order(program, plan, dataclasses.replace(graph, edges=()))
 
 
+def test_launches_that_draw_from_one_generator_are_ordered():
+    program = program_of([OUT, OUT], [([], [0]), ([], [1])])
+    drawing = tuple(dataclasses.replace(one, random=True) for one in program.launches)
+    graph, plan = laned(program, chain_graph(program, [1, 1]))
+    assert graph.edges == ()
+    check_node_order(program, plan, graph)
+    with pytest.raises(PlanError, match="both have the effect generator"):
+        check_node_order(dataclasses.replace(program, launches=drawing), plan, graph)
+
+
 def test_values_that_may_exist_at_once_share_no_bytes():
     graph, plan = laned(TOWERS, chain_graph(TOWERS, [1, 1, 1, 1, 1]))
     places = list(plan.places)
@@ -172,6 +187,16 @@ def test_nodes_that_wait_for_one_another_are_refused():
     graph, plan = laned(TOWERS, chain_graph(TOWERS, [1] * 5))
     with pytest.raises(PlanError, match="wait for one another"):
         check_node_order(TOWERS, plan, dataclasses.replace(graph, edges=((0, 1), (1, 0))))
+
+
+def test_each_launch_is_on_the_lane_that_runs_it():
+    lanes = [
+        Lane(LaneKind.LAUNCHES, (Run(0, 1), Record(0), Run(3, 4))),
+        Lane(LaneKind.LAUNCHES, (Wait(0), Run(1, 3))),
+    ]
+    assert lane_of_launches(4, lanes) == (0, 1, 1, 0)
+    with pytest.raises(PlanError, match="no lane runs launch 4"):
+        lane_of_launches(5, lanes)
 
 
 def test_lanes_that_leave_a_launch_out_are_refused():

@@ -15,7 +15,7 @@ import offload
 from offload.errors import PlanError, ProgramError
 from offload.plan.pipeline_stages import PipelineStages, cut_stages
 from offload.plan.program_tasks import ProgramTasks, program_tasks
-from offload.plan.task_graph import Processor
+from offload.plan.task_graph import Edge, Processor
 from offload.plan.topology import Link
 from offload.program import Group, Program
 from offload.program.stage import check_stageable, messages_of, stage_program
@@ -121,6 +121,25 @@ def test_stages_have_all_launches_weights_and_what_they_send_one_another(capture
     assert names == [launch.name for launch in program.launches]
     assert sent == received == {(one.sender, one.receiver, one.tag) for one in messages}
     assert all(one.sender < one.receiver for one in messages)
+
+
+def test_tasks_at_home_give_the_inputs_and_take_the_results(captured):
+    program = captured.program
+    processors = [Processor("home"), Processor("other")]
+    links = dict.fromkeys(itertools.permutations(range(2), 2), LINK)
+    costs_ns = [[1.0, 1.0]] * len(program.launches)
+    without = program_tasks(program, costs_ns, processors, links, home=0)
+    made = program_tasks(program, costs_ns, processors, links, home=0, has_ends=True)
+    given, taken = len(without.graph.tasks), len(without.graph.tasks) + 1
+    assert [one.costs_ns for one in made.graph.tasks[given:]] == [(0, None), (0, None)]
+    assert made.launches[given:] == ((), ())
+    ends = set(made.graph.edges) - set(without.graph.edges)
+    scaled = next(one.index for one in program.launches if one.name == "aten::mul.Tensor")
+    assert ends == {
+        Edge(given, 0, 6 * 8 * 4),
+        Edge(given, scaled, 6 * 4),
+        Edge(len(program.launches) - 1, taken, 6 * 4),
+    }
 
 
 def test_more_stages_than_tasks_are_refused(captured):

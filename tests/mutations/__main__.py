@@ -1,0 +1,104 @@
+"""Command line: tests mutants, tests survivors again, and writes the report."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import click
+
+from mutations import copied_tree
+from mutations.areas import read_groups
+from mutations.mutants import Mutant, drawn
+from mutations.report import ReportError, read_survivors, write_report
+from mutations.results import Draw, Result, append, in_turns, read_results, result_of
+from mutations.testing import Tester
+
+
+@click.group()
+@click.option("--count", default=200, show_default=True, help="Mutants in all.")
+@click.option("--cpp-count", default=70, show_default=True, help="Of them in C++.")
+@click.option("--seed", default=1, show_default=True, help="Draws the same mutants of a tree.")
+@click.pass_context
+def main(context: click.Context, count: int, cpp_count: int, seed: int) -> None:
+    """Change one place of the product at a time, and see which tests notice it."""
+    context.obj = Draw(count, cpp_count, seed)
+
+
+@main.command()
+@click.option("--minutes", default=600.0, show_default=True, help="Begin no mutant after these.")
+@click.pass_obj
+def run(draw: Draw, minutes: float) -> None:
+    """Test the mutants that have no verdict yet."""
+    begin, before = time.monotonic(), copied_tree.state_of_tree()
+    tester, known = Tester(), read_results(draw.path())
+    try:
+        for mutant in in_turns(read_groups(), draw, known):
+            if time.monotonic() - begin > 60 * minutes:
+                break
+            result = result_of(mutant, tester.test(mutant))
+            known[result.key] = result
+            append(draw.path(), result)
+            _show(result)
+    finally:
+        if copied_tree.state_of_tree() != before:
+            raise click.ClickException("the working tree has changed: its results are worthless")
+    click.echo(f"{sum(one.outcome != 'discarded' for one in known.values())} of {draw.count}")
+
+
+@main.command()
+@click.pass_obj
+def survivors(draw: Draw) -> None:
+    """Run the tests that were added for survivors, with and without their mutants."""
+    known, told, tester = read_results(draw.path()), read_survivors(), Tester()
+    left = {
+        one.key: one
+        for one in known.values()
+        if one.outcome == "survived" and told.get(one.key, {}).get("test", "") != one.noticed_since
+    }
+    for mutant in _again(draw, left):
+        test = told.get(mutant.key, {}).get("test", "")
+        group = replace(mutant.group, tests=(), programs=())
+        if test.endswith(".cpp"):
+            group = replace(group, programs=(test.rpartition("/")[2].removesuffix(".cpp"),))
+        elif test:
+            group = replace(group, tests=(test,))
+        if not test:
+            continue
+        verdict = tester.test(replace(mutant, group=group))
+        if verdict.outcome != "noticed":
+            raise click.ClickException(f"{mutant.key}: {test} does not notice it")
+        append(draw.path(), replace(left[mutant.key], noticed_since=test))
+        click.echo(f"{mutant.key}: noticed by {verdict.noticed_by}")
+
+
+@main.command()
+@click.pass_obj
+def report(draw: Draw) -> None:
+    """Write docs/measurements/mutations.json and the page made of it."""
+    try:
+        write_report(draw, read_results(draw.path()).values())
+    except ReportError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _again(draw: Draw, left: dict[str, Result]) -> list[Mutant]:
+    groups, found = read_groups(), {}
+    for area, language in dict.fromkeys((one.area, one.language) for one in left.values()):
+        for mutant in drawn(groups, area, language, draw.seed):
+            if mutant.key in left:
+                found.setdefault(mutant.key, mutant)
+    return list(found.values())
+
+
+def _show(result: Result) -> None:
+    by = f" by {result.noticed_by} ({result.how})" if result.noticed_by else ""
+    click.echo(
+        f"{result.outcome}{by}, {result.seconds} s: {result.path}:{result.line} {result.kind}"
+    )
+    if result.outcome == "survived":
+        click.echo(f"  - {result.before}\n  + {result.after}")
+
+
+if __name__ == "__main__":
+    main()
