@@ -49,7 +49,7 @@ from offload.plan.task_placement import Objective, TaskPlacement
 from offload.program import BoundProgram, Role
 from offload.program.slice import slice_program
 from offload.run import Executable
-from offload.run.device_choice import DeviceChoice
+from offload.run.device_choice import Crossings, DeviceChoice
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.weight_copies import WeightCopies
 
@@ -366,11 +366,19 @@ class _DevicesLoad:
         segments = load_segments(
             groups, devices, tasks, kind=self._placement, copies=self._copies, load=self._load
         )
+        program = bound.program
         choice = DeviceChoice(
             [one.costs for one in segments],
             self._placement,
             self._hand_over_ns,
             is_throughput=self._objective is Objective.THROUGHPUT,
+            crossings=Crossings.between(
+                devices.memories,
+                devices.home,
+                tasks.graph.links,
+                program.values,
+                {result.view.value for result in program.results},
+            ),
         )
         untimed = {at for at, one in enumerate(devices.backends) if one.capabilities.queues_work}
         copies = self._copies.part(copies_used(segments, devices))

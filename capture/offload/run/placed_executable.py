@@ -118,9 +118,10 @@ class PlacedExecutable(Submitting):
             return self._called(args, kwargs)
         queued = self._queued(args, kwargs, self._asked(()))
         errors = [one._outcome() for one in queued.tickets]  # all have ended before one is raised
-        if (error := _origin(errors)) is not None:
+        error = _origin(errors)
+        self._observe(queued.devices, error)
+        if error is not None:
             raise error
-        self._observe(queued.devices)
         return self._result(queued)
 
     def close(self) -> None:
@@ -275,15 +276,19 @@ class PlacedExecutable(Submitting):
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
         error = _origin([one._outcome() for one in queued.tickets])
+        self._observe(queued.devices, error)
         if error is not None:
             whole._set_error(error)
             return
-        self._observe(queued.devices)
         whole._set_result(self._result(queued))
 
-    def _observe(self, devices: Sequence[int]) -> None:
+    def _observe(self, devices: Sequence[int], error: BaseException | None) -> None:
         """Record the segments' latest durations: of other calls, where calls overlap."""
         if self.choice.is_static:
+            return
+        if error is not None:
+            with self._lock:
+                self.choice.failed()
             return
         took_ns = [
             None if device in self._untimed else one.run(device).last_execution.device_ns
@@ -301,8 +306,12 @@ class PlacedExecutable(Submitting):
             return self._whole(self.segments[0].costs.planned)(*args, **kwargs)
         with self._lock:
             devices = self.choice.choose()
-        result = self._whole(devices[0])(*args, **kwargs)
-        self._observe(devices)
+        try:
+            result = self._whole(devices[0])(*args, **kwargs)
+        except BaseException as error:
+            self._observe(devices, error)
+            raise
+        self._observe(devices, None)
         return result
 
     def _whole(self, device: int) -> Executable:
@@ -316,8 +325,12 @@ class PlacedExecutable(Submitting):
             return self._whole(planned)._submitted(args, kwargs, after)
         with self._lock:
             devices = self.choice.choose()
-            ticket = self._whole(devices[0])._submitted(args, kwargs, after)
-        ticket._call_when_done(lambda: self._observe(devices))
+            try:
+                ticket = self._whole(devices[0])._submitted(args, kwargs, after)
+            except BaseException:
+                self.choice.failed()
+                raise
+        ticket._call_when_done(lambda: self._observe(devices, ticket._outcome()))
         return ticket
 
     def _tensors(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
@@ -331,19 +344,28 @@ class PlacedExecutable(Submitting):
     def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
         given = self._tensors(args, kwargs)
         with self._lock:
-            devices = self.choice.choose()
             if self._has_others or self._leaves_something:
                 self._places.check()
-            if not self._leaves_something:
-                return self._queue.queued(devices, given, asked)
-            after = (*asked.after, *end_of(self._before))
-            begun: list[Ticket] = []
+            devices = self.choice.choose()
             try:
-                return self._queue.queued(
-                    devices, given, dataclasses.replace(asked, after=after), begun
-                )
-            finally:
-                self._before = tuple(begun) or self._before
+                return self._queued_on(devices, given, asked)
+            except BaseException:
+                self.choice.failed()
+                raise
+
+    def _queued_on(
+        self, devices: Sequence[int], given: Sequence[torch.Tensor], asked: Asked
+    ) -> Queued:
+        if not self._leaves_something:
+            return self._queue.queued(devices, given, asked)
+        after = (*asked.after, *end_of(self._before))
+        begun: list[Ticket] = []
+        try:
+            return self._queue.queued(
+                devices, given, dataclasses.replace(asked, after=after), begun
+            )
+        finally:
+            self._before = tuple(begun) or self._before
 
     def _result(self, queued: Queued) -> Any:
         """Return what the model returns, with views of memory that the execution has filled."""
