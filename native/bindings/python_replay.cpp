@@ -10,9 +10,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <sstream>
 
 #include "convert.hpp"
 #include "gil.hpp"
+#include "offload/dtype_name.hpp"
 #include "offload/errors.hpp"
 #include "run/caller_state.hpp"
 
@@ -241,6 +243,37 @@ BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
   }
   call->checked_ns = now_ns();
   return {py::object(), this, std::move(call)};
+}
+
+py::list PythonReplay::checked(const Arguments& arguments, const Surroundings& asked) const {
+  const c10::AutoGradMode grad_mode(asked.in_grad_mode);
+  Call call;
+  take_tensors(arguments, call);
+  if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
+  bind_call(replay_->spec(), call);
+  check_devices(replay_->spec(), call);
+  refuse_copies(call);
+  replay_->check_ready(call);
+  py::list tensors;
+  for (at::Tensor& tensor : call.inputs) tensors.append(from_tensor(std::move(tensor)));
+  return tensors;
+}
+
+void PythonReplay::refuse_copies(const Call& call) const {
+  if (call.copies_in.empty()) return;
+  const at::Tensor& given = call.copies_in.front().from;
+  for (std::size_t index = 0; index < call.inputs.size(); ++index) {
+    if (!call.inputs[index].is_same(given)) continue;
+    const TensorLayout& layout = call.shapes->inputs[index];
+    std::ostringstream message;
+    message << replay_->spec().inputs[index].name << ": expected " << dtype_name(layout.dtype)
+            << c10::IntArrayRef(layout.shape) << " with strides "
+            << c10::IntArrayRef(layout.strides) << (layout.conjugate ? ", conjugated" : "")
+            << (layout.negative ? ", negated" : "") << ", got strides " << given.strides()
+            << (given.is_conj() ? ", conjugated" : "") << (given.is_neg() ? ", negated" : "")
+            << ": launches on several devices take the recorded layout alone; pass such a copy";
+    throw BindingError(message.str());
+  }
 }
 
 Surroundings PythonReplay::surroundings(CallGuard* guard) const {

@@ -142,6 +142,10 @@ class PythonReplay {
   // a call made here and now would.
   Surroundings surroundings(CallGuard* guard) const;
 
+  // Checks a call as an execution of it would, in the state `asked`, and returns its tensors.
+  // Nothing is executed and nothing copied, so each tensor must be laid out as recorded.
+  pybind11::list checked(const Arguments& arguments, const Surroundings& asked) const;
+
   // Counts an execution of a call, if durations by sizes are counted.
   void note_executed(const BoundCall& bound) const;
 
@@ -195,6 +199,7 @@ class PythonReplay {
   void take_stream(Surroundings& now) const;
   bool takes(PyObject* feature_map) const;
   bool refuses_capturing() const;
+  void refuse_copies(const Call& call) const;
   void bind_on_stream(Call& call, const Surroundings* asked) const;
   BoundCall bound_here(const Arguments& arguments, CallGuard* guard,
                        const Surroundings* asked) const;

@@ -141,11 +141,28 @@ void register_replay(py::module_& module) {
           [](PythonReplay& self, const PythonReplay& other) { self.replay().join(other.replay()); },
           py::arg("other"), "Execute in turn with another Replay, on its lane and in its arena.")
       .def(
+          "surroundings", [](const PythonReplay& self) { return self.surroundings(nullptr); },
+          "This thread's state, after comparing it with that of the recording.")
+      .def(
+          "checked",
+          [](const PythonReplay& self, const py::tuple& args, const py::dict& kwargs,
+             const Surroundings& asked) { return self.checked({args.ptr(), kwargs.ptr()}, asked); },
+          py::arg("args"), py::arg("kwargs"), py::arg("asked"),
+          "The tensors of a call, checked as an execution would; nothing is executed or copied.")
+      .def(
           "wait_for_submitted", [](PythonReplay& self) { self.replay().wait_for_submitted(); },
           py::call_guard<GilReleased>())
       .def(
           "rebind_weights", [](PythonReplay& self) { self.replay().rebind_weights(); },
           py::call_guard<GilReleased>())
+      .def(
+          "check_layouts",
+          [](const PythonReplay& self) {
+            for (const WeightSpec& weight : self.replay().spec().weights) {
+              check_laid_out_as_recorded(weight);
+            }
+          },
+          "Refuse what rebind_weights would refuse; change nothing.")
       .def("close",
            [](PythonReplay& self) {
              bool is_done = false;

@@ -8,6 +8,7 @@
 
 #include "gil.hpp"
 #include "integer_buffer.hpp"
+#include "offload/device_choice.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane_schedule.hpp"
 #include "offload/task_placement.hpp"
@@ -107,9 +108,76 @@ LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts,
           std::move(found.method), found.n_evaluations};
 }
 
+using Numbers = std::vector<double>;
+using ValueFields = std::tuple<std::int64_t, double, Integers, bool>;
+
+DeviceSearch search_of(std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
+                       double hand_over_ns, Integers memory_of, std::int64_t home,
+                       const std::vector<LinkFields>& links,
+                       const std::vector<ValueFields>& values) {
+  SegmentGraph graph{n_devices,
+                     std::move(costs_ns),
+                     std::move(after),
+                     hand_over_ns,
+                     std::move(memory_of),
+                     home,
+                     {},
+                     {}};
+  for (const auto& [overhead_ns, bytes_per_second] : links) {
+    graph.links.push_back({overhead_ns, bytes_per_second});
+  }
+  for (const auto& [producer, size_bytes, readers, is_returned] : values) {
+    graph.values.push_back({producer, size_bytes, readers, is_returned});
+  }
+  return DeviceSearch(std::move(graph));
+}
+
+ChoiceObjective objective_of(bool is_throughput) {
+  return is_throughput ? ChoiceObjective::kThroughput : ChoiceObjective::kLatency;
+}
+
+void register_device_search(py::module_& module) {
+  py::class_<DeviceSearch>(module, "DeviceSearch")
+      .def(py::init(&search_of), py::arg("n_devices"), py::arg("costs_ns"), py::arg("after"),
+           py::kw_only(), py::arg("hand_over_ns"), py::arg("memory_of"), py::arg("home"),
+           py::arg("links"), py::arg("values"))
+      .def(
+          "value",
+          [](DeviceSearch& self, const Integers& devices, Numbers paces, Numbers free_ns,
+             bool is_throughput) {
+            const DeviceLoads loads{std::move(paces), std::move(free_ns)};
+            return self.value(devices, loads, objective_of(is_throughput));
+          },
+          py::arg("devices"), py::arg("paces"), py::arg("free_ns"), py::arg("is_throughput"))
+      .def(
+          "freed",
+          [](DeviceSearch& self, const Integers& devices, Numbers paces, Numbers free_ns) {
+            return self.freed(devices, {std::move(paces), std::move(free_ns)});
+          },
+          py::arg("devices"), py::arg("paces"), py::arg("free_ns"))
+      .def(
+          "earliest",
+          [](DeviceSearch& self, Numbers paces, Numbers free_ns) {
+            return self.earliest({std::move(paces), std::move(free_ns)});
+          },
+          py::arg("paces"), py::arg("free_ns"))
+      .def(
+          "begin",
+          [](DeviceSearch& self, const std::vector<Integers>& choices, Numbers paces,
+             Numbers free_ns, bool is_throughput) {
+            self.begin(choices, {std::move(paces), std::move(free_ns)},
+                       objective_of(is_throughput));
+          },
+          py::arg("choices"), py::arg("paces"), py::arg("free_ns"), py::arg("is_throughput"))
+      .def("improve", &DeviceSearch::improve, py::arg("max_evaluations"))
+      .def_property_readonly("found", &DeviceSearch::found)
+      .def_property_readonly("found_value", &DeviceSearch::found_value);
+}
+
 }  // namespace
 
 void register_tasks(py::module_& module) {
+  register_device_search(module);
   module.def("place_tasks", &place, py::arg("costs_ns"), py::arg("memory_bytes"), py::arg("edges"),
              py::arg("links"), py::arg("limits_bytes"), py::arg("busy_watts"),
              py::arg("idle_watts"), py::kw_only(), py::arg("objective"), py::arg("max_slowdown"),

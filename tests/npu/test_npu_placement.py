@@ -169,7 +169,7 @@ def test_a_weight_that_is_written_is_copied_again(monkeypatch: pytest.MonkeyPatc
                 assert all(map(torch.equal, ticket.result(), model(x)))
             model.weight.add_(step + 1)
         model.weight.data = numbers(8, 8)
-        with pytest.raises(offload.BindingError, match="call rebind_weights"):
+        with pytest.raises(offload.BindingError, match=r"call run\.rebind_weights"):
             run(x)
         run.rebind_weights()
         assert all(map(torch.equal, run(x), model(x)))

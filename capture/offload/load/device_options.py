@@ -94,11 +94,17 @@ def several_devices(
     is_energy = wanted is Objective.ENERGY
     if not is_energy and (watts is not None or max_slowdown is not None):
         raise BindingError(f"watts= and max_slowdown= are for objective='energy', got {wanted}")
+    kind = _checked_placement(placement or Placement.STATIC)
+    if is_energy and kind is not Placement.STATIC:
+        raise BindingError(
+            f"placement={kind!s}: segments are moved to where they end first, not to where they "
+            "take the least energy: expected placement='static' with objective='energy'"
+        )
     slowdown = _checked_slowdown(_MAX_SLOWDOWN if max_slowdown is None else max_slowdown)
     return DeviceOptions(
         tuple(device),
         wanted,
-        _checked_placement(placement or Placement.STATIC),
+        kind,
         None if watts is None else _checked_watts(watts, len(device)),
         slowdown if is_energy else None,
         costs,

@@ -21,6 +21,7 @@ from offload.errors import (
 from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.retarget import why_not_on
 from offload.load.device_options import DeviceOptions, Watts
+from offload.load.energy_trial import EnergyTrial, costs_at
 from offload.load.fitted_placement import FittedPlacement
 from offload.load.launch_times import known_or_measured_ns
 from offload.load.place import place
@@ -49,7 +50,7 @@ from offload.plan.task_placement import Objective, TaskPlacement
 from offload.program import BoundProgram, Role
 from offload.program.slice import slice_program
 from offload.run import Executable
-from offload.run.device_choice import DeviceChoice
+from offload.run.device_choice import Crossings, DeviceChoice
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.weight_copies import WeightCopies
 
@@ -112,19 +113,22 @@ class _DevicesLoad:
         costs_ns = [self._able(at, self._launch_ns(at, name)) for at, name in enumerate(names)]
         links = measured_links(devices, self._hand_over_ns)
         self._notes += link_lines(devices, links)
-        self._placing = FittedPlacement(
+        self._fitting = functools.partial(
+            FittedPlacement,
             self._bound,
             devices,
             links,
             watts=watts,
-            asked=self._asked,
             hand_over_ns=self._hand_over_ns,
         )
+        self._placing = self._fitting(asked=self._asked)
         run, tasks = self._placed_run(costs_ns)
         with contextlib.ExitStack() as made:
             made.callback(run.close)
             placement, bound = run.placement, self._bound
-            if len({one.costs.planned for one in run.segments}) > 1:
+            if self._objective is Objective.ENERGY:
+                tasks, placement = self._within_slowdown(run, tasks, costs_ns)
+            elif len({one.costs.planned for one in run.segments}) > 1:
                 placement = self._quicker_single(run, tasks, costs_ns) or placement
             if placement is run.placement and self._alone.bound is bound:
                 made.pop_all()
@@ -313,7 +317,7 @@ class _DevicesLoad:
         self, run: PlacedExecutable, tasks: ProgramTasks, costs_ns: Sequence[Costs]
     ) -> TaskPlacement | None:
         """The placement on the best single device, if its calls are quicker; else None."""
-        if self._alone.refusal or self._objective is Objective.ENERGY:
+        if self._alone.refusal:
             return None
         found = self._best_single(tasks, costs_ns)
         if found is None:
@@ -345,17 +349,38 @@ class _DevicesLoad:
         home = self._devices.home
         whole = [at for at, costs in enumerate(costs_ns) if None not in costs]
         for best in sorted(whole, key=lambda at: sum(costs_ns[at])):  # type: ignore[arg-type]
-            alone = [
-                [
-                    cost if at == best or (at == home and launch in self._stays) else None
-                    for launch, cost in enumerate(costs)
-                ]
-                for at, costs in enumerate(costs_ns)
-            ]
+            n_launches = len(self._bound.program.launches)
+            where = [home if one in self._stays else best for one in range(n_launches)]
+            alone = costs_at(costs_ns, where)
             with contextlib.suppress(PlanError, CannotRun, OutOfMemory):
                 _, placement = self._placing.fitted(alone)
                 return best, placement, self._made(self._alone.bound, tasks, placement)
         return None
+
+    def _within_slowdown(
+        self, run: PlacedExecutable, tasks: ProgramTasks, costs_ns: Sequence[Costs]
+    ) -> tuple[ProgramTasks, TaskPlacement]:
+        """The placement of the least energy whose calls are measured to be quick enough."""
+        if self._alone.refusal:
+            self._notes.append(f"max_slowdown is held by prediction alone: {self._alone.refusal}")
+            return tasks, run.placement
+        bound = self._alone.bound
+        trial = EnergyTrial(
+            lambda asked: self._fitting(asked=asked),
+            lambda tasks, placement: self._made(bound, tasks, placement),
+            lambda runs: calls_in_turns_ns(runs, "timing devices", made_up_call),
+            self._asked,
+        )
+        n_launches = len(bound.program.launches)
+        singles = [
+            [self._devices.home if one in self._stays else device for one in range(n_launches)]
+            for device, costs in enumerate(costs_ns)
+            if None not in costs
+        ]
+        with weights_kept(bound):
+            tasks, placement, told = trial.chosen(run, tasks, costs_ns, singles)
+        self._notes.append(told)
+        return tasks, placement
 
     def _made(
         self, bound: BoundProgram, tasks: ProgramTasks, placement: TaskPlacement
@@ -366,11 +391,19 @@ class _DevicesLoad:
         segments = load_segments(
             groups, devices, tasks, kind=self._placement, copies=self._copies, load=self._load
         )
+        program = bound.program
         choice = DeviceChoice(
             [one.costs for one in segments],
             self._placement,
             self._hand_over_ns,
             is_throughput=self._objective is Objective.THROUGHPUT,
+            crossings=Crossings.between(
+                devices.memories,
+                devices.home,
+                tasks.graph.links,
+                program.values,
+                {result.view.value for result in program.results},
+            ),
         )
         untimed = {at for at, one in enumerate(devices.backends) if one.capabilities.queues_work}
         copies = self._copies.part(copies_used(segments, devices))

@@ -215,7 +215,8 @@ def load_segments(
                 runs.append(run)
                 costs.append(cost if run is not None else None)
             after = tuple(sorted(before - {at}))
-            found = SegmentCosts(tuple(costs), after, group.planned)
+            part = group.part
+            found = SegmentCosts(tuple(costs), after, group.planned, part.inputs, part.outputs)
             segments.append(PlacedSegment(group.part, tuple(runs), found))
         loaded.pop_all()
     return segments

@@ -119,6 +119,43 @@ def schedule_lanes(
     max_evaluations: int,
 ) -> tuple[list[int], list[tuple[int, int]], list[int], list[int], float, float, str, int]: ...
 
+class DeviceSearch:
+    def __init__(
+        self,
+        n_devices: int,
+        costs_ns: Sequence[float],
+        after: Sequence[Sequence[int]],
+        *,
+        hand_over_ns: float,
+        memory_of: Sequence[int],
+        home: int,
+        links: Sequence[tuple[float, float]],
+        values: Sequence[tuple[int, float, Sequence[int], bool]],
+    ) -> None: ...
+    def value(
+        self,
+        devices: Sequence[int],
+        paces: Sequence[float],
+        free_ns: Sequence[float],
+        is_throughput: bool,
+    ) -> float: ...
+    def freed(
+        self, devices: Sequence[int], paces: Sequence[float], free_ns: Sequence[float]
+    ) -> list[float]: ...
+    def earliest(self, paces: Sequence[float], free_ns: Sequence[float]) -> list[int]: ...
+    def begin(
+        self,
+        choices: Sequence[Sequence[int]],
+        paces: Sequence[float],
+        free_ns: Sequence[float],
+        is_throughput: bool,
+    ) -> None: ...
+    def improve(self, max_evaluations: int) -> bool: ...
+    @property
+    def found(self) -> list[int]: ...
+    @property
+    def found_value(self) -> float: ...
+
 # ---- sizes that vary ----------------------------------------------------------------------------
 
 OPERATIONS: list[str]

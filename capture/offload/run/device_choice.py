@@ -1,11 +1,15 @@
-"""Choose the device of each segment, from the plan and from measured durations."""
+"""Choose the device of each segment, from the plan, measured durations, and what is copied."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence, Set
+
+from offload.native import _planner
+from offload.plan.topology import Link
+from offload.program import Value
 
 # The weight of a new observation of a device's pace, and the share that a pace without an
 # observation loses.
@@ -17,6 +21,14 @@ _CHANGED = 0.05
 
 # A choice is replaced only where the new one is better by more than the error of estimates.
 _BETTER = 0.98
+
+# Evaluations of other devices in one choice of `hybrid`; a search goes on in the next one. About
+# 0.3 us each for ten segments (bench/bench_devices.py).
+_N_EVALUATIONS = 32
+
+_CALLER = -1
+_NO_LINK = (0.0, 1.0)  # within a memory, which is not read
+_CANNOT_RUN = -1.0
 
 
 class Placement(enum.StrEnum):
@@ -35,22 +47,77 @@ class SegmentCosts:
         costs_ns: by device; None where it is not loaded.
         after: the segments whose results it reads, by index; all are earlier.
         planned: the device chosen at load.
+        reads: the Values that it takes, by their index in the whole Program.
+        makes: those that it makes and that others or the caller read.
     """
 
     costs_ns: tuple[float | None, ...]
     after: tuple[int, ...]
     planned: int
+    reads: tuple[int, ...] = ()
+    makes: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Crossings:
+    """The costs of what segments in separate memories copy.
+
+    Attributes:
+        memory_of: the number of each device's memory, from 0 on; equal where it is shared.
+        home: the number of the caller's.
+        links: the cost of a copy from one memory to another, for all pairs.
+        size_bytes: of each Value that crosses.
+        returned: the Values that the caller sees.
+    """
+
+    memory_of: tuple[int, ...]
+    home: int
+    links: Mapping[tuple[int, int], Link]
+    size_bytes: Mapping[int, int]
+    returned: frozenset[int]
+
+    @classmethod
+    def between(
+        cls,
+        memories: Sequence[object],
+        home: int,
+        links: Mapping[tuple[int, int], Link],
+        values: Sequence[Value],
+        returned: Set[int],
+    ) -> Crossings:
+        """Number the memories of devices.
+
+        Args:
+            memories: of each device; the same object where it is shared.
+            home: the device with the caller's memory.
+            links: between devices.
+            values: of the whole Program.
+            returned: as `returned` above.
+        """
+        distinct = list(dict.fromkeys(memories))
+        memory_of = tuple(distinct.index(one) for one in memories)
+        return cls(
+            memory_of,
+            memory_of[home],
+            {(memory_of[one], memory_of[other]): link for (one, other), link in links.items()},
+            {one.index: one.size_bytes for one in values},
+            frozenset(returned),
+        )
 
 
 class DeviceChoice:
     """Chooses devices for the segments of each execution.
 
     A device's pace is the measured duration of its segments over the expected one, smoothed. The
-    pace of a device that executes nothing decays, so that it is tried again. `hybrid` begins with
-    the plan and moves single segments while the paces predict an improvement; `dynamic` gives each
-    segment in turn to the device that finishes it first (earliest finish time, as HEFT: Topcuoglu,
-    Hariri, Wu, IEEE TPDS 13(3), 2002, section 4.1). The result depends only on observations, and is
-    kept while paces stay within a twentieth.
+    pace of a device that executes nothing decays, so that it is tried again.
+
+    `hybrid` begins with the plan, and searches single segments, pairs and runs of them to move
+    while the paces predict an improvement: a limited number in each choice, so that a search takes
+    several executions. `dynamic` gives each segment in turn to the device that finishes it first,
+    including the copies of what it reads and behind the executions under way, or all segments to
+    one device where that is better (`dmda` of StarPU; the source is named in
+    native/include/offload/device_choice.hpp). The result depends only on observations, and for
+    `dynamic` on executions under way. It is kept while paces stay within a twentieth.
 
     Owner: one executable. Thread: one at a time.
     """
@@ -62,16 +129,32 @@ class DeviceChoice:
         hand_over_ns: float,
         *,
         is_throughput: bool = False,
+        crossings: Crossings | None = None,
+        clock_ns: Callable[[], float] = time.monotonic_ns,
     ) -> None:
-        """Begin with the plan, and with all devices at the expected pace."""
+        """Begin with the plan, and with all devices at the expected pace.
+
+        Args:
+            segments: in an order in which they may run.
+            placement: when devices are chosen.
+            hand_over_ns: the cost of going on on another device.
+            is_throughput: whether the work of the busiest device counts, and not the latency.
+            crossings: what is copied; None: all devices share one memory.
+            clock_ns: the time.
+        """
         self._segments = tuple(segments)
         self._placement = placement
-        self._hand_over_ns = hand_over_ns
         self._is_throughput = is_throughput
+        self._clock_ns = clock_ns
         n_devices = len(segments[0].costs_ns) if segments else 0
+        self._search = _search_of(self._segments, n_devices, hand_over_ns, crossings)
         self._paces = [1.0] * n_devices
         self._chosen_at: list[float] = []
+        self._is_searching = False
         self._devices = tuple(one.planned for one in segments)
+        self._n_under_way = 0
+        self._was_busy = False  # whether executions were under way at the last choice
+        self._free_at_ns = [0.0] * n_devices  # by the clock, when executions under way have ended
         self.n_moved = 0
 
     @property
@@ -85,21 +168,21 @@ class DeviceChoice:
         return tuple(self._paces)
 
     def choose(self) -> tuple[int, ...]:
-        """Choose the device of each segment, for the execution that is queued now."""
-        if self.is_static or not self._has_changed():
+        """Choose the device of each segment, for the execution that is queued now.
+
+        `ended` must be called for it.
+        """
+        if self.is_static or self._search is None:
             return self._devices
-        self._chosen_at = list(self._paces)
         if self._placement is Placement.DYNAMIC:
-            found = self._earliest()
+            self._choose_earliest(self._search)
         else:
-            found = self._mended(tuple(one.planned for one in self._segments))
-        if self.value(found) < _BETTER * self.value(self._devices):
-            self.n_moved += sum(map(int.__ne__, found, self._devices))
-            self._devices = found
+            self._choose_better(self._search)
         return self._devices
 
     def ended(self, devices: Sequence[int], took_ns: Sequence[float | None]) -> None:
-        """Note the durations of an execution's segments on their devices; None where unknown."""
+        """Note the end of an execution: the durations of its segments; None where unknown."""
+        self._n_under_way = max(0, self._n_under_way - 1)
         expected = [0.0] * len(self._paces)
         took = [0.0] * len(self._paces)
         for one, device, ns in zip(self._segments, devices, took_ns, strict=True):
@@ -114,19 +197,52 @@ class DeviceChoice:
             else:
                 self._paces[device] += _FORGOTTEN * (1.0 - self._paces[device])
 
-    def value(self, devices: Sequence[int]) -> float:
-        """The latency of one execution, or the work of the busiest device, at these paces."""
-        free = [0.0] * len(self._paces)
-        ends: list[float] = []
-        for one, device in zip(self._segments, devices, strict=True):
-            ends.append(self._end_ns(one, device, devices, ends, free))
-            free[device] = ends[-1]
-        if not self._is_throughput:
-            return max(ends, default=0.0)
-        busy = [0.0] * len(self._paces)
-        for one, device in zip(self._segments, devices, strict=True):
-            busy[device] += self._cost_ns(one, device)
-        return max(busy, default=0.0)
+    def failed(self) -> None:
+        """Note the end of an execution that failed or was refused."""
+        self._n_under_way = max(0, self._n_under_way - 1)
+
+    def value(self, devices: Sequence[int], free_ns: Sequence[float] = ()) -> float:
+        """The latency of one execution, or the work of the busiest device, at these paces.
+
+        Args:
+            devices: of each segment.
+            free_ns: by device, when it has ended earlier executions; 0 if not given.
+        """
+        if self._search is None:
+            return 0.0
+        free_ns = free_ns or [0.0] * len(self._paces)
+        return self._search.value(devices, self._paces, free_ns, is_throughput=self._is_throughput)
+
+    def _choose_earliest(self, search: _planner.DeviceSearch) -> None:
+        now_ns = self._clock_ns()
+        free_ns = [max(0.0, one - now_ns) if self._n_under_way else 0.0 for one in self._free_at_ns]
+        if self._has_changed() or any(free_ns) or self._was_busy:
+            self._was_busy = any(free_ns)
+            self._chosen_at = list(self._paces)
+            search.begin([self._devices], self._paces, free_ns, is_throughput=self._is_throughput)
+            self._adopt(search, free_ns)
+        freed_ns = search.freed(self._devices, self._paces, free_ns)
+        self._free_at_ns = [now_ns + one for one in freed_ns]
+        self._n_under_way += 1
+
+    def _choose_better(self, search: _planner.DeviceSearch) -> None:
+        idle_ns = [0.0] * len(self._paces)
+        if self._has_changed():
+            self._chosen_at = list(self._paces)
+            planned = tuple(one.planned for one in self._segments)
+            search.begin(
+                [self._devices, planned], self._paces, idle_ns, is_throughput=self._is_throughput
+            )
+            self._is_searching = True
+        if self._is_searching:
+            self._is_searching = not search.improve(_N_EVALUATIONS)
+            self._adopt(search, idle_ns)
+
+    def _adopt(self, search: _planner.DeviceSearch, free_ns: Sequence[float]) -> None:
+        if search.found_value < _BETTER * self.value(self._devices, free_ns):
+            found = tuple(search.found)
+            self.n_moved += sum(map(int.__ne__, found, self._devices))
+            self._devices = found
 
     def _has_changed(self) -> bool:
         if not self._chosen_at:
@@ -134,65 +250,53 @@ class DeviceChoice:
         pairs = zip(self._paces, self._chosen_at, strict=True)
         return any(abs(pace - before) > _CHANGED * before for pace, before in pairs)
 
-    def _cost_ns(self, one: SegmentCosts, device: int) -> float:
-        cost_ns = one.costs_ns[device]
-        assert cost_ns is not None  # only devices that have the segment are considered
-        return cost_ns * self._paces[device]
 
-    def _end_ns(
-        self,
-        one: SegmentCosts,
-        device: int,
-        devices: Sequence[int],
-        ends: Sequence[float],
-        free: Sequence[float],
-    ) -> float:
-        ready = [
-            ends[at] + (self._hand_over_ns if devices[at] != device else 0.0) for at in one.after
-        ]
-        return max(free[device], *ready, 0.0) + self._cost_ns(one, device)
+def _search_of(
+    segments: Sequence[SegmentCosts],
+    n_devices: int,
+    hand_over_ns: float,
+    crossings: Crossings | None,
+) -> _planner.DeviceSearch | None:
+    """The search for devices; None without segments."""
+    if not segments:
+        return None
+    memory_of = crossings.memory_of if crossings else (0,) * n_devices
+    n_memories = max(memory_of) + 1
+    pairs = [(one, other) for one in range(n_memories) for other in range(n_memories)]
+    links = [_NO_LINK] * len(pairs)
+    if crossings is not None:
+        for at, pair in enumerate(pairs):
+            if pair[0] != pair[1]:
+                link = crossings.links[pair]
+                links[at] = (link.overhead_ns, link.bytes_per_second)
+    return _planner.DeviceSearch(
+        n_devices,
+        [_CANNOT_RUN if cost is None else cost for one in segments for cost in one.costs_ns],
+        [one.after for one in segments],
+        hand_over_ns=hand_over_ns,
+        memory_of=memory_of,
+        home=crossings.home if crossings else 0,
+        links=links,
+        values=_shared_values(segments, crossings) if crossings else [],
+    )
 
-    def _able(self, one: SegmentCosts) -> Iterator[int]:
-        return (device for device, cost_ns in enumerate(one.costs_ns) if cost_ns is not None)
 
-    def _earliest(self) -> tuple[int, ...]:
-        free = [0.0] * len(self._paces)
-        ends: list[float] = []
-        devices: list[int] = []
-        for one in self._segments:
-            by_device: Mapping[int, float] = {
-                device: self._end_ns(one, device, devices, ends, free) for device in self._able(one)
-            }
-            device = min(by_device, key=lambda each: by_device[each])
-            devices.append(device)
-            ends.append(by_device[device])
-            free[device] = ends[-1]
-        return tuple(devices)
-
-    def _mended(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """Improve by moving one segment, swapping two, or moving all to one device."""
-        best, least = devices, self.value(devices)
-        while True:
-            moves = [*self._moves(best), self._earliest()]
-            found = min(moves, key=self.value)
-            if self.value(found) >= _BETTER * least:
-                return best
-            best, least = found, self.value(found)
-
-    def _moves(self, devices: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        for at, one in enumerate(self._segments):
-            for device in self._able(one):
-                yield (*devices[:at], device, *devices[at + 1 :])
-        for first, second in itertools.combinations(range(len(devices)), 2):
-            exchanged = list(devices)
-            exchanged[first], exchanged[second] = devices[second], devices[first]
-            is_able = (
-                self._segments[at].costs_ns[exchanged[at]] is not None for at in (first, second)
-            )
-            if devices[first] != devices[second] and all(is_able):
-                yield tuple(exchanged)
-        for device in range(len(self._paces)):
-            yield tuple(
-                device if one.costs_ns[device] is not None else before
-                for one, before in zip(self._segments, devices, strict=True)
-            )
+def _shared_values(
+    segments: Sequence[SegmentCosts], crossings: Crossings
+) -> list[tuple[int, float, list[int], bool]]:
+    """The producer, bytes and readers of Values, and whether the caller reads them, summed."""
+    made = {value: at for at, one in enumerate(segments) for value in one.makes}
+    readers: dict[int, list[int]] = {value: [] for value in made}
+    for at, one in enumerate(segments):
+        for value in dict.fromkeys(one.reads):
+            readers.setdefault(value, []).append(at)
+    found: dict[tuple[int, tuple[int, ...], bool], int] = {}
+    for value, segments_that_read in readers.items():
+        producer = made.get(value, _CALLER)
+        is_returned = producer != _CALLER and value in crossings.returned
+        key = producer, tuple(segments_that_read), is_returned
+        found[key] = found.get(key, 0) + crossings.size_bytes[value]
+    return [
+        (producer, float(size_bytes), list(read), is_returned)
+        for (producer, read, is_returned), size_bytes in found.items()
+    ]

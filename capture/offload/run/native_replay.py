@@ -158,9 +158,9 @@ def _call_spec(
         ],
         results=_result_specs(bound, loaded),
         weights=[
-            _weight_spec(
+            weight_spec(
                 bound,
-                plan,
+                plan.slot_of(value.index),
                 value,
                 loaded.weights.tensors,
                 is_written=value.index in written,
@@ -168,13 +168,8 @@ def _call_spec(
             )
             for value in _device_weights(bound, loaded)
         ],
-        host_constants=list(_host_constants(bound)),
-        overlaps=[
-            _native.OverlapSpec(
-                first=one.first, second=one.second, distance_bytes=one.distance_bytes
-            )
-            for one in program.overlaps
-        ],
+        host_constants=list(host_constants(bound)),
+        overlaps=overlap_specs(program),
         feature_map_slot=plan.feature_map.index,
         alignment_bytes=plan.alignment_bytes,
         shapes=_call_shapes(program, plan),
@@ -265,8 +260,16 @@ def _device_weights(bound: BoundProgram, loaded: Loaded) -> list[Value]:
     return [value for value in weights if not value.on_host and value.index in held]
 
 
-def _host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
-    """The tensors on the host that executions must find as recorded: inputs, held tensors."""
+def overlap_specs(program: Program) -> list[_native.OverlapSpec]:
+    """Return the inputs that share memory, as the native side takes them."""
+    return [
+        _native.OverlapSpec(first=one.first, second=one.second, distance_bytes=one.distance_bytes)
+        for one in program.overlaps
+    ]
+
+
+def host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
+    """Yield the tensors on the host that executions must find as recorded: inputs, held tensors."""
     program = bound.program
     for leaf, view in enumerate(program.inputs):
         value = program.values[view.value]
@@ -291,22 +294,23 @@ def _host_constants(bound: BoundProgram) -> Iterator[_native.HostConstantSpec]:
             )
 
 
-def _weight_spec(
+def weight_spec(
     bound: BoundProgram,
-    plan: Plan,
+    slot: int,
     value: Value,
     moved: Mapping[int, torch.Tensor],
     *,
     is_written: bool,
-    is_packed: bool,
+    is_packed: bool = False,
 ) -> _native.WeightSpec:
+    """Describe a weight in a slot; `moved`: where launches find weights that lie elsewhere."""
     views, place = bound.program.weight_views[value.index], moved.get(value.index)
     holders = list(bound.bindings.weights.get(value.index, ()))
     if place is not None and not holders:  # its content is in a file
         views, holders, place = views[:1], [place], None
     return _native.WeightSpec(
         name=value.name,
-        slot=plan.slot_of(value.index),
+        slot=slot,
         size_bytes=value.size_bytes,
         written=is_written,
         holders=holders,

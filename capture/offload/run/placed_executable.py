@@ -22,20 +22,21 @@ from offload.interpreter.eager_run import tensor_at
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram, Program, TensorView
 from offload.program.structure import unflatten
-from offload.run.arguments import tensors_of_call
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
 from offload.run.placed_explanation import moved_lines, segment_lines, transfer_lines
-from offload.run.placed_inputs import Base, InputChecks, check_caller
 from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued
 from offload.run.placed_timeline import placed_timeline
-from offload.run.placed_weights import WeightPlaces
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
 from offload.run.ticket import Ticket
 from offload.run.transfers import Memory
 from offload.run.weight_copies import WeightCopies
+from offload.run.whole_binding import whole_binding
 from offload.timeline import Timeline
+
+Base = tuple[torch.UntypedStorage, int]
+"""Where a Value begins: a storage, and how many bytes into it."""
 
 
 class PlacedExecutable(Submitting):
@@ -101,9 +102,8 @@ class PlacedExecutable(Submitting):
         self._has_others = any(memory is not home for _, memory in self._placed_runs())
         self._is_whole = len(self.segments) == 1 and self.segments[0].slice.bound is bound
         self._copies = copies
-        self._places = WeightPlaces(bound)
+        self._binding = whole_binding(bound)
         self._weights = self._weight_bases()
-        self._checks = InputChecks(self.program, self._weights)
         values = self.program.values
         self._made = {
             at: TensorView(at, 0, values[at].shape, values[at].strides, values[at].dtype)
@@ -118,9 +118,10 @@ class PlacedExecutable(Submitting):
             return self._called(args, kwargs)
         queued = self._queued(args, kwargs, self._asked(()))
         errors = [one._outcome() for one in queued.tickets]  # all have ended before one is raised
-        if (error := _origin(errors)) is not None:
+        error = _origin(errors)
+        self._observe(queued.devices, error)
+        if error is not None:
             raise error
-        self._observe(queued.devices)
         return self._result(queued)
 
     def close(self) -> None:
@@ -213,21 +214,40 @@ class PlacedExecutable(Submitting):
         Weights on other devices are copied there again by the next execution: call it also after
         writes that torch does not count.
 
+        Executions under way end first, so that none reads old and new weights.
+
         Raises:
             BindingError: a new storage does not fit; no segment uses another one then.
+            ExecutionError: executions are under way, and it was called in one of its launches, in a
+                task or in a done-callback, for which they may wait.
         """
-        with self._lock:
-            runs = [run for run, memory in self._placed_runs() if memory is self._queue.home]
-            self._places.check_layouts()
-            for run in runs:
-                run.check_rebinding()
-            for run in runs:
-                run.rebind_weights()
-            self._places.take()
-            if self._copies is not None:
-                self._copies.copy_all_again()
-            self._weights = self._weight_bases()
-            self._checks = InputChecks(self.program, self._weights)
+        while True:
+            with self._lock:
+                under_way = self._queue.under_way()
+                if not under_way:
+                    self._rebind()
+                    return
+            if in_callable() or any(run._native.is_inside_launch for run in self._runs()):
+                raise ExecutionError(
+                    "rebind_weights: it waits for executions under way, which may wait for the "
+                    "task or launch that calls it: call it outside"
+                )
+            refuse_in_callback()
+            for one in under_way:
+                one._outcome()
+
+    def _rebind(self) -> None:
+        """Rebind all segments; where one fails, later calls are refused until all have."""
+        runs = [run for run, memory in self._placed_runs() if memory is self._queue.home]
+        self._binding.check_layouts()
+        for run in runs:
+            run.check_rebinding()
+        for run in runs:
+            run.rebind_weights()
+        if self._copies is not None:
+            self._copies.copy_all_again()
+        self._binding.rebind_weights()
+        self._weights = self._weight_bases()
 
     def _weight_bases(self) -> dict[int, Base]:
         views = self.program.weight_views
@@ -260,10 +280,10 @@ class PlacedExecutable(Submitting):
         Raises:
             BindingError: torch is in another state than when the program was recorded.
         """
+        caller = self._binding.surroundings()
         found = {id(run): run._surroundings() for run in self._runs()} if is_later else {}
-        if self._has_others:
-            check_caller(self.bound)
-        return Asked(tuple(after), found, self._queue.home.mark() if self._has_others else None)
+        ready = self._queue.home.mark() if self._has_others else None
+        return Asked(tuple(after), caller, found, ready)
 
     def _queue_for(self, whole: Ticket, args: Args, kwargs: Kwargs, asked: Asked) -> None:
         """Queue the segments; the ticket ends when all of them have."""
@@ -275,15 +295,19 @@ class PlacedExecutable(Submitting):
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
         error = _origin([one._outcome() for one in queued.tickets])
+        self._observe(queued.devices, error)
         if error is not None:
             whole._set_error(error)
             return
-        self._observe(queued.devices)
         whole._set_result(self._result(queued))
 
-    def _observe(self, devices: Sequence[int]) -> None:
+    def _observe(self, devices: Sequence[int], error: BaseException | None) -> None:
         """Record the segments' latest durations: of other calls, where calls overlap."""
         if self.choice.is_static:
+            return
+        if error is not None:
+            with self._lock:
+                self.choice.failed()
             return
         took_ns = [
             None if device in self._untimed else one.run(device).last_execution.device_ns
@@ -301,8 +325,12 @@ class PlacedExecutable(Submitting):
             return self._whole(self.segments[0].costs.planned)(*args, **kwargs)
         with self._lock:
             devices = self.choice.choose()
-        result = self._whole(devices[0])(*args, **kwargs)
-        self._observe(devices)
+        try:
+            result = self._whole(devices[0])(*args, **kwargs)
+        except BaseException as error:
+            self._observe(devices, error)
+            raise
+        self._observe(devices, None)
         return result
 
     def _whole(self, device: int) -> Executable:
@@ -316,34 +344,39 @@ class PlacedExecutable(Submitting):
             return self._whole(planned)._submitted(args, kwargs, after)
         with self._lock:
             devices = self.choice.choose()
-            ticket = self._whole(devices[0])._submitted(args, kwargs, after)
-        ticket._call_when_done(lambda: self._observe(devices))
+            try:
+                ticket = self._whole(devices[0])._submitted(args, kwargs, after)
+            except BaseException:
+                self.choice.failed()
+                raise
+        ticket._call_when_done(lambda: self._observe(devices, ticket._outcome()))
         return ticket
 
-    def _tensors(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
-        """Return the tensors of a call, checked."""
+    def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
         if self._closed:
             raise ExecutionError("the executable is closed")
-        tensors = tensors_of_call(self.bound, args, kwargs)
-        self._checks.check(tensors)
-        return tensors
-
-    def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
-        given = self._tensors(args, kwargs)
+        given = self._binding.checked(args, kwargs, asked.caller)
         with self._lock:
             devices = self.choice.choose()
-            if self._has_others or self._leaves_something:
-                self._places.check()
-            if not self._leaves_something:
-                return self._queue.queued(devices, given, asked)
-            after = (*asked.after, *end_of(self._before))
-            begun: list[Ticket] = []
             try:
-                return self._queue.queued(
-                    devices, given, dataclasses.replace(asked, after=after), begun
-                )
-            finally:
-                self._before = tuple(begun) or self._before
+                return self._queued_on(devices, given, asked)
+            except BaseException:
+                self.choice.failed()
+                raise
+
+    def _queued_on(
+        self, devices: Sequence[int], given: Sequence[torch.Tensor], asked: Asked
+    ) -> Queued:
+        if not self._leaves_something:
+            return self._queue.queued(devices, given, asked)
+        after = (*asked.after, *end_of(self._before))
+        begun: list[Ticket] = []
+        try:
+            return self._queue.queued(
+                devices, given, dataclasses.replace(asked, after=after), begun
+            )
+        finally:
+            self._before = tuple(begun) or self._before
 
     def _result(self, queued: Queued) -> Any:
         """Return what the model returns, with views of memory that the execution has filled."""

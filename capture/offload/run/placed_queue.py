@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -57,12 +58,14 @@ class Asked:
 
     Attributes:
         after: tickets that everything waits for.
+        caller: of the thread, compared with the recorded one.
         surroundings: of each executable, by its `id`; empty: the present thread's.
         ready: an event behind that thread's earlier work on the caller's device; None where the
             caller's memory is the host's.
     """
 
     after: tuple[Ticket, ...]
+    caller: _native.Surroundings
     surroundings: Mapping[int, _native.Surroundings]
     ready: Any
 
@@ -138,7 +141,8 @@ class PlacedQueue:
         self._returned = {result.view.value for result in program.results}
         self._routes: dict[tuple[int, ...], Route] = {}
         self.n_queued = 0  # executions, the present one included
-        self._under_way: list[Ticket] = []  # transfers that no later work waits for
+        # Tickets of executions that may be under way, which keep them; an ended one keeps results.
+        self._executions: deque[Sequence[weakref.ref[Ticket]]] = deque()
         self._readers: deque[Ticket] = deque()  # executions that read copies of weights
         self._refreshing: dict[Memory, list[Ticket]] = {}
 
@@ -191,11 +195,9 @@ class PlacedQueue:
                 one.cancel()
             raise
         finally:
+            self._note_execution(queue.tickets())
             if begun is not None:
                 begun += queue.tickets()
-        if route.transfers:
-            left = [one for one in self._under_way if not one.done()]
-            self._under_way = left + tickets[len(self._segments) :]
         home = {value: tensor for (value, memory), tensor in held.items() if memory is self.home}
         return Queued(devices, tickets, given, home, held)
 
@@ -313,9 +315,18 @@ class PlacedQueue:
         ticket._call_when_done(lambda: copies.copied(stale, is_right=ticket._outcome() is None))
         self._refreshing.setdefault(memory, []).append(ticket)
 
+    def under_way(self) -> list[Ticket]:
+        """Return the tickets of executions that have not ended."""
+        return [one for tickets in self._executions for one in _alive(tickets) if not one.done()]
+
+    def _note_execution(self, tickets: Sequence[Ticket]) -> None:
+        while self._executions and all(one.done() for one in _alive(self._executions[0])):
+            self._executions.popleft()
+        self._executions.append([weakref.ref(one) for one in tickets])
+
     def close(self) -> None:
-        """Wait for running transfers; later ones fail."""
-        for one in self._under_way:
+        """Wait for executions under way; later transfers fail."""
+        for one in self.under_way():
             one._outcome()
         self.links.close()
 
@@ -323,6 +334,10 @@ class PlacedQueue:
         """Note a queued segment that reads copies of weights."""
         if self._copies is not None:
             self._readers.append(ticket)
+
+
+def _alive(tickets: Sequence[weakref.ref[Ticket]]) -> Iterator[Ticket]:
+    return (one for one in (each() for each in tickets) if one is not None)
 
 
 def _without_bits(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:

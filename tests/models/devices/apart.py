@@ -15,7 +15,7 @@ from offload.plan.program_tasks import program_tasks, staying_launches, task_lau
 from offload.plan.task_graph import Processor
 from offload.plan.task_placement import place_tasks
 from offload.plan.topology import Link
-from offload.run.device_choice import DeviceChoice, Placement
+from offload.run.device_choice import Crossings, DeviceChoice, Placement
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.transfers import Memory
 from offload.run.weight_copies import WeightCopies
@@ -73,7 +73,9 @@ def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None)
         copies=copies,
         load=lambda part, backend: Captured(part).load(backend),
     )
-    choice = DeviceChoice([one.costs for one in segments], kind, 1_000.0)
+    returned = {result.view.value for result in program.results}
+    crossings = Crossings.between(devices.memories, 0, links, program.values, returned)
+    choice = DeviceChoice([one.costs for one in segments], kind, 1_000.0, crossings=crossings)
     return PlacedExecutable(
         bound,
         placement,

@@ -304,12 +304,12 @@ def test_a_weight_that_was_moved_is_refused_until_it_is_bound_again():
         expected = run(x)
         kept = model.weight.data
         model.weight.data = normal(8, 8)
-        with pytest.raises(offload.BindingError, match=r"weight.*call rebind_weights"):
+        with pytest.raises(offload.BindingError, match=r"weight.*call run\.rebind_weights"):
             run(x)
         run.rebind_weights()
         assert all(map(torch.equal, run(x), model(x)))
         model.weight.data = normal(8, 9)[:, :8]
-        with pytest.raises(offload.BindingError, match=r"expected float32\[8, 8\] with strides"):
+        with pytest.raises(offload.BindingError, match="laid out alike"):
             run.rebind_weights()
         model.weight.data = kept
         run.rebind_weights()
