@@ -2,202 +2,24 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "plan/size_numbers.hpp"
+
 namespace offload {
 namespace {
+
+using namespace numbers;
 
 // Deeper than the stack of any size that a model computes. An evaluation needs only its stack.
 constexpr std::size_t kMostOperands = 64;
 
 // Up to this number all sizes are evaluated one by one, which takes some 50 us.
 constexpr std::int64_t kMostPoints = 1024;
-
-// Up to here a double represents every integer.
-constexpr std::int64_t kMostExact = std::int64_t{1} << 53;
-
-Number integer(std::int64_t value) { return {false, value, 0.0}; }
-Number real(double value) { return {true, 0, value}; }
-
-[[noreturn]] void refuse(const char* why) { throw ExpressionError(why); }
-
-double as_real(const Number& number) {
-  if (number.is_real) return number.real;
-  if (number.integer > kMostExact || number.integer < -kMostExact) {
-    refuse("an integer beyond 2^53 is made a fraction");
-  }
-  return static_cast<double>(number.integer);
-}
-
-std::int64_t as_integer(const Number& number) {
-  if (number.is_real) refuse("a fraction stands where an integer is expected");
-  return number.integer;
-}
-
-bool as_truth(const Number& number) {
-  return number.is_real ? number.real != 0 : number.integer != 0;
-}
-
-Number checked(double value) {
-  if (std::isnan(value)) refuse("the result is no number");
-  return real(value);
-}
-
-Number add(const Number& left, const Number& right) {
-  if (left.is_real || right.is_real) return checked(as_real(left) + as_real(right));
-  std::int64_t sum = 0;
-  if (__builtin_add_overflow(left.integer, right.integer, &sum)) refuse("a sum leaves 64 bits");
-  return integer(sum);
-}
-
-Number multiply(const Number& left, const Number& right) {
-  if (left.is_real || right.is_real) return checked(as_real(left) * as_real(right));
-  std::int64_t product = 0;
-  if (__builtin_mul_overflow(left.integer, right.integer, &product)) {
-    refuse("a product leaves 64 bits");
-  }
-  return integer(product);
-}
-
-// The quotient, rounded down, and its remainder.
-std::pair<std::int64_t, std::int64_t> divide(std::int64_t dividend, std::int64_t divisor) {
-  if (divisor == 0) refuse("a size is divided by 0");
-  if (divisor == -1) {
-    if (dividend == std::numeric_limits<std::int64_t>::min()) refuse("a quotient leaves 64 bits");
-    return {-dividend, 0};
-  }
-  std::int64_t quotient = dividend / divisor, remainder = dividend % divisor;
-  if (remainder != 0 && (remainder < 0) != (divisor < 0)) {
-    --quotient;
-    remainder += divisor;
-  }
-  return {quotient, remainder};
-}
-
-Number power(const Number& base, const Number& exponent) {
-  if (base.is_real || exponent.is_real) {
-    const double value = std::pow(as_real(base), as_real(exponent));
-    // Python raises where it divides by 0, or the result is too large.
-    if (std::isinf(value)) refuse("a power has no finite result");
-    return checked(value);
-  }
-  if (exponent.integer < 0) refuse("an integer is raised to a power below 0");
-  Number result = integer(1), square = base;
-  for (std::int64_t left = exponent.integer; left > 0; left /= 2) {
-    if (left % 2 == 1) result = multiply(result, square);
-    if (left > 1) square = multiply(square, square);
-  }
-  return result;
-}
-
-int compare(const Number& left, const Number& right) {
-  if (left.is_real || right.is_real) {
-    const double one = as_real(left), other = as_real(right);
-    return one < other ? -1 : (one > other ? 1 : 0);
-  }
-  return left.integer < right.integer ? -1 : (left.integer > right.integer ? 1 : 0);
-}
-
-Number rounded(const Number& number, Operation operation) {
-  if (!number.is_real) return number;
-  double value = number.real;
-  if (operation == Operation::kFloor) value = std::floor(value);
-  if (operation == Operation::kCeiling) value = std::ceil(value);
-  if (operation == Operation::kTruncate) value = std::trunc(value);
-  if (operation == Operation::kRound) value = std::nearbyint(value);
-  if (!(std::abs(value) < 9.2e18)) refuse("a rounded fraction leaves 64 bits");
-  return integer(static_cast<std::int64_t>(value));
-}
-
-Number root(double value) {
-  if (value < 0) refuse("the square root of a number below 0");
-  return real(std::sqrt(value));
-}
-
-Number logarithm(double value) {
-  if (value <= 0) refuse("the logarithm of a number that is not above 0");
-  return real(std::log(value));
-}
-
-Number quotient(const Number& left, const Number& right) {
-  if (as_real(right) == 0) refuse("a size is divided by 0");
-  return checked(as_real(left) / as_real(right));
-}
-
-std::size_t operands_of(Operation operation) {
-  switch (operation) {
-    case Operation::kInteger:
-    case Operation::kReal:
-    case Operation::kSize:
-      return 0;
-    case Operation::kNot:
-    case Operation::kToReal:
-    case Operation::kSquareRoot:
-    case Operation::kLogarithm:
-    case Operation::kFloor:
-    case Operation::kCeiling:
-    case Operation::kTruncate:
-    case Operation::kRound:
-      return 1;
-    case Operation::kWhere:
-      return 3;
-    default:
-      return 2;
-  }
-}
-
-Number of_one(Operation operation, const Number& given) {
-  switch (operation) {
-    case Operation::kNot:
-      return integer(as_truth(given) ? 0 : 1);
-    case Operation::kToReal:
-      return real(as_real(given));
-    case Operation::kSquareRoot:
-      return root(as_real(given));
-    case Operation::kLogarithm:
-      return logarithm(as_real(given));
-    default:
-      return rounded(given, operation);
-  }
-}
-
-Number of_two(Operation operation, const Number& left, const Number& right) {
-  switch (operation) {
-    case Operation::kAdd:
-      return add(left, right);
-    case Operation::kMultiply:
-      return multiply(left, right);
-    case Operation::kFloorDivide:
-      return integer(divide(as_integer(left), as_integer(right)).first);
-    case Operation::kModulo:
-      return integer(divide(as_integer(left), as_integer(right)).second);
-    case Operation::kPower:
-      return power(left, right);
-    case Operation::kMinimum:
-      return compare(left, right) <= 0 ? left : right;
-    case Operation::kMaximum:
-      return compare(left, right) >= 0 ? left : right;
-    case Operation::kEqual:
-      return integer(compare(left, right) == 0);
-    case Operation::kNotEqual:
-      return integer(compare(left, right) != 0);
-    case Operation::kLess:
-      return integer(compare(left, right) < 0);
-    case Operation::kLessEqual:
-      return integer(compare(left, right) <= 0);
-    case Operation::kAnd:
-      return integer(as_truth(left) && as_truth(right));
-    case Operation::kOr:
-      return integer(as_truth(left) || as_truth(right));
-    default:
-      return quotient(left, right);
-  }
-}
 
 // ---- bounds -------------------------------------------------------------------------------------
 
@@ -224,9 +46,11 @@ bool may_be_false(const Bounds& bounds) {
   return compare(bounds.least, integer(0)) <= 0 && compare(bounds.greatest, integer(0)) >= 0;
 }
 
-// All operations but `not` increase with their operand.
+// All operations but `not`, sine and cosine increase with their operand.
 Bounds bounds_of_one(Operation operation, const Bounds& given) {
   if (operation == Operation::kNot) return truth(may_be_true(given), may_be_false(given));
+  const bool is_wave = operation == Operation::kSine || operation == Operation::kCosine;
+  if (is_wave && !is_one_number(given)) return {{true, 0, -1.0}, {true, 0, 1.0}};
   return {of_one(operation, given.least), of_one(operation, given.greatest)};
 }
 
@@ -262,6 +86,22 @@ Bounds bounds_of_power(const Bounds& base, const Bounds& exponent) {
                power(base.greatest, exponent.least), power(base.greatest, exponent.greatest)});
 }
 
+// Of a common divisor or multiple.
+Bounds bounds_of_common(Operation operation, const Bounds& left, const Bounds& right) {
+  if (is_one_number(left) && is_one_number(right)) {
+    const Number only = of_two(operation, left.least, right.least);
+    return {only, only};
+  }
+  const std::int64_t one = as_integer(left.least), other = as_integer(right.least);
+  if (one < 0 || other < 0) refuse("nothing is known of a divisor of numbers below 0");
+  if (operation == Operation::kLeastMultiple) {
+    return {integer(one > 0 && other > 0), multiply(left.greatest, right.greatest)};
+  }
+  // The divisor of a number and 0 is the number.
+  return {integer(one > 0 || other > 0),
+          of_two(Operation::kMaximum, left.greatest, right.greatest)};
+}
+
 Bounds bounds_of_comparison(Operation operation, const Bounds& left, const Bounds& right) {
   const bool may_be_less = compare(left.least, right.greatest) < 0;
   const bool may_be_greater = compare(left.greatest, right.least) > 0;
@@ -295,6 +135,9 @@ Bounds bounds_of_two(Operation operation, const Bounds& left, const Bounds& righ
       return bounds_of_remainder(left, right);
     case Operation::kPower:
       return bounds_of_power(left, right);
+    case Operation::kGreatestDivisor:
+    case Operation::kLeastMultiple:
+      return bounds_of_common(operation, left, right);
     case Operation::kEqual:
     case Operation::kNotEqual:
     case Operation::kLess:
@@ -307,7 +150,7 @@ Bounds bounds_of_two(Operation operation, const Bounds& left, const Bounds& righ
       return truth(may_be_false(left) && may_be_false(right),
                    may_be_true(left) || may_be_true(right));
     default:
-      return corners();  // sums, products, minima and maxima
+      return corners();  // sums, products, minima, maxima, and roundings to a number of decimals
   }
 }
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from offload.api.captured import Captured
 from offload.api.next_step import NextStep, guarded
 from offload.api.recorded_program import recorded_program, runs_opaque
+from offload.api.recording_turn import TURN, refuse_nested
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
 from offload.console.user_code import callable_name, user_location
@@ -38,51 +37,6 @@ from offload.run.debug_lines import program_line
 
 # Keywords of an executable's call.
 _RESERVED = ("out", "feature_map")
-
-_recording = threading.local()
-
-
-def is_recording() -> bool:
-    """Whether this thread is recording a call."""
-    return getattr(_recording, "active", False)
-
-
-def refuse_nested() -> None:
-    """Refuse a capture inside a call that this thread records.
-
-    Raises:
-        CaptureError: this thread is recording.
-    """
-    if is_recording():
-        raise CaptureError(
-            "a call is being recorded already: capture inside a captured call is not possible"
-        )
-
-
-class _Turn:
-    """Recordings of a process run one at a time, and calls on other threads wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._begin_in_child)
-
-    def _begin_in_child(self) -> None:
-        """A forked process lacks the other threads, of which one may have been recording."""
-        if not is_recording():
-            self._lock = threading.Lock()
-
-    def take(self) -> None:
-        """Wait for the recordings of other threads; Ctrl-C ends the wait."""
-        self._lock.acquire()
-        _recording.active = True
-
-    def give_back(self) -> None:
-        """Let the next thread record."""
-        _recording.active = False
-        self._lock.release()
-
-
-_turn = _Turn()
 
 
 def raise_as_it_was(error: BaseException) -> NoReturn:
@@ -213,7 +167,7 @@ class BlockRecording:
         refuse_nested()
         refuse_hidden_reads(self._function)
         refuse_transforms()
-        _turn.take()
+        TURN.take()
         try:
             if self.captured._bound is not None:
                 raise CaptureError(
@@ -290,7 +244,7 @@ class BlockRecording:
         finally:
             self._progress.close()
             self._called = ((), {})
-            _turn.give_back()
+            TURN.give_back()
 
     def abandon(self, recorder: Recorder, error: BaseException) -> BaseException:
         """Discard the recording of a call that raised; return the refusal, if any, or the error."""

@@ -12,9 +12,10 @@ from typing import Any, TypeGuard
 
 import torch
 
-from offload.api.block_recording import BlockRecording, begin_call, is_recording, refuse_nested
+from offload.api.block_recording import BlockRecording, begin_call
 from offload.api.captured import Captured
 from offload.api.model_hooks import hooked
+from offload.api.recording_turn import is_recording, refuse_nested
 from offload.console.switches import debug_level
 from offload.errors import CaptureError
 from offload.files import find_stored_tensors

@@ -19,7 +19,7 @@ from torch import fx
 from torch._dynamo.utils import counters
 
 from offload.api import capture
-from offload.api.block_recording import refuse_nested
+from offload.api.recording_turn import refuse_nested
 from offload.backends import find_backend
 from offload.console.user_code import is_user_file, located_at, portable_location
 from offload.errors import CaptureError

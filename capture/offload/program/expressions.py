@@ -19,7 +19,8 @@ _SIGNS = {
 }  # fmt: skip
 _OPERANDS = {
     "not": 1, "to_real": 1, "square_root": 1, "logarithm": 1, "floor": 1, "ceiling": 1,
-    "truncate": 1, "round": 1, "where": 3,
+    "truncate": 1, "round": 1, "exponential": 1, "binary_logarithm": 1, "sine": 1, "cosine": 1,
+    "where": 3,
 }  # fmt: skip
 
 

@@ -50,7 +50,11 @@ from offload.record.symbolic_sizes import SymbolicSizes
 from offload.record.whole_program import WholeProgram
 
 _MOST_SIZES = 500
-_FRACTIONS = (REAL, "true_divide", "square_root", "logarithm", "to_real")
+# Operations about whose results torch knows too little to solve equations.
+_UNSOLVED = (
+    REAL, "true_divide", "square_root", "logarithm", "to_real", "exponential", "binary_logarithm",
+    "sine", "cosine", "round_decimals", "greatest_divisor", "least_multiple",
+)  # fmt: skip
 
 
 class _Numbers:
@@ -59,10 +63,10 @@ class _Numbers:
     def __init__(self, sizes: SymbolicSizes) -> None:
         self.expressions: dict[Expression, int] = {}
         self._sizes = sizes
-        self._positions = sizes.positions
+        self._codes = sizes.codes
 
     def index_of(self, number: Any) -> int:
-        expression = to_expression(self._sizes.expression_of(number), self._positions)
+        expression = to_expression(self._sizes.expression_of(number), self._codes)
         return self.expressions.setdefault(expression, len(self.expressions))
 
     def varying(self, numbers: Sequence[Any], program: Program | None = None) -> dict[int, int]:
@@ -199,7 +203,7 @@ def _guards(sizes: SymbolicSizes) -> tuple[SizeGuard, ...]:
     guards = []
     for condition, place in sizes.guards():
         try:
-            guard = SizeGuard(to_expression(condition, sizes.positions), place)
+            guard = SizeGuard(to_expression(condition, sizes.codes), place)
         except CaptureError as error:
             raise _located(place, error) from None
         if guard not in guards:
@@ -232,8 +236,8 @@ def _may_not_vary(name: str, size: int, place: str) -> CaptureError:
 def _pinned(guards: Sequence[SizeGuard], at: int, dim: Dim, n_dims: int) -> SizeGuard | None:
     """A guard that only the recorded size of a Dim fulfils, such as that of `int(n * 0.5)`.
 
-    torch notices guards that are equations of integers. In wide ranges, sizes near the recorded one
-    and near the least are tested.
+    torch notices guards that are equations of integers in functions that it knows. In wide ranges,
+    sizes near the recorded one and near the least are tested.
     """
     if dim.minimum == dim.maximum:
         return None
@@ -245,8 +249,8 @@ def _pinned(guards: Sequence[SizeGuard], at: int, dim: Dim, n_dims: int) -> Size
     )
     for guard in guards:
         code = guard.condition.code
-        is_of_fractions = any(operation in _FRACTIONS for operation, _ in code)
-        if guard.condition.dims != {at} or code[-1][0] != "equal" or not is_of_fractions:
+        is_unsolved = any(operation in _UNSOLVED for operation, _ in code)
+        if guard.condition.dims != {at} or code[-1][0] != "equal" or not is_unsolved:
             continue
         condition = expressions(n_dims, [guard.condition])
         others = (size for sizes in ranges for size in sizes if size != dim.recorded)

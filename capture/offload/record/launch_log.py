@@ -19,6 +19,7 @@ from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_weights import FakeWeights
 from offload.record.guards import HostReadGuards
 from offload.record.kept_numbers import KeptNumbers
+from offload.record.kernel_modes import KernelModes
 from offload.record.operators import (
     argument_data,
 )
@@ -48,6 +49,7 @@ class LaunchLog:
             call as one opaque launch; set at `begin`.
         unseen: the first such work; empty if there is no such work.
         numbers: the numbers passed to launches as tensors; None: all are passed as numbers.
+        modes: torch's when the call began; set at `begin`.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LaunchLog:
         self.allows_unseen = False
         self.unseen = ""
         self.numbers: KeptNumbers | None = None
+        self.modes: KernelModes | None = None
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn

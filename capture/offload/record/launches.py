@@ -23,6 +23,7 @@ from offload.record.fake_weights import FakeWeights
 from offload.record.folding import note_constants
 from offload.record.guards import refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
+from offload.record.kernel_modes import switched
 from offload.record.launch_log import LaunchLog, indices_of
 from offload.record.modes import seeding_unnoticed
 from offload.record.operators import (
@@ -251,6 +252,8 @@ class LaunchRecorder(LaunchLog):
         name, kept = operator.name, tuple[torch.Tensor, ...]()
         if self.numbers is not None:
             name, arguments, kept = self.numbers.instead(name, arguments)
+        if self.modes is not None and (change := self.modes.change()):
+            self.note_unseen(switched(user_location(), operator.name, change))
         self._append(
             name,
             tuple(self.described(argument) for argument in arguments),

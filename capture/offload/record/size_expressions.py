@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 from torch.utils._sympy import functions
 
 from offload.errors import CaptureError
-from offload.program.expressions import INTEGER, REAL, SIZE, Expression, Instruction
+from offload.program.expressions import INTEGER, REAL, Expression, Instruction
 
 # Functions with exactly as many operands as the operation takes.
 _PLAIN: Mapping[Any, str] = {
@@ -35,6 +35,11 @@ _PLAIN: Mapping[Any, str] = {
     functions.RoundToInt: "round",
     functions.OpaqueUnaryFn_sqrt: "square_root",
     functions.OpaqueUnaryFn_log: "logarithm",
+    functions.OpaqueUnaryFn_log2: "binary_logarithm",
+    functions.OpaqueUnaryFn_exp: "exponential",
+    functions.OpaqueUnaryFn_sin: "sine",
+    functions.OpaqueUnaryFn_cos: "cosine",
+    functions.RoundDecimal: "round_decimals",
     sympy.Not: "not",
     sympy.Eq: "equal",
     sympy.Ne: "not_equal",
@@ -53,29 +58,34 @@ _REPEATED: Mapping[Any, str] = {
 }
 _OF_INTEGERS: Mapping[Any, str] = {sympy.Add: "add", sympy.Mul: "multiply"}
 _MOST_EXACT = 2**62
+_MOST_DECIMALS = 100  # of native/plan/size_numbers.cpp
 
 
-def to_expression(expression: Any, positions: Mapping[Any, int]) -> Expression:
+Codes = Mapping[Any, Sequence[Instruction]]
+"""The code of each symbol."""
+
+
+def to_expression(expression: Any, codes: Codes) -> Expression:
     """Write a sympy expression as postfix code.
 
     Args:
         expression: as torch keeps it.
-        positions: for each symbol, the position of its Dim.
+        codes: of its symbols.
 
     Raises:
         CaptureError: it holds an unknown function, or a fraction is not computed as in the model:
             sympy has merged several roundings.
     """
-    return Expression(tuple(_code(sympy.sympify(expression), positions)))
+    return Expression(tuple(_code(sympy.sympify(expression), codes)))
 
 
-def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
+def _code(node: Any, codes: Codes) -> list[Instruction]:
     if node.func is functions.Identity:
-        return _rounded(node.args[0], positions)
+        return _rounded(node.args[0], codes)
     if node.is_Atom:
-        return [_atom(node, positions)]
+        return list(codes[node]) if node in codes else [_atom(node)]
     kind = node.func
-    parts = [_code(one, positions) for one in node.args]
+    parts = [_code(one, codes) for one in node.args]
     if kind in _SWAPPED:
         return [*parts[1], *parts[0], (_SWAPPED[kind], 0)]
     repeated = _REPEATED.get(kind)
@@ -88,6 +98,8 @@ def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
         # A fraction may be -0.0, which is not less than 0.0.
         return code if node.is_integer else [*code, (REAL, 0.0), ("add", 0)]
     plain = _PLAIN.get(kind)
+    if kind is functions.RoundDecimal and not _is_number_of_decimals(node.args[1]):
+        plain = None
     if kind is sympy.Pow and node.is_integer and node.exp.is_Integer and node.exp >= 0:
         plain = "power"
     if plain is None:
@@ -98,16 +110,20 @@ def _code(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
     return [*itertools.chain.from_iterable(parts), (plain, 0)]
 
 
-def _rounded(node: Any, positions: Mapping[Any, int]) -> list[Instruction]:
+def _rounded(node: Any, codes: Codes) -> list[Instruction]:
     """The code of one operation on fractions, kept apart from others (`watched_numbers`)."""
     if node.func is sympy.Pow and node.exp == 2:
-        parts = [_code(node.base, positions)] * 2
+        parts = [_code(node.base, codes)] * 2
         return _chain(parts, "multiply")
     n_rounded = sum(1 for one in node.args if one != -1)  # a sign rounds nothing
     if node.func in _OF_INTEGERS and n_rounded <= 2:
-        parts = [_code(one, positions) for one in node.args]
+        parts = [_code(one, codes) for one in node.args]
         return _chain(parts, _OF_INTEGERS[node.func])
-    return _code(node, positions)
+    return _code(node, codes)
+
+
+def _is_number_of_decimals(node: Any) -> bool:
+    return bool(node.is_Integer and 0 <= node <= _MOST_DECIMALS)
 
 
 def _is_negation(node: Any) -> bool:
@@ -121,9 +137,7 @@ def _chain(parts: list[list[Instruction]], name: str) -> list[Instruction]:
     return code
 
 
-def _atom(node: Any, positions: Mapping[Any, int]) -> Instruction:
-    if node in positions:
-        return (SIZE, positions[node])
+def _atom(node: Any) -> Instruction:
     if node is sympy.true or node is sympy.false:
         return (INTEGER, int(node is sympy.true))
     if node.is_Integer and abs(int(node)) < _MOST_EXACT:

@@ -14,13 +14,14 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.sym_node import SymNode
-from torch.utils._sympy.functions import OpaqueUnaryFn_log
+from torch.utils._sympy import functions as symbolic
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 
 IsWatched = Callable[[Any], bool]
 
+_LOGARITHM = math.log
 _MOST_EXACT_ROOT = 2**52
 _MOST_EXACT_LOGARITHM = 2**40
 
@@ -50,10 +51,14 @@ def _root(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any
     return root
 
 
-def _natural_logarithm(number: Any) -> torch.SymFloat:
+def _opaque(function: Any, own: Callable[..., float], number: Any) -> torch.SymFloat:
+    """A function of a symbol about which torch knows nothing."""
     node = number.node
-    expression = OpaqueUnaryFn_log(node.expr)
-    return torch.SymFloat(SymNode(expression, node.shape_env, float, math.log(node.hint)))
+    return torch.SymFloat(SymNode(function(node.expr), node.shape_env, float, own(node.hint)))
+
+
+def _natural_logarithm(number: Any) -> torch.SymFloat:
+    return _opaque(symbolic.OpaqueUnaryFn_log, _LOGARITHM, number)
 
 
 def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
@@ -72,6 +77,50 @@ def _logarithm(own: Callable[..., float], is_watched: IsWatched) -> Callable[...
         return natural(number) / natural(base[0]) if base else natural(number)
 
     return logarithm
+
+
+def _of_one(function: Any, *, is_above_zero: bool = False) -> Callable[..., Callable[..., Any]]:
+    """As a function of math, which converts its argument to a fraction."""
+
+    def replacement(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
+        @functools.wraps(own)
+        def computed(number: Any, /) -> Any:
+            if not is_watched(number) or isinstance(number, torch.SymBool):
+                return own(number)
+            # Sizes for which Python raises an error are guarded.
+            if is_above_zero and number <= 0:
+                return own(number)
+            return _opaque(function, own, number)
+
+        return computed
+
+    return replacement
+
+
+def _common(operation: str) -> Callable[..., Callable[..., Any]]:
+    """As math.gcd and math.lcm, which torch does not know: symbols that follow from others."""
+
+    def replacement(own: Callable[..., int], is_watched: IsWatched) -> Callable[..., Any]:
+        def of_two(one: Any, other: Any) -> Any:
+            symbols = [number for number in (one, other) if is_watched(number)]
+            if not symbols:
+                return own(one, other)
+            environment = symbols[0].node.shape_env
+            return environment.derived(operation, own, one, other)
+
+        @functools.wraps(own)
+        def common(*numbers: Any) -> Any:
+            if not any(map(is_watched, numbers)) or not all(map(_is_integer, numbers)):
+                return own(*numbers)
+            return functools.reduce(of_two, numbers) if len(numbers) > 1 else abs(numbers[0])
+
+        return common
+
+    return replacement
+
+
+def _is_integer(number: Any) -> bool:
+    return type(number) in (int, bool, torch.SymInt)
 
 
 def _power(own: Callable[..., float], is_watched: IsWatched) -> Callable[..., Any]:
@@ -172,4 +221,10 @@ _OF_MATH: Mapping[str, Callable[..., Callable[..., Any]]] = {
     "log": _logarithm,
     "pow": _power,
     "isqrt": _integer_root,
+    "exp": _of_one(symbolic.OpaqueUnaryFn_exp),
+    "log2": _of_one(symbolic.OpaqueUnaryFn_log2, is_above_zero=True),
+    "sin": _of_one(symbolic.OpaqueUnaryFn_sin),
+    "cos": _of_one(symbolic.OpaqueUnaryFn_cos),
+    "gcd": _common("greatest_divisor"),
+    "lcm": _common("least_multiple"),
 }

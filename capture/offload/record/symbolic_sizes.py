@@ -24,8 +24,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.program.expressions import SIZE, Instruction
 from offload.program.family import Dim
 from offload.record.fake_weights import FakeWeights
+from offload.record.size_expressions import to_expression
 from offload.record.symbolic_functions import layer_by_steps
 from offload.record.watched_numbers import WatchedEnvironment, is_watched, watching
 
@@ -51,11 +53,69 @@ class _PlacedGuards(list[Any]):
 
 
 class _Environment(WatchedEnvironment):
-    """torch's environment of symbolic sizes for one recording."""
+    """torch's environment of symbolic sizes for one recording.
+
+    Attributes:
+        operations: for each symbol that `derived` made, its operation and operands, in the order in
+            which they were made.
+    """
 
     def __init__(self) -> None:
         super().__init__(duck_shape=False, specialize_zero_one=False)
         self.guards: _PlacedGuards = _PlacedGuards()
+        self.operations: dict[Any, tuple[str, Any, Any]] = {}
+        self._derived: dict[tuple[str, Any, Any], torch.SymInt] = {}
+
+    def new_symbol(
+        self, name: str, value: int, least: int, most: int | None
+    ) -> tuple[Any, torch.SymInt]:
+        """Return a symbol, and the integer that stands for it.
+
+        Args:
+            name: shown in torch's messages.
+            value: in the recorded call.
+            least: its least value.
+            most: its greatest value; None: it has none.
+        """
+        source = ConstantSource(name)
+        symbol = self.create_symbol(
+            value,
+            source,
+            dynamic_dim=DimDynamic.DYNAMIC,
+            constraint_dim=None,
+            positive=least > 0 or None,  # sympy's assumptions are not guarded
+        )
+        size = self.create_symintnode(symbol, hint=value, source=source)
+        assert isinstance(size, torch.SymInt)
+        self.constrain_symbol_range(symbol, least, sympy.oo if most is None else most)
+        return symbol, size
+
+    def derived(self, operation: str, own: Callable[..., int], one: Any, other: Any) -> Any:
+        """An integer that follows from two, by an operation that torch does not know.
+
+        To torch it is a further symbol, which is at least 0.
+
+        Args:
+            operation: of an Expression.
+            own: Python's function.
+            one: an integer, or a symbol for one.
+            other: likewise.
+        """
+        (first, first_value), (second, second_value) = map(_expression_and_value, (one, other))
+        key = (operation, first, second)
+        if key not in self._derived:
+            name = f"{operation}_{len(self.operations)}"
+            value = own(first_value, second_value)
+            symbol, self._derived[key] = self.new_symbol(name, value, 0, None)
+            self.operations[symbol] = key
+        return self._derived[key]
+
+
+def _expression_and_value(number: Any) -> tuple[Any, int]:
+    """An integer, or a symbol for one, as sympy's, and its value in the recorded call."""
+    if is_watched(number):
+        return number.node.expr, number.node.hint
+    return sympy.Integer(int(number)), int(number)
 
 
 class _SymbolicMode(FakeTensorMode):
@@ -173,26 +233,27 @@ class SymbolicSizes(VariedSizes):
         self.sizes = tuple(self._size(one) for one in dims)
 
     def _size(self, dim: Dim) -> torch.SymInt:
-        environment = self._environment
-        source = ConstantSource(dim.name)
-        symbol = environment.create_symbol(
-            dim.recorded,
-            source,
-            dynamic_dim=DimDynamic.DYNAMIC,
-            constraint_dim=None,
-            positive=dim.minimum > 0 or None,  # sympy's assumptions are not guarded
+        symbol, size = self._environment.new_symbol(
+            dim.name, dim.recorded, dim.minimum, dim.maximum
         )
-        size = environment.create_symintnode(symbol, hint=dim.recorded, source=source)
-        assert isinstance(size, torch.SymInt)
         self._symbols.append(symbol)
-        most = sympy.oo if dim.maximum is None else dim.maximum
-        environment.constrain_symbol_range(symbol, dim.minimum, most)
         return size
 
     @property
     def positions(self) -> dict[Any, int]:
         """For each symbol, the position of its Dim."""
         return {symbol: at for at, symbol in enumerate(self._symbols)}
+
+    @property
+    def codes(self) -> dict[Any, tuple[Instruction, ...]]:
+        """The code of each symbol: a Dim, or an operation on others."""
+        codes: dict[Any, tuple[Instruction, ...]] = {
+            symbol: ((SIZE, at),) for symbol, at in self.positions.items()
+        }
+        for symbol, (operation, one, other) in self._environment.operations.items():
+            operands = to_expression(one, codes).code, to_expression(other, codes).code
+            codes[symbol] = (*operands[0], *operands[1], (operation, 0))
+        return codes
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Return torch's decomposition of an operator that asks sizes for numbers; it does not ask.
@@ -254,20 +315,26 @@ class SymbolicSizes(VariedSizes):
         known = {one for one, _ in guards}
         for symbol, other in environment.replacements.items():
             equal = sympy.Eq(symbol, other)
-            if symbol in self.positions and equal not in known:
+            is_own = symbol in self.positions or symbol in environment.operations
+            if is_own and equal not in known:
                 guards.append((equal, ""))
         guards += [(one, "") for one in self._ranges()]
         return guards
 
     def _ranges(self) -> Iterator[Any]:
-        """Yield conditions for sizes whose declared range torch has narrowed."""
-        for symbol, at in self.positions.items():
-            found, dim = self._environment.var_to_range.get(symbol), self.dims[at]
+        """Yield conditions for symbols whose range torch has narrowed."""
+        ranges: dict[Any, tuple[int, int | None]] = {
+            symbol: (self.dims[at].minimum, self.dims[at].maximum)
+            for symbol, at in self.positions.items()
+        }
+        ranges |= dict.fromkeys(self._environment.operations, (0, None))
+        for symbol, (least, most) in ranges.items():
+            found = self._environment.var_to_range.get(symbol)
             if found is None:
                 continue
-            if found.lower > dim.minimum:
+            if found.lower > least:
                 yield sympy.Ge(symbol, found.lower)
-            if found.upper.is_Integer and (dim.maximum is None or found.upper < dim.maximum):
+            if found.upper.is_Integer and (most is None or found.upper < most):
                 yield sympy.Le(symbol, found.upper)
 
 

@@ -29,6 +29,7 @@ from offload.record.host_constants import may_be_host_constant
 from offload.record.input_overlaps import common_memory
 from offload.record.input_samples import input_samples
 from offload.record.kept_numbers import KeptNumbers
+from offload.record.kernel_modes import KernelModes
 from offload.record.launches import LaunchRecorder
 from offload.record.model_state import ModelState
 from offload.record.modes import (
@@ -209,6 +210,7 @@ class WatchedCall:
                 )
         self.table.device = device
         self._log.allocations = Allocations(device)
+        self._log.modes = KernelModes(device)
 
     def _look_at_compiled(self) -> None:
         """Find out whether torch.compile hides the launches, and whether that can be recorded.

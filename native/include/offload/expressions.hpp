@@ -40,13 +40,49 @@ enum class Operation : std::uint8_t {
   kCeiling,
   kTruncate,
   kRound,  // half to even
+  kExponential,
+  kBinaryLogarithm,
+  kSine,
+  kCosine,
+  kRoundDecimals,    // a real to as many decimals as the second operand says, ties to even
+  kGreatestDivisor,  // common to two integers; 0 of zeros
+  kLeastMultiple,    // common to two integers; 0 if one is 0
 };
 
 inline constexpr const char* kOperationNames[] = {
-    "integer",   "real",    "size",    "add",      "multiply",  "floor_divide", "modulo",
-    "power",     "minimum", "maximum", "equal",    "not_equal", "less",         "less_equal",
-    "and",       "or",      "not",     "where",    "to_real",   "true_divide",  "square_root",
-    "logarithm", "floor",   "ceiling", "truncate", "round",
+    "integer",
+    "real",
+    "size",
+    "add",
+    "multiply",
+    "floor_divide",
+    "modulo",
+    "power",
+    "minimum",
+    "maximum",
+    "equal",
+    "not_equal",
+    "less",
+    "less_equal",
+    "and",
+    "or",
+    "not",
+    "where",
+    "to_real",
+    "true_divide",
+    "square_root",
+    "logarithm",
+    "floor",
+    "ceiling",
+    "truncate",
+    "round",
+    "exponential",
+    "binary_logarithm",
+    "sine",
+    "cosine",
+    "round_decimals",
+    "greatest_divisor",
+    "least_multiple",
 };
 inline constexpr std::size_t kOperationCount = sizeof(kOperationNames) / sizeof(*kOperationNames);
 

@@ -1,7 +1,7 @@
 """Sizes as numbers: stored in tensors, given to factories, and used in Python's math."""
 
 import math
-from math import ceil, floor, isqrt, log, sqrt
+from math import ceil, cos, exp, floor, gcd, isqrt, lcm, log, log2, sin, sqrt
 from math import pow as power
 
 import pytest
@@ -106,6 +106,18 @@ NUMBERS = {
         x * (round(x.shape[0] / 3 * 100) / 100) + math.pow(math.e, -x.shape[0]) + log(x.shape[0], 2)
     ),
     "truncated": lambda x: x * math.trunc(x.shape[0] * 0.7),
+    "decimals": lambda x: x * round(x.shape[0] / 3, 2) + round(x.shape[0] * 0.125, 2),
+    "decimals_of_none": lambda x: x * round(x.shape[0] * 0.5, 0) + round(-0.05 * x.shape[0], 1),
+    "divisor": lambda x: x * math.gcd(x.shape[0], 6) + gcd(x.numel(), x.shape[0] + 4, 12),
+    "multiple": lambda x: x * math.lcm(x.shape[0], 4) + lcm(x.shape[0], x.shape[1], 10),
+    "divisor_of_none": lambda x: x * math.gcd(x.shape[0] - 2, 0) + math.gcd(x.shape[0]),
+    "divisor_of_a_divisor": lambda x: x * gcd(gcd(x.shape[0], 12) * x.shape[0], 60),
+    "rows_of_a_divisor": lambda x: x.reshape(gcd(x.shape[0], 6), -1).sum(1),
+    "padded_to_a_multiple": lambda x: functional.pad(x, (0, 0, 0, lcm(x.shape[0], 4))),
+    "exponential": lambda x: x * math.exp(-x.shape[0]) + exp(x.shape[0] * 0.1),
+    "binary_logarithm": lambda x: x * math.log2(x.shape[0]) + floor(log2(x.shape[0] * 3)),
+    "waves": lambda x: x * math.sin(x.shape[0]) + cos(x.shape[0] / 3) * sin(1) + cos(0),
+    "all_of_them": lambda x: x * round(exp(-log2(x.shape[0]) * sin(gcd(x.shape[0], 9))), 6),
 }
 
 
@@ -144,21 +156,21 @@ def test_numbers_of_two_sizes():
 
 
 def test_functions_are_bound_as_before():
-    names = (sqrt, log, power, isqrt)
+    names = (sqrt, log, power, isqrt, exp, log2, sin, cos, gcd, lcm)
     with torch.no_grad():
         offload.capture(NUMBERS["root_by_name"], torch.randn(7, 4), dynamic_shapes=({0: N},))
-    assert names == (sqrt, log, power, isqrt)
-    assert names == (math.sqrt, math.log, math.pow, math.isqrt)
+    assert names == (sqrt, log, power, isqrt, exp, log2, sin, cos, gcd, lcm)
+    of_math = ("sqrt", "log", "pow", "isqrt", "exp", "log2", "sin", "cos", "gcd", "lcm")
+    assert names == tuple(getattr(math, name) for name in of_math)
     assert torch.SymInt.bit_length.__module__ == "torch"
 
 
 REFUSED = {
-    "decimals": lambda x: x * round(x.shape[0] / 3, 2),
     "fraction": lambda x: x * float(x.shape[0]),
-    "divisor": lambda x: x * math.gcd(x.shape[0], 6),
-    "sine": lambda x: x * math.sin(x.shape[0]),
-    "exponential": lambda x: x * math.exp(x.shape[0]),
-    "binary_logarithm": lambda x: x * math.log2(x.shape[0]),
+    "tens": lambda x: x * round(x.shape[0] / 3, -1),
+    "tangent": lambda x: x * math.tan(x.shape[0]),
+    "decimal_logarithm": lambda x: x * math.log10(x.shape[0]),
+    "combinations": lambda x: x * math.comb(x.shape[0], 2),
     "array": lambda x: x[[x.shape[0] - 1, 0]],
     "counted": lambda x: torch.bincount((x[:, 0].abs() * 3).long(), minlength=x.shape[0]),
     "complex": lambda x: x * torch.tensor([1j, x.shape[0]]).real.sum(),
@@ -186,6 +198,72 @@ def test_a_fraction_that_is_made_an_integer_is_guarded():
     for n in (5, 8, 70):
         with pytest.raises(offload.BindingError, match=rf"n = {n}: expected .*test_family_numbers"):
             captured(torch.randn(n, 4))
+
+
+# Each asks a size one thing; the answer at 7 holds for some other sizes.
+QUESTIONS = {
+    "divisor": lambda n: math.gcd(n, 6) == 1,
+    "multiple": lambda n: lcm(n, 4) > 20,
+    "exponential": lambda n: exp(-n) < 0.01,
+    "binary_logarithm": lambda n: log2(n) > 2,
+    "wave": lambda n: sin(n) > 0,
+    "decimals": lambda n: round(n / 3, 1) > 2.2,
+    "rows": lambda n: torch.empty(8).reshape(-1, 8 // gcd(n + 1, 8)).shape[0] == 8,
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+@torch.no_grad()
+def test_a_question_about_such_a_number_is_guarded(name):
+    asked = QUESTIONS[name]
+
+    def call(x):
+        return x * 2 if asked(x.shape[0]) else x + 1
+
+    captured = offload.capture(call, torch.randn(7, 4), dynamic_shapes=({0: N},))
+    run = captured.load(sizes=offload.Sizes())
+    for n in range(2, 71):
+        x = torch.randn(n, 4)
+        if asked(n) == asked(7):
+            assert torch.equal(run(x), call(x)), n
+        else:
+            with pytest.raises(offload.BindingError, match=r"expected .*test_family_numbers"):
+                run(x)
+
+
+@torch.no_grad()
+def test_an_equation_that_only_the_recorded_size_fulfils_refuses_the_capture():
+    def exact(x):
+        return x * 2 if math.gcd(x.shape[0], 143) == x.shape[0] else x
+
+    with pytest.raises(offload.CaptureError, match=r"n may not vary.*test_family_numbers"):
+        offload.capture(exact, torch.randn(13, 4), dynamic_shapes=({0: Dim("n", min=12, max=20)},))
+
+
+@torch.no_grad()
+def test_a_size_for_which_python_raises_is_refused():
+    def call(x):
+        return x * math.exp(x.shape[0])
+
+    shapes = ({0: Dim("n", min=2)},)
+    captured = offload.capture(call, torch.randn(7, 1), dynamic_shapes=shapes)
+    for n in (7, 709):
+        x = torch.randn(n, 1, dtype=torch.float32)
+        assert torch.equal(captured(x), call(x))
+    with pytest.raises(OverflowError):
+        call(torch.randn(710, 1))
+    with pytest.raises(offload.BindingError, match="exponential has no finite result"):
+        captured(torch.randn(710, 1))
+
+
+@torch.no_grad()
+def test_such_numbers_are_saved(tmp_path):
+    call = NUMBERS["all_of_them"]
+    offload.capture(call, torch.randn(7, 4), dynamic_shapes=({0: N},)).save(tmp_path / "m.offload")
+    run = offload.open(tmp_path / "m.offload").load(sizes=offload.Sizes())
+    for n in SIZES:
+        x = torch.randn(n, 4)
+        assert torch.equal(run(x), call(x)), n
 
 
 @torch.no_grad()

@@ -121,18 +121,8 @@ def sequences() -> list[Batch]:
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration")  # torch's own, about the flags
 def test_a_recurrent_net():
-    def make_step(model, optimizer):
-        def step(x, target):
-            optimizer.zero_grad()
-            with torch.backends.mkldnn.flags(enabled=False):
-                loss = F.cross_entropy(model(x), target)
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    check(Recurrent(), adamw, make_step, sequences())
+    with torch.backends.mkldnn.flags(enabled=False):
+        check(Recurrent(), adamw, classify_step, sequences())
 
 
 def test_a_recurrent_kernel_that_asks_for_the_grad_mode_is_refused():

@@ -158,7 +158,7 @@ def test_the_data_of_edges_is_kept_and_nobody_may_overlook_it(client, arrays, st
         }
         assert found == {(0, 1): (0, 0, 0), (1, 2): (0, 0, 0), (0, 2): (1, 0, 1)}
     kinds = [ctypes.c_void_p] * 4
-    without_data = cuda_graph._by_address("cuGraphGetEdges", 10000, *kinds)
+    without_data = cuda_graph.by_address("cuGraphGetEdges", 10000, *kinds)
     places, count = [(ctypes.c_void_p * 3)() for _ in range(2)], ctypes.c_size_t(3)
     arguments = [*map(ctypes.addressof, places), ctypes.addressof(count)]
     assert without_data(int(graph), *arguments) == 402  # CUDA_ERROR_LOSSY_QUERY

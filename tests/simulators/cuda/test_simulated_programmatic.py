@@ -72,9 +72,9 @@ def test_only_kernels_are_overlapped(client, arrays, stream, data):
 
 def test_who_does_not_ask_for_the_data_of_captured_edges_is_refused(client, chain):
     """ "Some edges may not be described": CUDA_ERROR_LOSSY_QUERY of cuGraphGetEdges."""
-    from offload.backends.cuda.graph import _by_address
+    from offload.backends.cuda.driver import by_address
 
-    without_data = _by_address("cuGraphGetEdges", 10000, *[ctypes.c_void_p] * 4)
+    without_data = by_address("cuGraphGetEdges", 10000, *[ctypes.c_void_p] * 4)
     places, count = [(ctypes.c_void_p * 2)() for _ in range(2)], ctypes.c_size_t(2)
     arguments = [*map(ctypes.addressof, places), ctypes.addressof(count)]
     assert without_data(int(chain), *arguments) == 402

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import random
 
 import pytest
 from hypothesis import given
@@ -167,6 +168,76 @@ def test_fractions_are_pythons(one, other):
     assert evaluated(logarithm) == math.log(abs(other))
 
 
+OF_ONE_FRACTION = {
+    "square_root": (math.sqrt, 0.0, 1e6),
+    "logarithm": (math.log, 5e-324, 1e6),
+    "binary_logarithm": (math.log2, 5e-324, 1e6),
+    "exponential": (math.exp, -745.0, 709.0),
+    "sine": (math.sin, -1e6, 1e6),
+    "cosine": (math.cos, -1e6, 1e6),
+}
+
+
+@pytest.mark.parametrize("operation", OF_ONE_FRACTION)
+def test_functions_of_a_fraction_have_the_bits_of_pythons(operation):
+    """Both are the C library's: 100,000 fractions, and as many integers."""
+    function, least, greatest = OF_ONE_FRACTION[operation]
+    draw = random.Random(operation)
+    for n_rounds in range(100):
+        given = [draw.uniform(least, greatest) for _ in range(1000)]
+        codes = [Expression((("real", one), (operation, 0))) for one in given]
+        assert expressions(0, codes).evaluate_all([]) == list(map(function, given)), n_rounds
+    of_size = expressions(1, [Expression((("size", 0), (operation, 0)))])
+    most = min(100_000, int(greatest))
+    for size in range(1, most):
+        assert of_size.evaluate(0, [size]) == function(size), size
+
+
+def test_numbers_are_rounded_to_decimals_as_in_python():
+    draw = random.Random(0)
+    for n_decimals in range(13):
+        ties = [draw.randrange(10**6) / 2 ** draw.randrange(8) for _ in range(4000)]
+        given = [*ties, *(draw.uniform(-1e3, 1e3) for _ in range(4000)), 0.0, -0.0, 1e300, -4e-9]
+        codes = [
+            Expression((("real", one), ("integer", n_decimals), ("round_decimals", 0)))
+            for one in given
+        ]
+        found = expressions(0, codes).evaluate_all([])
+        assert list(map(repr, found)) == [repr(round(one, n_decimals)) for one in given]
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(-(2**62), 2**62))
+def test_common_divisors_and_multiples_are_pythons(one, other):
+    pair = [("integer", one), ("integer", other)]
+    assert evaluated([*pair, ("greatest_divisor", 0)]) == math.gcd(one, other)
+    if math.lcm(one, other) < 2**63:
+        assert evaluated([*pair, ("least_multiple", 0)]) == math.lcm(one, other)
+    else:
+        with pytest.raises(BindingError, match="leaves 64 bits"):
+            evaluated([*pair, ("least_multiple", 0)])
+
+
+WITH_BOUNDS = {
+    "greatest_divisor": [("size", 0), ("size", 1), ("greatest_divisor", 0)],
+    "least_multiple": [("size", 0), ("size", 1), ("least_multiple", 0)],
+    "sine": [("size", 0), ("sine", 0)],
+    "cosine": [("size", 0), ("size", 1), ("multiply", 0), ("cosine", 0)],
+    "exponential": [("size", 0), ("real", -0.5), ("multiply", 0), ("exponential", 0)],
+    "decimals": [
+        ("size", 0), ("integer", 7), ("true_divide", 0), ("integer", 1), ("round_decimals", 0)
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_BOUNDS)
+@given(ranges(), ranges())
+def test_bounds_of_such_numbers_hold(name, one, other):
+    code = WITH_BOUNDS[name]
+    least, greatest = is_known(code, (one[0], other[0]), (one[-1], other[-1]))
+    for sizes in itertools.product(one, other):
+        assert least <= evaluated(code, sizes) <= greatest, sizes
+
+
 @given(st.integers(0, 600), st.integers(1, 600))
 def test_sizes_become_fractions_as_in_python(n, m):
     sizes = [("size", 0), ("size", 1)]
@@ -190,6 +261,13 @@ def test_sizes_become_fractions_as_in_python(n, m):
         ([("integer", 2**60), ("to_real", 0)], "beyond 2\\^53"),
         ([("real", -1.0), ("square_root", 0)], "below 0"),
         ([("real", 0.0), ("logarithm", 0)], "not above 0"),
+        ([("real", 0.0), ("binary_logarithm", 0)], "not above 0"),
+        ([("real", 710.0), ("exponential", 0)], "no finite result"),
+        ([("real", 1.5), ("integer", -1), ("round_decimals", 0)], "out of range"),
+        ([("real", 1.5), ("integer", 101), ("round_decimals", 0)], "out of range"),
+        ([("real", 1.5), ("real", 1.0), ("round_decimals", 0)], "integer is expected"),
+        ([("real", 1.5), ("integer", 2), ("greatest_divisor", 0)], "integer is expected"),
+        ([("integer", -(2**63)), ("integer", 2), ("greatest_divisor", 0)], "leaves 64 bits"),
         ([("real", 0.0), ("real", -1.0), ("power", 0)], "no finite result"),
         ([("real", 1e200), ("real", 2.0), ("power", 0)], "no finite result"),
         ([("real", -2.0), ("real", 0.5), ("power", 0)], "no number"),
@@ -211,7 +289,7 @@ def test_what_has_no_result_is_refused(code, why):
         ([("add", 0)], "more operands than it has"),
         ([("size", 2)], "dim that does not exist"),
         ([("size", -1)], "dim that does not exist"),
-        ([("sine", 0)], "unknown operation: sine"),
+        ([("tangent", 0)], "unknown operation: tangent"),
         ([("real", 1)], "operand of another kind"),
         ([("integer", 1.0)], "operand of another kind"),
         ([("integer", 1)] * 65 + [("add", 0)] * 64, "nested too deeply"),

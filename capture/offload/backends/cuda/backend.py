@@ -37,7 +37,7 @@ from offload.backends.captured.relocation.words import Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
-from offload.backends.cuda.graph import driver_bindings
+from offload.backends.cuda.driver import driver_bindings
 from offload.backends.cuda.lanes import CudaLanes
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.opaque import CudaOpaqueLauncher

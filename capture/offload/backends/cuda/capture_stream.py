@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from offload.backends.cuda.graph import call, driver_bindings
+from offload.backends.cuda.driver import call, driver_bindings
 
 
 @functools.cache

@@ -19,7 +19,8 @@ from offload.backends.captured.relocation.fixed_values import (
     with_fixed,
 )
 from offload.backends.captured.relocation.words import WORD_BYTES, Word
-from offload.backends.cuda.graph import NodeReader, call, driver_bindings
+from offload.backends.cuda.driver import call, driver_bindings
+from offload.backends.cuda.graph import NodeReader
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.native import _native
 from offload.program import Program, Role

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import functools
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from offload.backends.captured.relocation.captures import Edge, GraphNode, NodeKind
+from offload.backends.cuda.driver import (
+    DEVICE,
+    HOST,
+    INVALID_VALUE,
+    UNIFIED,
+    by_address,
+    call,
+    driver_bindings,
+    memory_type,
+)
 from offload.backends.cuda.driver_errors import driver_error
-from offload.errors import BackendUnavailable, CaptureError, ExecutionError
-
-_INVALID_VALUE = 1  # of CUresult
+from offload.errors import CaptureError, ExecutionError
 
 # By number, after CUgraphNodeType in cuda.h.
 _KINDS = {0: NodeKind.KERNEL, 1: NodeKind.MEMCPY, 2: NodeKind.MEMSET, 5: NodeKind.EMPTY}
@@ -36,88 +43,13 @@ _OUTSIDE = "leave that call out of the captured model"
 _EDGES_WITH_DATA = 12030  # the CUDA version whose cuGraphGetEdges returns the data of edges
 _ATTRIBUTES = 11000  # the CUDA version of cuGraphKernelNodeGetAttribute
 
-# CUmemorytype in cuda.h.
-_HOST, _DEVICE, _UNIFIED = 1, 2, 4
-
 # Launch attributes by CUlaunchAttributeID, with the bytes of their value.
 _ACCESS_POLICY_WINDOW = 1
 _ATTRIBUTE_BYTES = {2: 4, 3: 4, 4: 12, 5: 4, 6: 4, 8: 4, 9: 2, 10: 4, 11: 12, 14: 4, 16: 4}
 _AttributeValue = ctypes.c_char * 64  # CUlaunchAttributeValue
 
-# CU_POINTER_ATTRIBUTE_MEMORY_TYPE, _DEVICE_ORDINAL, _RANGE_START_ADDR and _RANGE_SIZE.
-_MEMORY_TYPE_ATTRIBUTE, _ORDINAL, _RANGE_START, _RANGE_BYTES = 2, 9, 11, 12
-
 # CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE.
 _BUFFER_POINTER, _BUFFER_SIZE = 1, 2
-
-
-@functools.cache
-def driver_bindings() -> Any:
-    """NVIDIA's bindings of the driver.
-
-    Raises:
-        BackendUnavailable: they are not installed, or older than CUDA 13.
-    """
-    try:
-        from cuda.bindings import driver  # noqa: PLC0415
-    except ImportError:
-        raise BackendUnavailable(
-            "graphs are read through NVIDIA's Python bindings, which are not installed: "
-            "pip install 'offload[cuda]'"
-        ) from None
-    if not hasattr(driver, "cuKernelGetParamInfo"):
-        raise BackendUnavailable("cuda-bindings is older than CUDA 13: pip install 'offload[cuda]'")
-    return driver
-
-
-def call(name: str, *arguments: Any) -> Any:
-    """Call a driver function and return its results.
-
-    Raises:
-        OutOfMemory: the device has no memory left.
-        ExecutionError: the driver returned another error; the message says what was being done,
-            with the driver's text.
-    """
-    driver = driver_bindings()
-    code, *results = getattr(driver, name)(*arguments)
-    if int(code):
-        raise driver_error(driver, name, code)
-    return results[0] if len(results) == 1 else tuple(results)
-
-
-def is_known_address(address: int) -> bool:
-    """Whether the driver knows an address, as memory of a device or pinned memory.
-
-    Raises:
-        ExecutionError: the driver cannot answer: no context is current, or the device has failed.
-    """
-    return _memory_type(address) is not None
-
-
-def describe_address(address: int) -> str:
-    """An address with the driver's information about it: whose memory, and which part of it."""
-    driver = driver_bindings()
-    kind = _memory_type(address)
-
-    def ask(attribute: int) -> int | None:
-        code, value = driver.cuPointerGetAttribute(driver.CUpointer_attribute(attribute), address)
-        return None if int(code) else int(value)
-
-    start, size_bytes, device = (ask(one) for one in (_RANGE_START, _RANGE_BYTES, _ORDINAL))
-    if kind is None or start is None:
-        return f"0x{address:x}"
-    where = f"device {device}" if kind == _DEVICE else "the host, known to the driver"
-    return f"0x{address:x} (byte {address - start} of {size_bytes} allocated on {where})"
-
-
-def _memory_type(address: int) -> int | None:
-    """The memory type of an address, a CUmemorytype; None if the driver does not know it."""
-    driver = driver_bindings()
-    attribute = driver.CUpointer_attribute(_MEMORY_TYPE_ATTRIBUTE)
-    code, kind = driver.cuPointerGetAttribute(attribute, address)
-    if int(code) not in (0, _INVALID_VALUE):
-        raise driver_error(driver, "cuPointerGetAttribute", code)
-    return None if int(code) else int(kind)
 
 
 def read_graph(
@@ -172,16 +104,6 @@ class _EdgeData(ctypes.Structure):
     )
 
 
-def _by_address(name: str, version: int, *kinds: Any) -> Any:
-    """A driver function as of a CUDA version, by its address, with these ctypes.
-
-    Raises:
-        ExecutionError: the driver lacks it.
-    """
-    address, _ = call("cuGetProcAddress", name.encode(), version, 0)
-    return ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(int(address))
-
-
 def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
     """The edges as (node before, node after, (from port, to port, type)).
 
@@ -191,7 +113,7 @@ def _read_edges(graph: int) -> list[tuple[int, int, tuple[int, int, int]]]:
     Raises:
         ExecutionError: the driver failed.
     """
-    get_edges = _by_address("cuGraphGetEdges", _EDGES_WITH_DATA, *[ctypes.c_void_p] * 5)
+    get_edges = by_address("cuGraphGetEdges", _EDGES_WITH_DATA, *[ctypes.c_void_p] * 5)
 
     def ask(*places: Any) -> int:
         count = ctypes.c_size_t(len(places[0]) if places else 0)
@@ -253,7 +175,7 @@ class NodeReader:
         # The bindings' function is not used: converting each value takes most of the time of
         # reading a graph.
         kinds = ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
-        self._get_attribute = _by_address("cuGraphKernelNodeGetAttribute", _ATTRIBUTES, *kinds)
+        self._get_attribute = by_address("cuGraphKernelNodeGetAttribute", _ATTRIBUTES, *kinds)
 
     def read(self, handle: int) -> GraphNode:
         """Read a node; host bytes are copied.
@@ -326,7 +248,7 @@ class NodeReader:
             if int(code):
                 break
             parameters.append((int(begin), int(size)))
-        if int(code) != _INVALID_VALUE:
+        if int(code) != INVALID_VALUE:
             raise driver_error(self._driver, get_parameter, code)
         return call(get_name, what).decode(), tuple(parameters)
 
@@ -354,21 +276,21 @@ class NodeReader:
         source, destination = _Operand(params, "src"), _Operand(params, "dst")
         extent = (params.WidthInBytes, params.Height, params.Depth)
         for operand in (source, destination):
-            if operand.memory_type == _UNIFIED:
-                operand.memory_type = _memory_type(operand.device) or _HOST
+            if operand.memory_type == UNIFIED:
+                operand.memory_type = memory_type(operand.device) or HOST
                 operand.host = operand.device
-        if destination.memory_type == _HOST:
+        if destination.memory_type == HOST:
             raise CaptureError(
                 "the captured graph copies to the host, and nobody could say when a caller may "
                 "read that: return the tensor, and copy it after the execution"
             )
-        if destination.memory_type != _DEVICE or source.memory_type not in (_HOST, _DEVICE):
+        if destination.memory_type != DEVICE or source.memory_type not in (HOST, DEVICE):
             raise CaptureError(
                 "the captured graph copies to or from a CUDA array, which has no address: "
                 f"{_OUTSIDE}"
             )
         parts: tuple[bytes, ...]
-        if source.memory_type == _DEVICE:
+        if source.memory_type == DEVICE:
             parts = (struct.pack("<QQ", source.device, destination.device),)
         else:
             table = ctypes.string_at(source.host, source.span_bytes(*extent))

@@ -10,7 +10,7 @@ from pathlib import Path
 from offload.backends.captured.relocation.addresses import Layout
 from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
 from offload.backends.captured.relocation.words import HALF_BYTES, WORD_BYTES
-from offload.backends.cuda.graph import is_known_address
+from offload.backends.cuda.driver import is_known_address
 
 # Above every number that may occur in arguments for another reason, such as a distance between two
 # addresses. Linux gives heap, mappings and stacks of 64-bit programs higher addresses, except the

@@ -22,7 +22,8 @@ from offload.backends.base import Prepared
 from offload.backends.captured.relocation.captures import GraphCapture
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
 from offload.backends.captured.relocation.words import Word
-from offload.backends.cuda.graph import call, driver_bindings, set_edges
+from offload.backends.cuda.driver import call, driver_bindings
+from offload.backends.cuda.graph import set_edges
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph
 from offload.backends.cuda.twins import time_graphs

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from offload.backends.cuda.graph import call, driver_bindings
+from offload.backends.cuda.driver import call, driver_bindings
 from offload.errors import OutOfMemory
 from offload.native import _native
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from offload.backends.captured.relocation.captures import GraphNode
-from offload.backends.cuda.graph import NodeReader, call, driver_bindings
+from offload.backends.cuda.driver import call, driver_bindings
+from offload.backends.cuda.graph import NodeReader
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Launch
 

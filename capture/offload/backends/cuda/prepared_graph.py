@@ -14,13 +14,13 @@ from offload.backends.captured.relocation.known_kernels import KnownKernels
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
 from offload.backends.captured.relocation.words import CapturesDiffer, Discovery, Word
 from offload.backends.cuda.capture import Capturer
+from offload.backends.cuda.driver import describe_address, is_known_address
 from offload.backends.cuda.fixed_memory import (
     FixedMemory,
     add_copies,
     take_memory,
     within_launches,
 )
-from offload.backends.cuda.graph import describe_address, is_known_address
 from offload.backends.cuda.layouts import as_data, capture_in_layouts, capture_once
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells

@@ -14,7 +14,7 @@ from offload.backends.captured.device_streaming import (
     stream_arguments,
 )
 from offload.backends.cuda.capture import device_of
-from offload.backends.cuda.graph import call
+from offload.backends.cuda.driver import call
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
 from offload.backends.weight_sources import managed_tensors
 from offload.native import _native

@@ -19,7 +19,7 @@ from offload.backends.captured.relocation.proof import apart, prove, timed_round
 from offload.backends.captured.relocation.proof_bases import Placed
 from offload.backends.captured.relocation.touches import relocations_of
 from offload.backends.captured.relocation.words import Noise
-from offload.backends.cuda.graph import call
+from offload.backends.cuda.driver import call
 from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph, make_resident
