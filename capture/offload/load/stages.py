@@ -141,6 +141,13 @@ def _check_stageable(program: Program) -> None:
             f"pipeline: {error}. Stages that were captured one by one run under "
             "torch.distributed.pipelining, also those that train"
         ) from error
+    _, keyword = program.arguments_structure.children
+    for name in program.keyword_only_names:
+        if name in keyword.keys:
+            raise BindingError(
+                f"pipeline: argument {name} is given by keyword alone, and micro-batches are "
+                "positional: capture a call that takes it by position"
+            )
 
 
 def _summary(program: Program, asked: Pipeline) -> str:

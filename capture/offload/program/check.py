@@ -266,20 +266,19 @@ def _check_derived(program: Program, launch: Launch, where: str) -> None:
 
 
 def _check_collectives(program: Program) -> None:
-    """Each collective is followed by a launch that waits for it and reads all that it touches."""
-    under_way: dict[int, set[int]] = {}  # by Value that it makes or writes, what it touches
+    """Each collective is followed by a launch that waits for it and reads all that it holds."""
+    under_way: dict[int, frozenset[int]] = {}  # by Value that it makes or writes, what it holds
     names = []
     for launch in program.launches:
         where = f"launches[{launch.index}]"
         if launch.waits:
             (view,) = launch.views()
-            touched = under_way.pop(view.value, None)
-            if touched is None or not touched <= set(launch.reads):
+            held = under_way.pop(view.value, None)
+            if held is None or not held <= set(launch.reads):
                 raise ProgramError(f"{where} waits for no collective that %{view.value} is of")
         elif launch.is_collective:
             names.append(group_name(launch.arguments))
-            touched = {*launch.reads, *launch.writes}
-            under_way.update(dict.fromkeys(launch.writes, touched))
+            under_way.update(dict.fromkeys(launch.writes, launch.held()))
     if under_way:
         raise ProgramError(f"nothing waits for the collective that %{min(under_way)} is of")
     check_groups(program.groups, names)

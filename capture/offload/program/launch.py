@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from offload.console.text import one_line
-from offload.program.collectives import NAMESPACE, WAIT, group_name
+from offload.program.collectives import COPIED_AT_START, NAMESPACE, WAIT, group_name
 from offload.program.values import Symbol, TensorView
 
 if TYPE_CHECKING:
@@ -207,6 +207,11 @@ class Launch:
     def touched(self) -> tuple[int, ...]:
         """Every Value that it names, including those of which only shapes are read; may repeat."""
         return (*self.reads, *self.writes, *(view.value for view in self.views()))
+
+    def held(self) -> frozenset[int]:
+        """The Values that a collective, if this launch starts one, uses until its wait."""
+        sent = () if self.name in COPIED_AT_START else self.reads
+        return frozenset((*sent, *self.writes))
 
     def made(self) -> Iterator[TensorView]:
         """The results that are new Values."""

@@ -55,12 +55,12 @@ class _UnderWay:
     """A collective that was started and not waited for.
 
     Attributes:
-        touched: the Values that belong to it until it ends.
+        held: the Values that belong to it until it ends.
         met: waits until the peers of the exchange have arrived.
         sending: the Work of a sent message; None for others, which torch finds.
     """
 
-    touched: frozenset[int]
+    held: frozenset[int]
     met: Callable[[], None]
     sending: Any
 
@@ -149,8 +149,7 @@ class Collectives:
         self._met, self._sending = _nobody, None
         outcome = self._log.launch(func, args, kwargs)
         launch = self._log.launches[-1]
-        touched = frozenset((*launch.reads, *launch.writes))
-        started = _UnderWay(touched, self._met, self._sending)
+        started = _UnderWay(launch.held(), self._met, self._sending)
         self._under_way |= dict.fromkeys(launch.writes, started)
         return outcome
 
@@ -183,7 +182,7 @@ class Collectives:
         self._met, self._sending = started.met, started.sending
         self._log.launch(torch.ops._c10d_functional.wait_tensor.default, (tensor,), {})
         launch = self._log.launches[-1]
-        reads = tuple(sorted(started.touched.union(launch.reads)))
+        reads = tuple(sorted(started.held.union(launch.reads)))
         self._log.launches[-1] = dataclasses.replace(launch, reads=reads)
 
     def _call_wait(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,7 @@ waiting launch stands where the caller waits.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -51,10 +52,18 @@ def in_place(dispatch: Dispatch, name: str, args: tuple[Any, ...]) -> tuple[Any,
     if collective is None:
         advice = _INSTEAD.get(name, "use a functional collective")
         raise CaptureError(f"{user_location()}: c10d::{name} cannot be recorded: {advice}")
-    started, copies = collective(dispatch, *args)
+    schema = getattr(torch.ops.c10d, name).default._schema
+    started, copies = collective(_Call(dispatch, _is_async(schema, args)), *args)
     work = _work_class()(started, copies)
-    returned = len(getattr(torch.ops.c10d, name).default._schema.returns)
-    return (work.boxed() if returned == 1 else (args[0], work.boxed())), work
+    return (work.boxed() if len(schema.returns) == 1 else (args[0], work.boxed())), work
+
+
+def _is_async(schema: Any, args: Sequence[Any]) -> bool:
+    """Whether launches may follow before the caller waits; sends and receives do not tell."""
+    for at, one in enumerate(schema.arguments):
+        if one.name == "async_op":
+            return bool(args[at]) if at < len(args) else True
+    return True
 
 
 @functools.cache
@@ -90,8 +99,39 @@ def _work_class() -> Any:
 Started = tuple[Sequence[torch.Tensor], Sequence[Copy]]
 
 
-def _call(dispatch: Dispatch, name: str, *args: Any, **kwargs: Any) -> Any:
-    return dispatch(getattr(torch.ops._c10d_functional, name).default, args, kwargs)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """One call of an operator of `c10d`.
+
+    Attributes:
+        dispatch: runs an operator and records it.
+        is_async: launches may follow before the caller waits.
+    """
+
+    dispatch: Dispatch
+    is_async: bool
+
+    def start(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """Start a functional collective."""
+        return self.dispatch(getattr(torch.ops._c10d_functional, name).default, args, kwargs)
+
+    def apart(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Copy]]:
+        """The tensors, with copies of those that are not exchanged in place.
+
+        These have gaps, in which gloo would write other elements: it receives the first element's
+        address and the number of elements (`setOutputs` of c10d::ProcessGroupGloo), and uses
+        consecutive memory. Or they are parts of larger tensors, whose other parts may be used while
+        these are exchanged: a Program orders launches by whole Values.
+        """
+        layout = {"memory_format": torch.contiguous_format}
+        found = [
+            self.dispatch(torch.ops.aten.clone.default, (one,), layout)
+            if not one.is_contiguous() or (self.is_async and _is_part(one))
+            else one
+            for one in tensors
+        ]
+        pairs = zip(found, tensors, strict=True)
+        return found, [(given, place) for given, place in pairs if given is not place]
 
 
 def _group(boxed: Any) -> tuple[str, int]:
@@ -107,61 +147,50 @@ def _reduction(boxed: Any) -> str:
         raise CaptureError(f"{user_location()}: a reduction cannot be recorded: {error}") from None
 
 
-def _without_gaps(
-    dispatch: Dispatch, tensors: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[Copy]]:
-    """The tensors, with copies of those with gaps, in which gloo would write other elements.
-
-    gloo receives the first element's address and the number of elements (`setOutputs` of
-    c10d::ProcessGroupGloo), and uses consecutive memory.
-    """
-    layout = {"memory_format": torch.contiguous_format}
-    plain = [
-        one if one.is_contiguous() else dispatch(torch.ops.aten.clone.default, (one,), layout)
-        for one in tensors
-    ]
-    pairs = zip(plain, tensors, strict=True)
-    return plain, [(given, place) for given, place in pairs if given is not place]
+def _is_part(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 def _all_reduce(
-    dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, operation: Any, *_: Any
+    call: _Call, tensors: Sequence[torch.Tensor], group: Any, operation: Any, *_: Any
 ) -> Started:
     name, reduction = _group(group)[0], _reduction(operation)
-    started, copies = _without_gaps(dispatch, tensors)
+    started, copies = call.apart(tensors)
     for tensor in started:
-        _call(dispatch, "all_reduce_", tensor, reduction, name)
+        call.start("all_reduce_", tensor, reduction, name)
     return started, copies
 
 
 def _all_reduce_coalesced(
-    dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, operation: Any, *_: Any
+    call: _Call, tensors: Sequence[torch.Tensor], group: Any, operation: Any, *_: Any
 ) -> Started:
     name, reduction = _group(group)[0], _reduction(operation)
-    started, copies = _without_gaps(dispatch, tensors)
-    _call(dispatch, "all_reduce_coalesced_", started, reduction, name)
+    started, copies = call.apart(tensors)
+    call.start("all_reduce_coalesced_", started, reduction, name)
     return started, copies
 
 
 def _broadcast(
-    dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, root: int, *_: Any
+    call: _Call, tensors: Sequence[torch.Tensor], group: Any, root: int, *_: Any
 ) -> Started:
-    started, copies = _without_gaps(dispatch, tensors)
+    started, copies = call.apart(tensors)
     for tensor in started:
-        _call(dispatch, "broadcast_", tensor, root, _group(group)[0])
+        call.start("broadcast_", tensor, root, _group(group)[0])
     return started, copies
 
 
 def _all_gather_base(
-    dispatch: Dispatch, output: torch.Tensor, tensor: torch.Tensor, group: Any, *_: Any
+    call: _Call, output: torch.Tensor, tensor: torch.Tensor, group: Any, *_: Any
 ) -> Started:
     name, size = _group(group)
-    _call(dispatch, "all_gather_into_tensor_out", tensor, size, name, out=output)
-    return [output], ()
+    sent = call.apart([tensor])[0][0]
+    started, copies = call.apart([output])
+    call.start("all_gather_into_tensor_out", sent, size, name, out=started[0])
+    return started, copies
 
 
 def _all_gather(
-    dispatch: Dispatch,
+    call: _Call,
     outputs: Sequence[Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor],
     group: Any,
@@ -169,8 +198,8 @@ def _all_gather(
 ) -> Started:
     name, size = _group(group)
     started, copies = [], list[Copy]()
-    for places, tensor in zip(outputs, tensors, strict=True):
-        given = _call(dispatch, "all_gather_into_tensor", tensor, size, name)
+    for places, tensor in zip(outputs, call.apart(tensors)[0], strict=True):
+        given = call.start("all_gather_into_tensor", tensor, size, name)
         started.append(given)
         parts = given.view(size, *tensor.shape).unbind(0)
         copies += zip(parts, places, strict=True)
@@ -178,7 +207,7 @@ def _all_gather(
 
 
 def _reduce_scatter_base(
-    dispatch: Dispatch,
+    call: _Call,
     output: torch.Tensor,
     tensor: torch.Tensor,
     group: Any,
@@ -187,12 +216,14 @@ def _reduce_scatter_base(
 ) -> Started:
     name, size = _group(group)
     reduction = _reduction(operation)
-    _call(dispatch, "reduce_scatter_tensor_out", tensor, reduction, size, name, out=output)
-    return [output], ()
+    sent = call.apart([tensor])[0][0]
+    started, copies = call.apart([output])
+    call.start("reduce_scatter_tensor_out", sent, reduction, size, name, out=started[0])
+    return started, copies
 
 
 def _reduce_scatter(
-    dispatch: Dispatch,
+    call: _Call,
     outputs: Sequence[torch.Tensor],
     inputs: Sequence[Sequence[torch.Tensor]],
     group: Any,
@@ -204,15 +235,15 @@ def _reduce_scatter(
     started, copies = [], list[Copy]()
     for place, parts in zip(outputs, inputs, strict=True):
         rows = [part.unsqueeze(0) for part in parts]
-        whole = dispatch(torch.ops.aten.cat.default, (rows,), {})
-        given = _call(dispatch, "reduce_scatter_tensor", whole, reduction, size, name)
+        whole = call.dispatch(torch.ops.aten.cat.default, (rows,), {})
+        given = call.start("reduce_scatter_tensor", whole, reduction, size, name)
         started.append(given)
         copies.append((given.view(place.shape), place))
     return started, copies
 
 
 def _all_to_all_base(
-    dispatch: Dispatch,
+    call: _Call,
     output: torch.Tensor,
     tensor: torch.Tensor,
     group: Any,
@@ -223,24 +254,24 @@ def _all_to_all_base(
         list(given) or [whole.size(0) // size] * size
         for given, whole in zip(split[:2], (output, tensor), strict=True)
     )
-    given = _call(dispatch, "all_to_all_single", tensor, received, sent, name)
+    taken = call.apart([tensor])[0][0]
+    given = call.start("all_to_all_single", taken, received, sent, name)
     return [given], [(given.view(output.shape), output)]
 
 
-def _send(
-    dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, peer: int, tag: int
-) -> Started:
+def _send(call: _Call, tensors: Sequence[torch.Tensor], group: Any, peer: int, tag: int) -> Started:
     name = _group(group)[0]
-    return [_call(dispatch, "isend", tensor, peer, tag, name) for tensor in tensors], ()
+    return [call.start("isend", tensor, peer, tag, name) for tensor in call.apart(tensors)[0]], ()
 
 
 def _receive(
-    dispatch: Dispatch, tensors: Sequence[torch.Tensor], group: Any, peer: int, tag: int
+    call: _Call, tensors: Sequence[torch.Tensor], group: Any, peer: int, tag: int
 ) -> Started:
     name = _group(group)[0]
-    for tensor in tensors:
-        _call(dispatch, "irecv", tensor, peer, tag, name)
-    return tensors, ()
+    started, copies = call.apart(tensors)
+    for tensor in started:
+        call.start("irecv", tensor, peer, tag, name)
+    return started, copies
 
 
 _DONE_BY: dict[str, Callable[..., Started]] = {

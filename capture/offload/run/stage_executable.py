@@ -6,8 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from offload.console.amounts import show_bytes
-from offload.errors import BindingError
+from offload.errors import BindingError, ExecutionError
 from offload.plan.pipeline_stages import PipelineStages
 from offload.program import BoundProgram, Role
 from offload.run.arguments import tensors_of_call
@@ -24,7 +26,8 @@ class StageExecutable:
     A call raises:
         BindingError: the number of micro-batches is not the loaded one, or one does not fit;
             nothing has run on this rank, and the other ranks wait for their group's timeout.
-        ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout.
+        ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout;
+            or an earlier call ended like this, so that another rank may be at another micro-batch.
 
     Owner: the caller. Thread: one at a time.
 
@@ -41,6 +44,7 @@ class StageExecutable:
         self.number = number
         self.stages = stages
         self._whole_bytes = _weight_bytes(whole)
+        self._ended = ""  # why no call may follow
 
     @property
     def weight_bytes(self) -> int:
@@ -55,7 +59,16 @@ class StageExecutable:
     def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
         """Execute the stage for all micro-batches, in order."""
         calls = self._calls(micro_batches)
-        results = [self.run(*call) for call in calls]
+        if self._ended:
+            raise ExecutionError(self._ended)
+        results: list[Any] = []
+        for call in calls:
+            try:
+                results.append(self.run(*call))
+            except BaseException as error:
+                if results or not isinstance(error, BindingError):
+                    self._end(len(results), error)
+                raise
         return results if self.is_last else None
 
     def close(self) -> None:
@@ -115,6 +128,14 @@ class StageExecutable:
             f"of its arguments, got {got}"
         )
 
+    def _end(self, n_done: int, error: BaseException) -> None:
+        """Refuse later calls: their messages would be taken for those of this call."""
+        self._ended = (
+            f"stage {self.number}: an earlier call ended at micro-batch {n_done} of "
+            f"{self.stages.n_micro_batches} ({type(error).__qualname__}), and other ranks may be "
+            "at another one: make the groups again, and load again"
+        )
+
     def _check(self, call: tuple[Any, ...]) -> None:
         tensors = tensors_of_call(self.run.bound, call, {})
         for leaf, (view, tensor) in enumerate(zip(self.run.program.inputs, tensors, strict=True)):
@@ -123,6 +144,16 @@ class StageExecutable:
                 raise BindingError(
                     f"input {leaf} of a micro-batch: expected {view.dtype}{list(view.shape)}, got "
                     f"{dtype}{list(tensor.shape)}"
+                )
+            if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+                raise BindingError(
+                    f"input {leaf} of a micro-batch: expected a strided tensor on the CPU, got "
+                    f"{tensor.layout} on {tensor.device}"
+                )
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise BindingError(
+                    f"input {leaf} of a micro-batch requires gradients, and an execution records "
+                    "none: call under torch.no_grad(), or give its .detach()"
                 )
 
 

@@ -164,6 +164,73 @@ def in_place_asynchronous() -> Any:
 
 
 @case
+def parts_in_place() -> Any:
+    """Other parts of a tensor are written and exchanged while one part is."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        first = dist.all_reduce(y[4:], async_op=True)
+        y[:2].mul_(3)
+        second = dist.broadcast(y[:2], 1, async_op=True)
+        y[2:4].add_(1)
+        first.wait()
+        y[4:].neg_()
+        second.wait()
+        return y + 1
+
+    return check(call, (6, 3))
+
+
+@case
+def gathered_into_a_part() -> Any:
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = torch.ones(7, 3)
+        gathered = dist.all_gather_into_tensor(y[1:5], x[1:], async_op=True)
+        x[0].mul_(2)
+        scattered = dist.reduce_scatter_tensor(y[5:6], x[:2] * 1, async_op=True)
+        y[0].add_(x[0])
+        y[6].add_(1)
+        gathered.wait()
+        scattered.wait()
+        return y * 2
+
+    return check(call, (3, 3))
+
+
+@case
+def halos() -> Any:
+    """Rows of one tensor are sent while others are received: all are in flight at once."""
+    other = 1 - dist.get_rank()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = torch.zeros(x.shape[0] + 2, x.shape[1])
+        y[1:-1] = x
+        works = [dist.irecv(y[row], other) for row in (0, -1)]
+        works += [dist.isend(y[row], other) for row in (1, -2)]
+        y[2:-2].mul_(2)
+        for work in works:
+            work.wait()
+        return y[:-2] + y[1:-1] + y[2:]
+
+    return check(call, (6, 3))
+
+
+@case
+def written_while_it_is_summed() -> Any:
+    """Sums in place of the input of a functional sum, which copied it when it started."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        started = torch.ops._c10d_functional.all_reduce(y, "sum", WORLD)
+        work = dist.all_reduce(y, async_op=True)
+        total = torch.ops._c10d_functional.wait_tensor(started) + 1
+        work.wait()
+        return total * y
+
+    return check(call, (4,))
+
+
+@case
 def in_place_broadcast() -> Any:
     def call(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()

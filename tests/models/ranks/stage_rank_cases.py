@@ -61,6 +61,13 @@ class Skipping(nn.Module):
         return {"y": y * scale, "means": torch.stack(kept)}
 
 
+class Named(nn.Module):
+    """A call with an argument that is given by keyword alone."""
+
+    def forward(self, x: torch.Tensor, *, scale: torch.Tensor) -> torch.Tensor:
+        return (x + 1).relu() * scale
+
+
 def given(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(ROWS, SIZE, generator=generator)
@@ -148,7 +155,10 @@ def refused() -> Any:
     small = offload.capture(torch.relu, torch.ones(3))
     drawing = offload.capture(lambda x: torch.dropout(x, 0.5, train=True) + 1, torch.ones(3))
     training = offload.capture(step, torch.ones(2, 4), training=True)
+    named = offload.capture(Named(), torch.ones(3), scale=torch.ones(3))
     run = captured.load(pipeline=pipeline)
+    x, scale = given(2)
+    graded = [given(1), (x.requires_grad_(), scale)] if run.number == 0 else given(1)
     wrong: Any = [(torch.ones(2), torch.ones(SIZE)), given(1)] if run.number == 0 else [given(1)]
     found = {
         "training": told(lambda: training.load(pipeline=pipeline)),
@@ -157,7 +167,9 @@ def refused() -> Any:
         "none": told(lambda: captured.load(pipeline=offload.Pipeline(micro_batches=0))),
         "no pipeline": told(lambda: captured.load(pipeline=4)),
         "budget": told(lambda: captured.load(pipeline=pipeline, weights_budget="auto")),
+        "keyword": told(lambda: named.load(pipeline=pipeline)),
         "a batch": told(lambda: run(wrong)),
+        "gradients": told(lambda: run(graded)),
         "too few": told(lambda: run([given(1)])),
     }
     results = run([given(1), given(2)]) if run.number == 0 else run()
@@ -181,6 +193,22 @@ def killed() -> Any:
     if run.is_last:
         end_here()
     return told(lambda: [called(run, 1) for _ in range(100)])
+
+
+@ending
+def failing_in_the_middle() -> Any:
+    """The second micro-batch fails on the first rank, which then calls again, and closes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(8, SIZE), nn.Linear(SIZE, SIZE), nn.ReLU())
+    rows = torch.zeros(ROWS, dtype=torch.int64)
+    captured = offload.capture(model.eval().requires_grad_(False), rows)
+    run = captured.load(pipeline=offload.Pipeline(micro_batches=2))
+    found = [
+        told(lambda last=last: run([rows, last]) if run.number == 0 else run())
+        for last in (rows, rows + 8, rows)
+    ]
+    run.close()
+    return found
 
 
 @ending

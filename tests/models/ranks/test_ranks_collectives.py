@@ -32,6 +32,21 @@ def found() -> Found:
         ("lists_scattered", ["reduce_scatter_tensor", "wait_tensor"]),
         ("all_to_all_into", ["all_to_all_single", "wait_tensor"]),
         ("messages", ["isend", "irecv", "wait_tensor", "wait_tensor"]),
+        ("parts_in_place", ["all_reduce_", "broadcast_", "wait_tensor", "wait_tensor"]),
+        (
+            "gathered_into_a_part",
+            [
+                "all_gather_into_tensor_out",
+                "reduce_scatter_tensor_out",
+                "wait_tensor",
+                "wait_tensor",
+            ],
+        ),
+        ("halos", ["irecv", "irecv", "isend", "isend", *["wait_tensor"] * 4]),
+        (
+            "written_while_it_is_summed",
+            ["all_reduce", "all_reduce_", "wait_tensor", "wait_tensor"],
+        ),
         ("alone_in_a_group", ["all_gather_into_tensor", "wait_tensor"]),
         ("complex_numbers", ["all_reduce", "wait_tensor"]),
     ],

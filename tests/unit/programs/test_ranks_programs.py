@@ -87,9 +87,13 @@ def test_starts_and_waits_come_in_pairs(program, left_out):
         check_program(dataclasses.replace(program, launches=tuple(launches)))
 
 
-def test_a_wait_holds_all_that_its_collective_touches(program):
+def test_a_wait_holds_all_that_its_collective_uses(program):
+    """All but inputs that are copied at the start, which launches may write meanwhile."""
     launches = list(program.launches)
     launches[3] = dataclasses.replace(launches[3], reads=(4,))
+    check_program(dataclasses.replace(program, launches=tuple(launches)))
+    gathers = Operator("_c10d_functional::all_gather_into_tensor")
+    launches[1] = dataclasses.replace(launches[1], callee=gathers)
     with pytest.raises(ProgramError, match="waits for no collective"):
         check_program(dataclasses.replace(program, launches=tuple(launches)))
 
