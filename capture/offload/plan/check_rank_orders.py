@@ -73,7 +73,8 @@ def _check_pairs(orders: Sequence[RankOrder]) -> None:
         sent, received = (ends[sender, receiver, sends, False] for sends in (True, False))
         if sent != received or len(set(sent)) != len(sent):
             raise PlanError(
-                f"rank {sender} sends rank {receiver} the messages {sent}, which receives {received}"
+                f"rank {sender} sends rank {receiver} the messages {sent}, which receives "
+                f"{received}"
             )
         for sends in (True, False):
             if sorted(ends[sender, receiver, sends, True]) != sorted(sent):
@@ -138,9 +139,8 @@ class _Execution:
         return found
 
     def check(self) -> None:
-        moved = True
-        while moved:
-            moved = any([self._go_on(rank) for rank in range(len(self._orders))])
+        while sum([self._go_on(rank) for rank in range(len(self._orders))]):
+            pass
         for rank, order in enumerate(self._orders):
             if self._at[rank] < len(order.steps):
                 step = order.steps[self._at[rank]]

@@ -46,13 +46,14 @@ class _Awaiting:
     def found(self) -> list[list[RankStep]]:
         """The steps of each rank."""
         ranks = range(len(self._orders))
-        moved = True
-        while moved:
-            moved = any([self._go_on(rank) for rank in ranks])
+        while sum([self._go_on(rank) for rank in ranks]):
+            pass
         for rank in ranks:
             at = self._known[rank][rank]
             if at < len(self._orders[rank].steps):
-                raise PlanError(f"rank {rank} waits for ever for {_told(self._orders[rank].steps[at])}")
+                raise PlanError(
+                    f"rank {rank} waits for ever for {_told(self._orders[rank].steps[at])}"
+                )
             self._await(rank, self._open[rank])
         return self._steps
 

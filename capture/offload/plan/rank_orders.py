@@ -110,7 +110,11 @@ class RankOrder:
 
 
 def rank_orders(
-    step: StepParts, stages: Sequence[int | None], homes: dict[int, int], schedule: Schedule, n_stages: int
+    step: StepParts,
+    stages: Sequence[int | None],
+    homes: dict[int, int],
+    schedule: Schedule,
+    n_stages: int,
 ) -> tuple[RankOrder, ...]:
     """The order of each rank, without waits of senders (`await_sends` adds them).
 
@@ -253,12 +257,12 @@ class _Orders:
             return maker.operands[message.value]
         holdings = self._holdings[message.sender]
         return next(
-            at for at, one in enumerate(holdings) if one.value == message.value and one.message is None
+            at
+            for at, one in enumerate(holdings)
+            if one.value == message.value and one.message is None
         )
 
-    def _received(
-        self, rank: int
-    ) -> tuple[dict[int, list[Exchange]], dict[int, list[Exchange]]]:
+    def _received(self, rank: int) -> tuple[dict[int, list[Exchange]], dict[int, list[Exchange]]]:
         """Starts and waits of what a rank receives, by the position of the launch behind them.
 
         It starts to receive where the pass begins that first uses the content, or earlier: each
@@ -326,9 +330,7 @@ def _merged(launch: Launch, parts: Sequence[Part]) -> list[Launch]:
 # ---- shared parts --------------------------------------------------------------------------------
 
 
-def shared_parts(
-    step: StepParts, stages: Sequence[int | None], n_stages: int
-) -> list[set[int]]:
+def shared_parts(step: StepParts, stages: Sequence[int | None], n_stages: int) -> list[set[int]]:
     """By rank the positions of the shared parts that it runs.
 
     These are the parts on which its other launches depend, all guards, and writes of weights that
@@ -378,7 +380,7 @@ def _closure(step: StepParts, parts: Iterable[int], values: set[int]) -> set[int
 
 
 def _guards(step: StepParts) -> set[int]:
-    """Guards and what they depend on before them: they run first, so that all ranks refuse alike."""
+    """Guards and what they depend on: they run first, so that all ranks refuse alike."""
     found: set[int] = set()
     needed: set[int] = set()
     for at in reversed(range(len(step.parts))):

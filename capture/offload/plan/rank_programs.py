@@ -118,11 +118,13 @@ class _Part:
         if not step.sends:
             if step.waits:
                 return await_received(value, self._place)
-            return start_receiving(value, message.sender, message.tag, self._group, self._place)
+            return start_receiving(
+                value, message.sender, message.tag, group=self._group, place=self._place
+            )
         if step.waits:
             return await_sent(value, self._sent[message.tag], self._place)
         sent = self._sent[message.tag] = being_sent(value, len(self.values), message.tag)
         self.values.append(sent)
         return start_sending(
-            value, sent, message.receiver, message.tag, self._group, self._place
+            value, sent, message.receiver, message.tag, group=self._group, place=self._place
         )

@@ -1,9 +1,10 @@
 """Blocks of a training step: what a cut of the step into stages may not divide.
 
-A block begins at each forward launch that is the first to use a weight, in recorded order. The other
-parts of the step follow: a forward launch to the last block whose results it uses, a backward launch
-to the block of the weights and activations that it reads, the update to the block of its parameter.
-All rules are maxima and minima of blocks, so that they hold for every cut of blocks into stages.
+A block begins at each forward launch that is the first to use a weight, in recorded order. The
+other parts of the step follow: a forward launch to the last block whose results it uses, a backward
+launch to the block of the weights and activations that it reads, the update to the block of its
+parameter. All rules are maxima and minima of blocks, so they hold for every cut of blocks into
+stages.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class _Blocks:
             if ends:
                 for value in launch.touched():
                     if self._program.values[value].role in MADE_ROLES:
-                        leads[value] = max(max(ends), leads.get(value, 0))
+                        leads[value] = max(*ends, leads.get(value, 0))
         return found
 
     # ---- parts ------------------------------------------------------------------------------
@@ -144,7 +145,8 @@ class _Blocks:
             received = [block for block, phase in made.values() if phase is Phase.BACKWARD]
             if (last := _last([*weights, *kept])) is not None:
                 return _last([last, contributes])
-            return _last([contributes, min(filter(_is_block, received), default=None)])
+            earliest = min((one for one in received if one is not None), default=None)
+            return _last([contributes, earliest])
         written = [made[one][0] for one in launch.writes if one in made]
         for choice in (written, weights, [block for block, _ in made.values()]):
             if (last := _last(choice)) is not None:
@@ -164,10 +166,6 @@ class _Blocks:
                 self._blocks[at] = block
             for value in part.launch.touched():
                 used[value] = min(block, used.get(value, block))
-
-
-def _is_block(one: int | None) -> bool:
-    return one is not None
 
 
 def _last(blocks: Iterable[int | None]) -> int | None:
@@ -194,8 +192,8 @@ def check_homes(step: StepParts, blocks: StepBlocks, stage_of: Sequence[int]) ->
             key=lambda launch: len(homes.keys() & set(launch.touched())),
         )
         raise PlanError(
-            f"{together.place}: launch {together.index} ({together.name}) writes weights of several "
-            f"stages at once, among them %{value} ({step.program.values[value].name}), which stage "
-            f"{stage_of[use]} uses: expected an update that treats each parameter alone, as "
+            f"{together.place}: launch {together.index} ({together.name}) writes weights of "
+            f"several stages at once, among them %{value} ({step.program.values[value].name}), "
+            f"which stage {stage_of[use]} uses: expected an update that treats each parameter alone, as "
             "torch's optimizers do"
         )

@@ -16,7 +16,7 @@ from offload.plan.schedules import Schedule, simulated_ns
 from offload.plan.step_blocks import StepBlocks, check_homes, step_blocks
 from offload.plan.topology import Link
 from offload.program import PLACED_ROLES, Program
-from offload.program.step_parts import Phase, StepParts, step_parts
+from offload.program.step_parts import Phase, StepParts, is_weight, step_parts
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class TrainingStages:
         schedule: the order of passes.
         n_micro_batches: of the step.
         orders: by stage what it does.
-        homes: by weight that the step writes, its stage.
+        keepers: by weight that the step writes, the first stage that writes it.
         stage_ns: by stage the duration of its launches in a step.
         received_ns: by stage the duration of the messages that it receives in a step.
         memory: by stage.
@@ -52,7 +52,7 @@ class TrainingStages:
     schedule: Schedule
     n_micro_batches: int
     orders: tuple[RankOrder, ...]
-    homes: dict[int, int]
+    keepers: dict[int, int]
     stage_ns: tuple[float, ...]
     received_ns: tuple[float, ...]
     memory: tuple[StageMemory, ...]
@@ -65,6 +65,7 @@ def cut_training(
     launch_ns: Sequence[float],
     link: Link,
     n_stages: int,
+    *,
     schedule: Schedule,
     begins: Sequence[Sequence[int]] = (),
 ) -> TrainingStages:
@@ -92,19 +93,21 @@ def cut_training(
             f"{n_stages} stages, got {blocks.n_blocks}"
         )
     part_ns = _part_ns(step, launch_ns)
-    cuts = _given_cuts(blocks, begins, n_stages) if begins else _cuts(step, blocks, part_ns, link, n_stages)
+    cuts = (
+        _given_cuts(blocks, begins, n_stages)
+        if begins
+        else _cuts(step, blocks, part_ns, link, n_stages)
+    )
     stage_of = [sum(cut <= block for cut in cuts) for block in range(blocks.n_blocks)]
     check_homes(step, blocks, stage_of)
     stages = [None if one is None else stage_of[one] for one in blocks.of_parts]
     homes = {value: stage_of[block] for value, block in blocks.homes.items()}
     orders = await_sends(rank_orders(step, stages, homes, schedule, n_stages))
     check_rank_orders(program, orders)
-    return _planned(step, orders, homes, schedule, launch_ns, link)
+    return _planned(step, orders, schedule, launch_ns, link)
 
 
-def _given_cuts(
-    blocks: StepBlocks, begins: Sequence[Sequence[int]], n_stages: int
-) -> list[int]:
+def _given_cuts(blocks: StepBlocks, begins: Sequence[Sequence[int]], n_stages: int) -> list[int]:
     if len(begins) != n_stages - 1:
         raise PlanError(
             f"expected where each of {n_stages - 1} stages but the first begins, got {len(begins)}"
@@ -165,7 +168,6 @@ def _crossing_ns(step: StepParts, blocks: StepBlocks, link: Link) -> list[float]
 def _planned(
     step: StepParts,
     orders: tuple[RankOrder, ...],
-    homes: dict[int, int],
     schedule: Schedule,
     launch_ns: Sequence[float],
     link: Link,
@@ -183,25 +185,38 @@ def _planned(
             ns = link.overhead_ns + size_bytes / link.bytes_per_second * 1e9
             received_ns[rank][phase] += ns
     n_micro_batches = step.n_micro_batches
-    passes_ns = [
-        [(one[phase] + more[phase]) / n_micro_batches for one, more in zip(phase_ns, received_ns, strict=True)]
-        for phase in (Phase.FORWARD, Phase.BACKWARD)
-    ]
-    update_ns = [
-        one[Phase.UPDATE] + more[Phase.UPDATE]
-        for one, more in zip(phase_ns, received_ns, strict=True)
-    ]
+    pass_ns = {
+        phase: [one[phase] + more[phase] for one, more in zip(phase_ns, received_ns, strict=True)]
+        for phase in Phase
+    }
+    predicted_ns = simulated_ns(
+        schedule,
+        n_micro_batches,
+        [ns / n_micro_batches for ns in pass_ns[Phase.FORWARD]],
+        [ns / n_micro_batches for ns in pass_ns[Phase.BACKWARD]],
+        pass_ns[Phase.UPDATE],
+    )
     return TrainingStages(
         schedule=schedule,
         n_micro_batches=n_micro_batches,
         orders=orders,
-        homes=homes,
+        keepers=_keepers(program, orders),
         stage_ns=tuple(sum(one.values()) for one in phase_ns),
         received_ns=tuple(sum(one.values()) for one in received_ns),
         memory=tuple(stage_memory(program, order, rank) for rank, order in enumerate(orders)),
-        predicted_ns=simulated_ns(schedule, n_micro_batches, *passes_ns, update_ns),
+        predicted_ns=predicted_ns,
         sequential_ns=sum(launch_ns),
     )
+
+
+def _keepers(program: Program, orders: Sequence[RankOrder]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for rank, order in enumerate(orders):
+        for work in order.works:
+            for value in work.launch.writes:
+                if is_weight(program, value):
+                    found.setdefault(value, rank)
+    return found
 
 
 def _received(order: RankOrder) -> list[tuple[Exchange, Phase]]:

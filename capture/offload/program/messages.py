@@ -62,29 +62,29 @@ def being_sent(value: Value, index: int, tag: int) -> Value:
     return Value(index, Role.ACTIVATION, (0,), (1,), value.dtype, 0, f"sent_{tag}")
 
 
-def start_receiving(value: Value, sender: int, tag: int, group: Group, place: str) -> Launch:
+def start_receiving(value: Value, sender: int, tag: int, *, group: Group, place: str) -> Launch:
     """Start to receive all of a Value."""
     arguments = (flat_view(value), sender, tag, group.name)
-    return _launch(RECEIVES, arguments, (value.index,), (value.index,), None, place)
+    return _launch(RECEIVES, arguments, (value.index,), (value.index,), place=place)
 
 
 def await_received(value: Value, place: str) -> Launch:
     """Wait until a Value has been received."""
-    return _launch(WAIT, (flat_view(value),), (value.index,), (value.index,), None, place)
+    return _launch(WAIT, (flat_view(value),), (value.index,), (value.index,), place=place)
 
 
 def start_sending(
-    value: Value, sent: Value, receiver: int, tag: int, group: Group, place: str
+    value: Value, sent: Value, receiver: int, tag: int, *, group: Group, place: str
 ) -> Launch:
     """Start to send all of a Value; `sent` is from `being_sent`."""
     arguments = (flat_view(value), receiver, tag, group.name)
-    return _launch(SENDS, arguments, (value.index,), (sent.index,), flat_view(sent), place)
+    return _launch(SENDS, arguments, (value.index,), (sent.index,), flat_view(sent), place=place)
 
 
 def await_sent(value: Value, sent: Value, place: str) -> Launch:
     """Wait until a Value has been sent."""
     reads = tuple(sorted((value.index, sent.index)))
-    return _launch(WAIT, (flat_view(sent),), reads, (sent.index,), None, place)
+    return _launch(WAIT, (flat_view(sent),), reads, (sent.index,), place=place)
 
 
 def _launch(
@@ -92,7 +92,8 @@ def _launch(
     arguments: tuple[Argument, ...],
     reads: tuple[int, ...],
     writes: tuple[int, ...],
-    result: TensorView | None,
+    result: TensorView | None = None,
+    *,
     place: str,
 ) -> Launch:
     operator = Operator(name)

@@ -1,9 +1,9 @@
 """Launches of multi-tensor operators, divided by the tensors of their lists.
 
-An operator of the family `aten::_foreach_` computes each index of its lists alone, and so do torch's
-fused optimizers (aten/src/ATen/native/native_functions.yaml, which calls both "foreach kernels";
-aten/src/ATen/native/ForeachOpsKernels.cpp, FusedAdam.cpp, FusedSGD.cpp, FusedAdagrad.cpp). So a
-launch for some of the indices gives these tensors the bits that a launch for all gives them.
+An operator of the family `aten::_foreach_` computes each index of its lists alone, and so do
+torch's fused optimizers (aten/src/ATen/native/ForeachOpsKernels.cpp, FusedAdam.cpp, FusedSGD.cpp,
+FusedAdagrad.cpp). So a launch for some of the indices gives these tensors the bits that a launch
+for all gives them.
 """
 
 from __future__ import annotations

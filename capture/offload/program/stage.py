@@ -161,7 +161,9 @@ class _StageLaunches:
         """Receive all, and wait for all."""
         for one in messages:
             value = self._whole.values[one.value]
-            self.add(start_receiving(value, one.sender, one.tag, self._peers, self._place))
+            self.add(
+                start_receiving(value, one.sender, one.tag, group=self._peers, place=self._place)
+            )
         for one in messages:
             self.add(await_received(self._whole.values[one.value], self._place))
 
@@ -170,10 +172,14 @@ class _StageLaunches:
         sent = []
         for one in messages:
             value = self._whole.values[one.value]
-            sent.append((value, being_sent(value, len(self._values), one.tag)))
-            self._values.append(sent[-1][1])
-            peer = (one.receiver, one.tag, self._peers)
-            self.add(start_sending(*sent[-1], *peer, self._place))
+            token = being_sent(value, len(self._values), one.tag)
+            sent.append((value, token))
+            self._values.append(token)
+            self.add(
+                start_sending(
+                    value, token, one.receiver, one.tag, group=self._peers, place=self._place
+                )
+            )
         for value, token in sent:
             self.add(await_sent(value, token, self._place))
 

@@ -1,8 +1,8 @@
 """The parts of a training step: its forward and backward passes by micro-batch, and the update.
 
-A step that accumulates gradients has one backward pass for each micro-batch. The recording says which
-launches belong to which pass (`Launch.backward_pass`); what a pass needs of the other launches is its
-forward pass.
+A step that accumulates gradients has one backward pass for each micro-batch. The recording says
+which launches belong to which pass (`Launch.backward_pass`); what a pass needs of the other
+launches is its forward pass.
 """
 
 from __future__ import annotations
