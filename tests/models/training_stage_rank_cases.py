@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ranks import main
+from ranks import end_here, main
 from torch import nn
 from torch.nn import functional
 from training import same_bits
@@ -17,7 +18,8 @@ from training import same_bits
 import offload
 from offload.program import Role
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120  # ranks record and load at different speeds
+SHORT_TIMEOUT_S = 8
 N_STEPS = 5
 ROWS, SIZE = 6, 16
 CASES: dict[str, Callable[[], Any]] = {}
@@ -89,6 +91,13 @@ def mlp() -> nn.Module:
     torch.manual_seed(0)
     layers = [layer for _ in range(4) for layer in (nn.Linear(SIZE, SIZE), nn.Tanh())]
     return nn.Sequential(*layers)
+
+
+def normalized() -> nn.Module:
+    """Each micro-batch changes the running statistics."""
+    torch.manual_seed(0)
+    kinds = (nn.Linear(SIZE, SIZE), nn.BatchNorm1d(SIZE), nn.ReLU(inplace=True))
+    return nn.Sequential(*(copy.deepcopy(one) for _ in range(4) for one in kinds))
 
 
 def gpt(*, tied: bool = False) -> nn.Module:
@@ -238,6 +247,12 @@ def clipped() -> Any:
 
 
 @case
+def running_statistics() -> Any:
+    """Batch normalization, whose statistics each micro-batch writes in place."""
+    return {"sgd": compared(normalized, OPTIMIZERS["sgd"], 3)}
+
+
+@case
 def of_gpt() -> Any:
     """Blocks of a GPT, also where the embedding and the head share their weight."""
     return {
@@ -246,9 +261,85 @@ def of_gpt() -> Any:
     }
 
 
+@case
+def refused() -> Any:
+    """Refusals say what to do, on all ranks, before anything is loaded."""
+    n_ranks = dist.get_world_size()
+    captured = Twin(mlp(), OPTIMIZERS["sgd"]).captured(2)
+    dropping = Twin(nn.Sequential(mlp(), nn.Dropout(0.5)), OPTIMIZERS["sgd"]).captured(2)
+    small = Twin(nn.Sequential(nn.Linear(SIZE, SIZE)), OPTIMIZERS["sgd"]).captured(2)
+    run = captured.load(pipeline=offload.Pipeline())
+    n_executions = run.run.last_execution.n_executions
+    given: Any = (torch.ones(2, ROWS, SIZE), torch.ones(3, ROWS, SIZE))
+    found = {
+        "random": told(lambda: dropping.load(pipeline=offload.Pipeline())),
+        "small": told(lambda: small.load(pipeline=offload.Pipeline())),
+        "number": told(lambda: captured.load(pipeline=offload.Pipeline(3))),
+        "schedule": told(lambda: captured.load(pipeline=offload.Pipeline(schedule="2F2B"))),
+        "begins": told(lambda: captured.load(pipeline=offload.Pipeline(begins=["0"]))),
+        "foreign": told(
+            lambda: captured.load(pipeline=offload.Pipeline(begins=[nn.Linear(2, 2)] * n_ranks))
+        ),
+        "lanes": told(lambda: captured.load(pipeline=offload.Pipeline(), lanes=2)),
+        "arguments": told(lambda: run(*given)),
+    }
+    assert run.run.last_execution.n_executions == n_executions
+    batch = Twin(mlp(), OPTIMIZERS["sgd"]).batch(2, 7)
+    return [found, run.is_last, stepped(run, *batch) is not None]
+
+
+@case
+def other_steps() -> Any:
+    """Ranks with other numbers of micro-batches."""
+    captured = Twin(mlp(), OPTIMIZERS["sgd"]).captured(2 + dist.get_rank())
+    return told(lambda: captured.load(pipeline=offload.Pipeline()))
+
+
+@case
+def given_cut() -> Any:
+    """A stage that begins with a given module; parameters keep their place in each rank."""
+    model = mlp()
+    twin = Twin(model, OPTIMIZERS["adamw, foreach"])
+    captured = twin.captured(2)
+    begins = [model[2 * number] for number in range(1, dist.get_world_size())]
+    run = captured.load(pipeline=offload.Pipeline(begins=begins))
+    before = {name: one.clone() for name, one in model.named_parameters()}
+    stepped(run, *twin.batch(2, 3))
+    changed = [name for name, one in model.named_parameters() if not torch.equal(one, before[name])]
+    return sorted({name.split(".")[0] for name in changed})
+
+
+@ending
+def killed() -> Any:
+    """The last rank ends between two steps."""
+    twin = Twin(mlp(), OPTIMIZERS["sgd"])
+    run = twin.captured(4).load(pipeline=offload.Pipeline())
+    stepped(run, *twin.batch(4, 1))
+    if run.is_last:
+        end_here()
+    return told(lambda: [stepped(run, *twin.batch(4, 1)) for _ in range(100)])
+
+
+@ending
+def hung() -> Any:
+    """The last rank does not call."""
+    twin = Twin(mlp(), OPTIMIZERS["sgd"])
+    run = twin.captured(4).load(pipeline=offload.Pipeline())
+    stepped(run, *twin.batch(4, 1))
+    store = dist.distributed_c10d._get_default_store()
+    if run.is_last:
+        store.wait(["told"], timedelta(seconds=120))
+        return None
+    found = told(lambda: stepped(run, *twin.batch(4, 1)))
+    store.set("told", "")
+    return found
+
+
 def begin() -> None:
     """Meet the other ranks."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    is_ending = not ENDING.keys().isdisjoint(sys.argv)
+    timeout_s = SHORT_TIMEOUT_S if is_ending else TIMEOUT_S
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
 
 
 if __name__ == "__main__":

@@ -312,9 +312,7 @@ WRONG = {
         0,
         moved_to_the_front(
             lambda one: (
-                isinstance(one, Work)
-                and one.phase is Phase.UPDATE
-                and one.launch.name.startswith("aten::_foreach_zero_")
+                isinstance(one, Work) and one.phase is Phase.UPDATE and "zero_" in one.launch.name
             )
         ),
         "would find|precedes the guard",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from offload.errors import PlanError
@@ -75,20 +76,35 @@ class _Blocks:
     def _first_uses(self) -> dict[int, int]:
         found: dict[int, int] = {}
         n_blocks = 0
+        begin = self._kept | self._frozen()
         for part in self._step.parts:
             launch = part.launch
             weights = {one for one in launch.touched() if is_weight(self._program, one)}
             only_weights = weights.issuperset(launch.touched())
             if part.is_shared or part.phase is not Phase.FORWARD or only_weights:
                 continue
-            if new := {one for one in weights if self._begins_block(one)} - found.keys():
+            if new := weights & begin - found.keys():
                 found |= dict.fromkeys(new, n_blocks)
                 n_blocks += 1
         return found
 
-    def _begins_block(self, weight: int) -> bool:
-        """Numbers that nothing writes begin no block: they are constants of any launch."""
-        return weight in self._kept or math.prod(self._program.values[weight].shape) > 1
+    def _frozen(self) -> set[int]:
+        """Weights that nothing writes and that the forward passes of all micro-batches use.
+
+        Numbers and tensors of a single pass are constants, which belong to any launch.
+        """
+        used: dict[int, set[int]] = defaultdict(set)
+        for part in self._step.parts:
+            if part.phase is Phase.FORWARD and not part.is_shared:
+                for value in part.launch.touched():
+                    if is_weight(self._program, value):
+                        used[value].add(part.micro_batch)
+        return {
+            value
+            for value, passes in used.items()
+            if 1 < len(passes) == self._step.n_micro_batches
+            and math.prod(self._program.values[value].shape) > 1
+        }
 
     def _all_homes(self) -> dict[int, int]:
         """Weights that a launch writes, or reads beside such writes, are kept together."""
@@ -145,6 +161,8 @@ class _Blocks:
             received = [block for block, phase in made.values() if phase is Phase.BACKWARD]
             if (last := _last([*weights, *kept])) is not None:
                 return _last([last, contributes])
+            if len(received) == 1 and contributes is not None:
+                return contributes  # what it reads is likely to be sent there anyway
             earliest = min((one for one in received if one is not None), default=None)
             return _last([contributes, earliest])
         written = [made[one][0] for one in launch.writes if one in made]
@@ -194,6 +212,6 @@ def check_homes(step: StepParts, blocks: StepBlocks, stage_of: Sequence[int]) ->
         raise PlanError(
             f"{together.place}: launch {together.index} ({together.name}) writes weights of "
             f"several stages at once, among them %{value} ({step.program.values[value].name}), "
-            f"which stage {stage_of[use]} uses: expected an update that treats each parameter alone, as "
-            "torch's optimizers do"
+            f"which stage {stage_of[use]} uses: expected an update that treats each parameter "
+            "alone, as torch's optimizers do"
         )

@@ -9,6 +9,7 @@ for all gives them.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 from offload.program.launch import Argument, Launch
@@ -38,8 +39,8 @@ def n_tensors(launch: Launch) -> int:
     (size,) = sizes
     parts = [of_tensors(launch, (at,)) for at in range(size)]
     written = [value for part in parts for value in set(part.writes)]
-    n_touching = [value for part in parts for value in set(part.touched())]
-    return size if all(n_touching.count(value) == 1 for value in written) else 1
+    n_touching = Counter(value for part in parts for value in set(part.touched()))
+    return size if all(n_touching[value] == 1 for value in written) else 1
 
 
 def merges(launch: Launch) -> bool:
