@@ -157,14 +157,7 @@ class _Blocks:
             weights += [self._uses[one] for one in launch.touched() if one in self._uses]
             return _last([*weights, *(block for block, _ in made.values())])
         if part.phase is Phase.BACKWARD:
-            kept = [block for block, phase in made.values() if phase is Phase.FORWARD]
-            received = [block for block, phase in made.values() if phase is Phase.BACKWARD]
-            if (last := _last([*weights, *kept])) is not None:
-                return _last([last, contributes])
-            if len(received) == 1 and contributes is not None:
-                return contributes  # what it reads is likely to be sent there anyway
-            earliest = min((one for one in received if one is not None), default=None)
-            return _last([contributes, earliest])
+            return _backward_block([*made.values()], weights, contributes)
         written = [made[one][0] for one in launch.writes if one in made]
         for choice in (written, weights, [block for block, _ in made.values()]):
             if (last := _last(choice)) is not None:
@@ -184,6 +177,26 @@ class _Blocks:
                 self._blocks[at] = block
             for value in part.launch.touched():
                 used[value] = min(block, used.get(value, block))
+
+
+def _backward_block(
+    made: Sequence[tuple[int | None, Phase]], weights: Sequence[int], contributes: int | None
+) -> int | None:
+    """The block of a backward part.
+
+    Args:
+        made: for each Value that it reads the block that made it, and for which phase.
+        weights: the homes of the weights that it reads.
+        contributes: the last block to whose kept weights its results lead.
+    """
+    kept = [block for block, phase in made if phase is Phase.FORWARD]
+    received = [block for block, phase in made if phase is Phase.BACKWARD]
+    if (last := _last([*weights, *kept])) is not None:
+        return _last([last, contributes])
+    if len(received) == 1 and contributes is not None:
+        return contributes  # what it reads is likely to be sent there anyway
+    earliest = min((one for one in received if one is not None), default=None)
+    return _last([contributes, earliest])
 
 
 def _last(blocks: Iterable[int | None]) -> int | None:

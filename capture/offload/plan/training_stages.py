@@ -103,7 +103,7 @@ def cut_training(
     stages = [None if one is None else stage_of[one] for one in blocks.of_parts]
     homes = {value: stage_of[block] for value, block in blocks.homes.items()}
     orders = await_sends(rank_orders(step, stages, homes, schedule, n_stages))
-    check_rank_orders(program, orders)
+    check_rank_orders(step.program, orders)
     return _planned(step, orders, schedule, launch_ns, link)
 
 

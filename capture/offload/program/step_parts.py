@@ -52,7 +52,7 @@ class StepParts:
     """A training step in parts.
 
     Attributes:
-        program: the step.
+        program: the step, without operands that launches take and do not read.
         parts: in recorded order.
         n_micro_batches: the number of backward passes.
         shared: Values that each rank has or computes alike: constants, weights that nothing writes,
@@ -75,6 +75,7 @@ def step_parts(program: Program) -> StepParts:
             message names the launch.
     """
     _refuse(program)
+    program = _without_unread(program)
     divided = [
         (one, at if n > 1 else None)
         for launch in program.launches
@@ -85,6 +86,7 @@ def step_parts(program: Program) -> StepParts:
     ]
     launches = [one for one, _ in divided]
     shared_launches, shared = _shared(program, launches)
+    _refuse_between(program, launches)
     passes, n_passes = _backward_passes(launches)
     needed = _needed(launches, passes)[0]
     parts: list[Part] = []
@@ -137,6 +139,45 @@ def _refuse(program: Program) -> None:
             why = f"it returns {program.values[result.view.value].name}, which no launch makes"
     if why:
         raise ProgramError(f"the training step cannot be executed in stages: {why}")
+
+
+def _refuse_between(program: Program, launches: Sequence[Launch]) -> None:
+    """Refuse writes of weights by which one micro-batch depends on another one's backward pass."""
+    passes = [launch.backward_pass for launch in launches]
+    needed, _ = _needed(launches, passes)
+    written: set[int] = set()  # by backward passes
+    for launch, number, first in zip(launches, passes, needed, strict=True):
+        if number is not None:
+            written.update(launch.writes)
+            continue
+        kept = [value for value in launch.writes if is_weight(program, value)]
+        if kept and first is not None and not written.isdisjoint(launch.touched()):
+            raise ProgramError(
+                f"the training step cannot be executed in stages: {launch.place}: {launch.name} "
+                f"writes %{kept[0]} ({program.values[kept[0]].name}) between backward passes, from "
+                "what one of them computed, so that no micro-batches could overlap: let the "
+                "optimizer step once, behind all backward passes"
+            )
+
+
+def _without_unread(program: Program) -> Program:
+    """The Program without running statistics that batch normalization is given and does not read.
+
+    Where it trains, its backward pass takes the saved mean and deviation instead
+    (`batch_norm_backward_cpu_template` in aten/src/ATen/native/Normalization.cpp). Otherwise the
+    next micro-batch could not write the statistics before the backward pass.
+    """
+    launches = []
+    for launch in program.launches:
+        if launch.name == "aten::native_batch_norm_backward" and launch.arguments[7] is True:
+            arguments = (*launch.arguments[:3], None, None, *launch.arguments[5:])
+            changed = dataclasses.replace(launch, arguments=arguments)
+            named = {view.value for view in changed.views()}
+            reads = tuple(value for value in launch.reads if value in named)
+            launches.append(dataclasses.replace(changed, reads=reads))
+        else:
+            launches.append(launch)
+    return dataclasses.replace(program, launches=tuple(launches))
 
 
 def _refuse_guards(parts: Sequence[Part]) -> None:
