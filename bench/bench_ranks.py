@@ -7,6 +7,7 @@ nothing between them.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -24,8 +25,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.functional import mse_loss
 
 import offload
 from measurements import Case, counted_figure, figure_of, ratio_of
@@ -162,6 +164,54 @@ def in_stages() -> Times:
     return turns_of_ranks(contenders, 3)
 
 
+def training_in_stages() -> Times:
+    """A training step in stages, against halves of its layers under torch's 1F1B."""
+    torch.manual_seed(0)
+    rank, cpu, n_micro_batches = dist.get_rank(), torch.device("cpu"), 8
+    layers = [layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    model = nn.Sequential(*layers)
+    half = copy.deepcopy(model[:16] if rank == 0 else model[16:])
+    ours, theirs = (torch.optim.SGD(one.parameters(), lr=1e-3) for one in (model, half))
+    xs, targets = torch.randn(2, n_micro_batches, 64, 256)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss: Any = 0
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            one = mse_loss(model(x), target) / n_micro_batches
+            one.backward()
+            loss += one.detach()
+        ours.step()
+        ours.zero_grad(set_to_none=False)
+        return loss
+
+    # The capture takes the first step of a training, so both sides take one here.
+    captured = offload.capture(step, xs, targets, training=True)
+    run = captured.load(pipeline=offload.Pipeline(n_micro_batches, begins=[model[16]]))
+    schedule = Schedule1F1B(PipelineStage(half, rank, 2, cpu), n_micro_batches, loss_fn=mse_loss)
+    if rank == 0:
+        print(run.explain())
+
+    def eager() -> None:
+        if rank == 0:
+            schedule.step(xs.flatten(0, 1))
+        else:
+            schedule.step(target=targets.flatten(0, 1))
+        theirs.step()
+        theirs.zero_grad(set_to_none=False)
+
+    contenders: dict[str, Callable[[], Any]] = {
+        OURS: lambda: run(xs, targets) if rank == 0 else run(),
+        EAGER: eager,
+    }
+    eager()
+    for contender in contenders.values():
+        contender()
+    own = model[:16] if rank == 0 else model[16:]
+    for one, other in zip(own.parameters(), half.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    return turns_of_ranks(contenders, 2)
+
+
 def overlapped() -> Times:
     """A step that reduces gradients while others are computed, and waits for them one by one."""
     torch.manual_seed(0)
@@ -249,6 +299,7 @@ RUNS = {
         tensor_parallel_deep,
         pipeline,
         in_stages,
+        training_in_stages,
         overlapped,
         growth,
         ended,
@@ -293,6 +344,11 @@ MODELS = {
     "tensor_parallel": ("2 ranks: DTensor feedforward, width 64", 2, 1.0),
     "tensor_parallel_deep": ("2 ranks: 8 DTensor feedforwards, width 64", 2, 1.0),
     "in_stages": ("2 ranks: a model in stages, 4 microbatches, 16 × (Linear 256, ReLU)", 2, 1.0),
+    "training_in_stages": (
+        "2 ranks: a training step in stages (1F1B), 8 microbatches, 16 × (Linear 256, ReLU), SGD",
+        2,
+        1.0,
+    ),
     "overlapped": ("2 ranks: data-parallel SGD step, 4 feedforwards, width 128", 2, 1.0),
     "pipeline": ("2 ranks: GPipe, 4 microbatches, 8 × (Linear 64, ReLU) a stage", 2, 1.0),
 }

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from offload.costs import CostModel, LaunchCosts
     from offload.host import PaddedExecutable, SizedExecutable, Sizes
     from offload.load.device_options import Watts
-    from offload.load.stages import Pipeline
+    from offload.load.rank_stages import Pipeline
     from offload.observe.calibration import calibrate
     from offload.observe.diagnosis import Diagnosis, diagnose
     from offload.run import Executable, LastExecution, Tasks, Ticket, tasks
@@ -56,7 +56,7 @@ _ON_DEMAND = {
     "LaunchCosts": ("offload.costs", "LaunchCosts"),
     "PaddedExecutable": ("offload.host", "PaddedExecutable"),
     "SizedExecutable": ("offload.host", "SizedExecutable"),
-    "Pipeline": ("offload.load.stages", "Pipeline"),
+    "Pipeline": ("offload.load.rank_stages", "Pipeline"),
     "Sizes": ("offload.host", "Sizes"),
     "Tasks": ("offload.run", "Tasks"),
     "Ticket": ("offload.run", "Ticket"),

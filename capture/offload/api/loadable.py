@@ -27,12 +27,15 @@ from offload.load.device_options import Watts, one_device, several_devices
 from offload.load.devices import load_on_devices
 from offload.load.launch_times import check_costs
 from offload.load.pipeline import load_program
-from offload.load.stages import Pipeline, load_stage, refuse_beside_pipeline
+from offload.load.rank_stages import Pipeline, refuse_beside_pipeline
+from offload.load.stages import load_stage
+from offload.load.training_stages import is_training, load_training_stage
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily
 from offload.run import Executable
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.stage_executable import StageExecutable
+from offload.run.training_stage import TrainingStage
 from offload.timeline import Scheduling
 
 
@@ -110,7 +113,7 @@ class Loadable:
         fuse: bool = ...,
         lanes: int | Literal["auto"] = ...,
         progress: Progress = ...,
-    ) -> StageExecutable: ...
+    ) -> StageExecutable | TrainingStage: ...
 
     def load(
         self,
@@ -132,7 +135,14 @@ class Loadable:
         max_slowdown: float | None = None,
         host_cores: int | Literal["auto"] | None = None,
         pipeline: Pipeline | None = None,
-    ) -> Executable | PaddedExecutable | ExecutableForEachSize | PlacedExecutable | StageExecutable:
+    ) -> (
+        Executable
+        | PaddedExecutable
+        | ExecutableForEachSize
+        | PlacedExecutable
+        | StageExecutable
+        | TrainingStage
+    ):
         """Make the Program resident on a device.
 
         Args:
@@ -216,8 +226,9 @@ class Loadable:
             max_slowdown: of `energy`, how many times the least latency that is found a call may
                 take, 1 or more. None: 1.1.
             pipeline: cut the Program into stages, of which each rank of a process group loads one,
-                with the weights of that one. All ranks have captured the same micro-batch and load
-                at once; the stages are cut where the slowest takes least.
+                with the weights of that one. All ranks have captured the same micro-batch, or the
+                same training step with all its micro-batches, and load at once; the stages are cut
+                where the slowest takes least.
             host_cores: with `sizes`, where the host launches a capturer's kernels on an Ascend
                 device: on how many cores (1 to 64) it carries out the stages of a launch at new
                 sizes. 1: one after the other. 2: infer shapes and tile | write addresses and
@@ -292,7 +303,13 @@ class Loadable:
                 costs=costs,
                 host_cores=host_cores,
             )
-            return load_stage(
+            trains = is_training(self.bound.program)
+            if trains and lanes != 1:
+                raise BindingError(
+                    f"lanes={lanes!r}: a stage of a training step runs its launches in the order "
+                    "of its schedule: load without lanes="
+                )
+            return (load_training_stage if trains else load_stage)(
                 self.bound, pipeline, lambda bound: load(bound, fuse), self.name, progress
             )
         on_several = (objective, placement, watts, max_slowdown)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offload.errors import BindingError
+from offload.errors import BindingError, ExecutionError
 from offload.program import Group
 
 
@@ -67,6 +67,29 @@ def timeout_s(name: str) -> float:
 
     timeout = found._get_backend(torch.device("cpu")).options._timeout
     return float(timeout.total_seconds())
+
+
+def broadcast(tensor: Any, source: int, name: str) -> None:
+    """Give a contiguous tensor on all ranks of a group the content that it has on one.
+
+    Args:
+        tensor: of the same size on all ranks.
+        source: the rank in the group whose content is sent.
+        name: of the group.
+
+    Raises:
+        ExecutionError: a rank ended, or did not come within the group's timeout.
+    """
+    c10d = distributed()
+    options = c10d.BroadcastOptions()
+    options.rootRank = source
+    try:
+        c10d._resolve_process_group(name).broadcast([tensor], options).wait()
+    except (RuntimeError, ValueError) as error:
+        raise ExecutionError(
+            f"a broadcast from rank {source} of group {name!r} failed, as it does where a rank "
+            f"ends or comes too late: {error}"
+        ) from error
 
 
 def send(tensor: Any, peer: int, tag: int, name: str) -> tuple[Any, Any]:

@@ -71,7 +71,7 @@ def cut_stages(
         )
     costs_ns = [float(one.costs_ns[0] or 0) for one in graph.tasks]
     received_ns = _received_ns(program, tasks, link)
-    cuts = _best_cuts(costs_ns, received_ns, n_stages)
+    cuts = best_cuts(costs_ns, received_ns, n_stages)
     bounds = list(itertools.pairwise((0, *cuts, n_tasks)))
     stage_ns = tuple(sum(costs_ns[first:last]) for first, last in bounds)
     crossing_ns = tuple(received_ns[first] for first, _ in bounds)
@@ -115,10 +115,16 @@ def _received_ns(program: Program, tasks: ProgramTasks, link: Link) -> list[floa
     ]
 
 
-def _best_cuts(
+def best_cuts(
     costs_ns: Sequence[float], received_ns: Sequence[float], n_stages: int
 ) -> tuple[int, ...]:
-    """The first task of each stage except the first."""
+    """The first task of each stage except the first, where the slowest stage is shortest.
+
+    Args:
+        costs_ns: of each task.
+        received_ns: of receiving what crosses a cut before each task.
+        n_stages: at least 1, and at most the number of tasks.
+    """
     n_tasks = len(costs_ns)
     before = [0.0, *itertools.accumulate(costs_ns)]
     infinite = float("inf")

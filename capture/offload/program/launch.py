@@ -139,6 +139,9 @@ class Launch:
         source: the user's `file:line`.
         ranges: the names of the profiler ranges (`torch.profiler.record_function`) that were open
             there, outermost first.
+        backward_pass: the number of the backward pass (a call of autograd's engine, such as
+            `loss.backward()`) that launched it, from 0 in recorded order; None: no pass did. Not in
+            files, which hold no training steps.
     """
 
     index: int
@@ -152,6 +155,7 @@ class Launch:
     guards_shape: bool
     source: str
     ranges: tuple[str, ...] = ()
+    backward_pass: int | None = dataclasses.field(default=None, compare=False)
 
     @property
     def place(self) -> str:

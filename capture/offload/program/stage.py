@@ -8,12 +8,21 @@ from collections.abc import Mapping, Sequence
 from offload.errors import ProgramError
 from offload.program.bindings import Bindings, BoundProgram
 from offload.program.check import check_program
-from offload.program.collectives import RECEIVES, SENDS, WAIT, Group
-from offload.program.launch import Launch, Operator
+from offload.program.collectives import Group
+from offload.program.launch import Launch
+from offload.program.messages import (
+    await_received,
+    await_sent,
+    being_sent,
+    check_sendable,
+    reached_bytes,
+    start_receiving,
+    start_sending,
+)
 from offload.program.program import Program
 from offload.program.rewrite import renumbered
 from offload.program.structure import Structure
-from offload.program.values import ITEM_BYTES, MADE_ROLES, Role, TensorView, Value
+from offload.program.values import MADE_ROLES, Role, TensorView, Value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,8 +128,9 @@ def stage_program(
     """
     program = bound.program
     own = tuple(one for one in messages_of(program, stages) if number in (one.sender, one.receiver))
+    reached = reached_bytes(program)
     for one in own:
-        _check_whole(program.values[one.value])
+        check_sendable(program.values[one.value], reached.get(one.value, 0))
     made = _StageLaunches(program, group, number)
     made.add_received([one for one in own if one.receiver == number])
     for index in stages[number]:
@@ -128,14 +138,10 @@ def stage_program(
     made.add_sent([one for one in own if one.sender == number])
     staged, positions = made.program(is_last=number == len(stages) - 1)
     check_program(staged)
-    is_first = number == 0
-    bindings = dataclasses.replace(
-        bound.bindings.moved(positions),
-        input_samples=bound.bindings.input_samples if is_first else (),
-        arguments=bound.bindings.arguments if is_first else None,
-        results=bound.bindings.results if number == len(stages) - 1 else None,
+    bindings = rank_bindings(
+        bound, staged, positions, is_first=number == 0, is_last=number == len(stages) - 1
     )
-    return Stage(BoundProgram(staged, _own(bindings, staged)), own)
+    return Stage(BoundProgram(staged, bindings), own)
 
 
 class _StageLaunches:
@@ -147,41 +153,35 @@ class _StageLaunches:
         self._number = number
         self._launches: list[Launch] = []
         self._values = list(program.values)
-        self._received: set[int] = set()
 
     def add(self, launch: Launch) -> None:
         self._launches.append(launch)
 
     def add_received(self, messages: Sequence[Message]) -> None:
         """Receive all, and wait for all."""
-        self._received = {one.value for one in messages}
         for one in messages:
-            view = self._flat(one.value)
-            self._add(RECEIVES, (view, one.sender, one.tag, self._name), (one.value,), (one.value,))
+            value = self._whole.values[one.value]
+            self.add(
+                start_receiving(value, one.sender, one.tag, group=self._peers, place=self._place)
+            )
         for one in messages:
-            self._add(WAIT, (self._flat(one.value),), (one.value,), (one.value,))
+            self.add(await_received(self._whole.values[one.value], self._place))
 
     def add_sent(self, messages: Sequence[Message]) -> None:
         """Send all, and wait for all; a Value of no bytes stands for a message being sent."""
         sent = []
         for one in messages:
-            view = self._flat(one.value)
-            value = Value(
-                len(self._values), Role.ACTIVATION, (0,), (1,), view.dtype, 0, f"sent_{one.tag}"
+            value = self._whole.values[one.value]
+            token = being_sent(value, len(self._values), one.tag)
+            sent.append((value, token))
+            self._values.append(token)
+            self.add(
+                start_sending(
+                    value, token, one.receiver, one.tag, group=self._peers, place=self._place
+                )
             )
-            self._values.append(value)
-            sent.append((one, TensorView(value.index, 0, (0,), (1,), view.dtype)))
-        for one, being_sent in sent:
-            self._add(
-                SENDS,
-                (self._flat(one.value), one.receiver, one.tag, self._name),
-                (one.value,),
-                (being_sent.value,),
-                (being_sent,),
-            )
-        for one, being_sent in sent:
-            reads = tuple(sorted((one.value, being_sent.value)))
-            self._add(WAIT, (being_sent,), reads, (being_sent.value,))
+        for value, token in sent:
+            self.add(await_sent(value, token, self._place))
 
     def program(self, *, is_last: bool) -> tuple[Program, Mapping[int, int]]:
         """The stage, and by Value of the whole Program its index there."""
@@ -193,49 +193,30 @@ class _StageLaunches:
             used |= {result.view.value for result in whole.results}
         kept = [value for value in self._values if value.index in used]
         positions = {value.index: position for position, value in enumerate(kept)}
-        moved = [renumbered(one, at, positions) for at, one in enumerate(self._launches)]
-        given = _moved_views(whole, positions) if is_first else ()
-        returned = (
-            tuple(dataclasses.replace(one, view=_at(one.view, positions)) for one in whole.results)
-            if is_last
-            else ()
-        )
-        nothing = Structure("tuple", (), type_name="builtins.tuple", container=tuple)
-        no_keywords = Structure("dict", type_name="builtins.dict", container=dict)
-        staged = dataclasses.replace(
+        staged = rank_program(
             whole,
-            values=tuple(
+            [
                 dataclasses.replace(
                     one, index=at, role=self._role(one, is_first=is_first, is_last=is_last)
                 )
                 for at, one in enumerate(kept)
-            ),
-            launches=tuple(moved),
-            inputs=given,
-            results=returned,
-            arguments_structure=whole.arguments_structure
-            if is_first
-            else Structure("tuple", (nothing, no_keywords)),
-            result_structure=whole.result_structure if is_last else nothing,
-            weight_views={
-                positions[index]: tuple(_at(view, positions) for view in views)
-                for index, views in whole.weight_views.items()
-                if index in positions
-            },
-            parameter_names=whole.parameter_names if is_first else (),
-            keyword_only_names=whole.keyword_only_names if is_first else (),
-            host_reads=(),
-            groups=(self._group,) if self._has_messages() and self._group is not None else (),
+            ],
+            [renumbered(one, at, positions) for at, one in enumerate(self._launches)],
+            positions,
+            self._group,
+            given=whole.inputs if is_first else None,
+            returned=positions if is_last else None,
         )
         return staged, positions
 
     @property
-    def _name(self) -> str:
+    def _peers(self) -> Group:
         assert self._group is not None  # several stages have one
-        return self._group.name
+        return self._group
 
-    def _has_messages(self) -> bool:
-        return any(one.is_collective for one in self._launches)
+    @property
+    def _place(self) -> str:
+        return f"stage {self._number}"
 
     def _role(self, value: Value, *, is_first: bool, is_last: bool) -> Role:
         if value.role is Role.INPUT and not is_first:
@@ -244,57 +225,84 @@ class _StageLaunches:
             return Role.ACTIVATION
         return value.role
 
-    def _add(
-        self,
-        name: str,
-        arguments: tuple[TensorView | int | str, ...],
-        reads: tuple[int, ...],
-        writes: tuple[int, ...],
-        results: tuple[TensorView | None, ...] = (None,),
-    ) -> None:
-        self._launches.append(
-            Launch(
-                len(self._launches),
-                Operator(name),
-                arguments,
-                results,
-                reads,
-                writes,
-                False,
-                None,
-                False,
-                f"stage {self._number}",
-            )
-        )
 
-    def _flat(self, value: int) -> TensorView:
-        """All elements of a Value in a row, as they lie."""
-        one = self._whole.values[value]
-        return TensorView(value, 0, (one.size_bytes // ITEM_BYTES[one.dtype],), (1,), one.dtype)
+def rank_program(
+    whole: Program,
+    values: Sequence[Value],
+    launches: Sequence[Launch],
+    positions: Mapping[int, int],
+    group: Group | None,
+    *,
+    given: Sequence[TensorView] | None,
+    returned: Mapping[int, int] | None,
+) -> Program:
+    """A rank's part of a Program as a Program, unchecked.
 
-
-def _check_whole(value: Value) -> None:
-    view = TensorView(value.index, 0, value.shape, value.strides, value.dtype)
-    if view.end_bytes != value.size_bytes or value.size_bytes % ITEM_BYTES[value.dtype]:
-        raise ProgramError(
-            f"%{value.index} ({value.name}) is more than its first tensor: whoever uses it belongs "
-            "to who made it"
-        )
+    Args:
+        whole: the Program of all ranks.
+        values: the rank's Values, with their roles there.
+        launches: over these Values.
+        positions: by Value of the whole Program that is an input or a weight there, its index.
+        group: whose ranks exchange messages; None: there is one rank.
+        given: the inputs of the whole Program; None: the part takes no arguments.
+        returned: by Value of a result its index; None: the part returns nothing.
+    """
+    nothing = Structure("tuple", (), type_name="builtins.tuple", container=tuple)
+    no_keywords = Structure("dict", type_name="builtins.dict", container=dict)
+    is_first, is_last = given is not None, returned is not None
+    has_messages = any(one.is_collective for one in launches)
+    return dataclasses.replace(
+        whole,
+        values=tuple(values),
+        launches=tuple(launches),
+        inputs=tuple(_at(view, positions) for view in given or ()),
+        results=()
+        if returned is None
+        else tuple(dataclasses.replace(one, view=_at(one.view, returned)) for one in whole.results),
+        arguments_structure=whole.arguments_structure
+        if is_first
+        else Structure("tuple", (nothing, no_keywords)),
+        result_structure=whole.result_structure if is_last else nothing,
+        weight_views={
+            positions[index]: tuple(_at(view, positions) for view in views)
+            for index, views in whole.weight_views.items()
+            if index in positions
+        },
+        parameter_names=whole.parameter_names if is_first else (),
+        keyword_only_names=whole.keyword_only_names if is_first else (),
+        host_reads=(),
+        groups=(group,) if has_messages and group is not None else (),
+    )
 
 
 def _at(view: TensorView, positions: Mapping[int, int]) -> TensorView:
     return dataclasses.replace(view, value=positions[view.value])
 
 
-def _moved_views(program: Program, positions: Mapping[int, int]) -> tuple[TensorView, ...]:
-    return tuple(_at(view, positions) for view in program.inputs)
+def rank_bindings(
+    bound: BoundProgram,
+    staged: Program,
+    positions: Mapping[int, int],
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> Bindings:
+    """The objects of a rank's part of a Program: of weights those that it uses.
 
-
-def _own(bindings: Bindings, program: Program) -> Bindings:
-    """Weights that the stage uses alone."""
-    weights = {value.index for value in program.of_role(Role.WEIGHT)}
+    Args:
+        bound: the whole Program.
+        staged: the part, as from `rank_program`.
+        positions: as there.
+        is_first: the part takes the arguments.
+        is_last: the part returns the results.
+    """
+    moved = bound.bindings.moved(positions)
+    weights = {value.index for value in staged.of_role(Role.WEIGHT)}
     return dataclasses.replace(
-        bindings,
-        weights={index: one for index, one in bindings.weights.items() if index in weights},
-        stored={index: one for index, one in bindings.stored.items() if index in weights},
+        moved,
+        weights={index: one for index, one in moved.weights.items() if index in weights},
+        stored={index: one for index, one in moved.stored.items() if index in weights},
+        input_samples=moved.input_samples if is_first else (),
+        arguments=moved.arguments if is_first else None,
+        results=moved.results if is_last else None,
     )

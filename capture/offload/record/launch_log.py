@@ -68,6 +68,7 @@ class LaunchLog:
         self.guards = HostReadGuards(allowed=guards_reads, may_defer=may_defer)
         self.generators = UsedGenerators()
         self._ranges: list[str] = []
+        self._passes: dict[int, int] = {}  # numbers of backward passes, by autograd's identifiers
         self.allocations = Allocations(torch.device("cpu"))
         self.refusal: OffloadError | None = None
         self.running = ""
@@ -217,9 +218,15 @@ class LaunchLog:
     ) -> None:
         index, source = len(self.launches), user_location()
         observed = (results, reads, writes, random, guard, guards_shape)
-        self.launches.append(
-            Launch(index, Operator(operator), arguments, *observed, source, tuple(self._ranges))
-        )
+        where = (source, tuple(self._ranges), self._backward_pass())
+        self.launches.append(Launch(index, Operator(operator), arguments, *observed, *where))
+
+    def _backward_pass(self) -> int | None:
+        """The number of the backward pass that runs on this thread; None: none runs."""
+        identifier = torch._C._current_graph_task_id()
+        if identifier < 0:
+            return None
+        return self._passes.setdefault(identifier, len(self._passes))
 
     def note_range(self, func: Any, args: tuple[Any, ...]) -> None:
         """Follow the profiler ranges that the call opens; it may end some of its caller's.

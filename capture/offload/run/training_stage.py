@@ -1,0 +1,122 @@
+"""The executable of a rank in a pipeline that trains: one stage of a training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from offload.console.amounts import show_bytes
+from offload.distributed.groups import broadcast
+from offload.errors import BindingError
+from offload.interpreter.eager_run import bytes_of
+from offload.plan.training_stages import TrainingStages
+from offload.program import BoundProgram, Group, Role
+from offload.run.executable import Executable
+
+
+class TrainingStage:
+    """One stage of a training step whose other stages run on other ranks. Made by `Captured.load`.
+
+    All ranks call it at the same time, once for each step. The first rank is called as the recorded
+    step is, with all micro-batches, `run(xs, targets)`; other ranks call `run()`. The last rank
+    returns what the step returns, others None.
+
+    Each rank writes the parameters, gradients and optimizer's state of its stage. Those of other
+    stages keep what they held, until `gather_state` brings them.
+
+    A call raises:
+        BindingError: an argument does not fit, or the state differs from the recorded step's;
+            nothing has run on this rank, and the other ranks wait for their group's timeout.
+        ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout.
+
+    Owner: the caller. Thread: one at a time.
+
+    Attributes:
+        run: the stage's Executable, which executes a step, messages included.
+        number: of the stage, and of this rank in its group.
+        stages: the division of the step.
+    """
+
+    def __init__(
+        self,
+        run: Executable,
+        whole: BoundProgram,
+        stages: TrainingStages,
+        number: int,
+        group: Group,
+    ) -> None:
+        self.run = run
+        self.number = number
+        self.stages = stages
+        self._whole = whole
+        self._group = group
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the parameters, gradients and state that this stage uses."""
+        return _weight_bytes(self.run.bound)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether calls on this rank return the results."""
+        return self.number == len(self.stages.orders) - 1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute a step."""
+        if self.number and (args or kwargs):
+            raise BindingError(
+                f"stage {self.number} takes no arguments, as the first rank sends what it reads: "
+                "call run() here"
+            )
+        result = self.run(*args, **kwargs)
+        return result if self.is_last else None
+
+    def gather_state(self) -> None:
+        """Bring all parameters, gradients and state to every rank; all ranks call it.
+
+        Afterwards the model and the optimizer hold on each rank what the step on one process would
+        have left.
+
+        Raises:
+            ExecutionError: a rank ended, or did not come within the group's timeout.
+        """
+        if len(self.stages.orders) == 1:
+            return
+        for value, stage in sorted(self.stages.keepers.items()):
+            storage = self._whole.bindings.weights[value][0].untyped_storage()
+            broadcast(bytes_of(storage), stage, self._group.name)
+
+    def close(self) -> None:
+        """Close the stage; idempotent."""
+        self.run.close()
+
+    def __enter__(self) -> TrainingStage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def explain(self) -> str:
+        """Describe how the step was cut, the prediction, and how this stage is executed."""
+        stages = self.stages
+        of_stages = ", ".join(
+            f"{len(order.works)} launches {ns / 1e3:,.1f} us"
+            for order, ns in zip(stages.orders, stages.stage_ns, strict=True)
+        )
+        received = ", ".join(f"{ns / 1e3:,.1f}" for ns in stages.received_ns)
+        kept = ", ".join(
+            f"{one.micro_batches} ({show_bytes(one.size_bytes)})" for one in stages.memory
+        )
+        lines = [
+            f"stage {self.number} of {len(stages.orders)}, {stages.schedule}, "
+            f"{stages.n_micro_batches} micro-batches: {of_stages}",
+            f"  predicted: {stages.predicted_ns / 1e3:,.1f} us for a step, "
+            f"{stages.sequential_ns / 1e3:,.1f} us on one rank; receiving takes {received} us",
+            f"  micro-batches kept at once for their backward pass, and activations: {kept}",
+            f"  parameters, gradients and state: {show_bytes(self.weight_bytes)} of "
+            f"{show_bytes(_weight_bytes(self._whole))}",
+        ]
+        return "\n".join([*lines, self.run.explain()])
+
+
+def _weight_bytes(bound: BoundProgram) -> int:
+    return sum(one.size_bytes for one in bound.program.of_role(Role.WEIGHT))

@@ -1,0 +1,272 @@
+"""Steps of many kinds in stages, in one process: bits of results and of all state."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from stages_in_turns import Alone, StagesInTurns
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import offload
+from offload.errors import PlanError, ProgramError
+from offload.interpreter.eager_run import bytes_of
+from offload.plan.schedules import Schedule
+from offload.plan.step_blocks import step_blocks
+from offload.program.step_parts import step_parts
+
+SIZE, ROWS = 8, 4
+KINDS: dict[str, Callable[[int], tuple[Callable[..., Any], int]]] = {}
+
+
+def kind(function: Callable[[int], tuple[Callable[..., Any], int]]) -> Any:
+    """A step by its number of micro-batches, with the number that offload finds."""
+    KINDS[function.__name__] = function
+    return function
+
+
+def layers(n: int = 4, *more: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    kinds = (nn.Linear(SIZE, SIZE), *more, nn.Tanh())
+    return nn.Sequential(*(copy.deepcopy(one) for _ in range(n) for one in kinds)).apply(redrawn)
+
+
+def redrawn(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear):
+        module.reset_parameters()
+
+
+def sgd(*models: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    parameters = [one for model in models for one in model.parameters() if one.requires_grad]
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, **options)
+
+
+def loss_of(y: torch.Tensor, target: torch.Tensor, n: int) -> torch.Tensor:
+    return functional.mse_loss(y, target) / n
+
+
+def usual(model: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> Callable[..., Any]:
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss: Any = 0
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            one = loss_of(model(x), target, n)
+            one.backward()
+            loss += one.detach()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    return step
+
+
+@kind
+def plain(n):
+    model = layers()
+    return usual(model, sgd(model), n), n
+
+
+@kind
+def in_place(n):
+    model = layers(4, nn.ReLU(inplace=True), nn.BatchNorm1d(SIZE))
+    return usual(model, sgd(model, foreach=True), n), n
+
+
+@kind
+def frozen_below(n):
+    model = layers()
+    model[:4].requires_grad_(False)
+    return usual(model, sgd(model), n), n
+
+
+@kind
+def frozen_above(n):
+    model = layers()
+    model[4:].requires_grad_(False)
+    return usual(model, sgd(model), n), n
+
+
+class Skipping(nn.Module):
+    """The input and the first activations are read by the last layer; the first weight twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = y = self.layers[0](x)
+        for layer in self.layers[1:]:
+            y = layer(y)
+        return functional.linear(y + first * x, self.layers[0].weight)
+
+
+@kind
+def skipping(n):
+    model = Skipping()
+    return usual(model, torch.optim.AdamW(model.parameters(), foreach=True), n), n
+
+
+@kind
+def checkpointed(n):
+    model = layers()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for at in range(0, len(model), 2):
+            x = checkpoint(model[at : at + 2], x, use_reentrant=False, preserve_rng_state=False)
+        return x
+
+    call.parameters = model.parameters  # type: ignore[attr-defined]
+    return usual(call, sgd(model), n), n  # type: ignore[arg-type]
+
+
+@kind
+def in_bfloat16(n):
+    model = layers()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    return usual(call, sgd(model), n), n  # type: ignore[arg-type]
+
+
+@kind
+def all_forward_first(n):
+    model, optimizer = layers(), None
+    optimizer = sgd(model)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        losses = [
+            loss_of(model(x), target, n)
+            for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True)
+        ]
+        for one in losses:
+            one.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return torch.stack([one.detach() for one in losses])
+
+    return step, n
+
+
+@kind
+def penalized(n):
+    """Each micro-batch has a gradient in its forward pass."""
+    model = layers()
+    optimizer = sgd(model)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss: Any = 0
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            x = x * 1  # noqa: PLW2901
+            x.requires_grad_()
+            y = model(x)
+            (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+            one = loss_of(y, target, n) + slope.square().mean()
+            one.backward()
+            loss += one.detach()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    return step, n
+
+
+@kind
+def clipped_and_averaged(n):
+    """The norm is a result; an average of the parameters follows them; two optimizers."""
+    model, mean = layers(), layers()
+    mean.requires_grad_(False)
+    optimizers = [sgd(model[:4]), torch.optim.AdamW(model[4:].parameters(), fused=True)]
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            one = loss_of(model(x), target, n)
+            one.backward()
+            losses.append(one.detach())
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for optimizer in optimizers:
+            optimizer.step()
+        with torch.no_grad():
+            for one, other in zip(mean.parameters(), model.parameters(), strict=True):
+                one.lerp_(other, 0.1)
+        return {"loss": torch.stack(losses).sum(), "norm": norm.detach()}
+
+    return step, n
+
+
+def inputs_of(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    x, target = (torch.randn(n, ROWS, SIZE, generator=draws) for _ in range(2))
+    return x, target
+
+
+@pytest.mark.parametrize("n_micro_batches", [1, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_steps_have_the_bits_of_one_rank(name, n_micro_batches):
+    step, n_found = KINDS[name](n_micro_batches)
+    captured = offload.capture(step, *inputs_of(0, n_micro_batches), training=True)
+    draws = random.Random(name)
+    for n_stages in (2, 4):
+        for schedule in Schedule:
+            launch_ns = [float(draws.randint(100, 2000)) for _ in captured.program.launches]
+            alone = Alone(captured)
+            if n_stages > step_blocks(step_parts(captured.program)).n_blocks:
+                assert name.startswith("frozen")
+                with pytest.raises(PlanError, match="at least"):
+                    StagesInTurns(captured, n_stages, schedule, launch_ns)
+                continue
+            ours = StagesInTurns(captured, n_stages, schedule, launch_ns)
+            assert ours.stages.n_micro_batches == n_found
+            for seed in range(1, 4):
+                batch = inputs_of(seed, n_micro_batches)
+                given = [one.untyped_storage() for one in batch]
+                expected, got = alone(given), ours(given)
+                for one, other in zip(got, expected, strict=True):
+                    assert torch.equal(one, other), (n_stages, schedule, seed)
+                kept = ours.contents()
+                written = {
+                    value
+                    for value in captured.program.written_values
+                    if value in captured.bound.bindings.weights
+                }
+                assert kept.keys() == written
+                for value, content in kept.items():
+                    whole = bytes_of(alone.rank.weights[value])
+                    assert torch.equal(content, whole), captured.program.values[value].name
+
+
+def test_random_numbers_are_refused():
+    model = layers(4, nn.Dropout(0.5))
+    captured = offload.capture(usual(model, sgd(model), 2), *inputs_of(0, 2), training=True)
+    launch_ns = [1.0] * len(captured.program.launches)
+    with pytest.raises(ProgramError, match="draws random numbers"):
+        StagesInTurns(captured, 2, Schedule.GPIPE, launch_ns)
+
+
+def test_an_optimizer_that_steps_between_micro_batches_is_refused():
+    model = layers()
+    optimizer = sgd(model)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss: Any = 0
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            one = loss_of(model(x), target, 2)
+            one.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            loss += one.detach()
+        return loss
+
+    captured = offload.capture(step, *inputs_of(0, 2), training=True)
+    launch_ns = [1.0] * len(captured.program.launches)
+    with pytest.raises(ProgramError, match=r"SGD.step.*between backward passes"):
+        StagesInTurns(captured, 2, Schedule.GPIPE, launch_ns)
