@@ -273,7 +273,7 @@ def test_a_timeline_has_when_each_launch_was_delivered():
     issues, launches = one.of_kind(SpanKind.ISSUE), one.of_kind(SpanKind.LAUNCH)
     assert [span.name for span in issues] == [launch.name for launch in run.program.launches]
     assert [span.begin_ns for span in issues] == [span.begin_ns for span in launches]
-    assert "operators of torch's, launched by the host" in run.explain()
+    assert "torch's operators, launched by the host" in run.explain()
 
 
 def test_what_cannot_be_delivered_so_is_refused(tmp_path):

@@ -133,8 +133,8 @@ def check_caller(bound: BoundProgram) -> None:
         return
     if _native.caller_state(bound.program.device) != caller.state:
         raise BindingError(
-            "torch's autocast or default dtype is another than when the program was recorded, so "
-            "that the model would compute other values: call as it was recorded, or capture again"
+            "torch's autocast or default dtype differs from that of the recording, so the model "
+            "would compute other values: call as it was recorded, or capture again"
         )
     root = None if bound.bindings.root is None else bound.bindings.root()
     if root is not None and root.training != caller.training:

@@ -41,8 +41,8 @@ class WeightPlaces:
         moved = zip(self._holders, now, self._addresses, strict=True)
         value = next(value for (value, _), found, known in moved if found != known)
         raise BindingError(
-            f"{self._bound.program.values[value].name}: its storage is another one than when the "
-            "program was loaded: call rebind_weights(), or give it back its storage"
+            f"{self._bound.program.values[value].name}: its storage has changed since the program "
+            "was loaded: call rebind_weights(), or restore its storage"
         )
 
     def check_layouts(self) -> None:
