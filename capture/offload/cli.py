@@ -32,9 +32,11 @@ class _Group(click.Group):
 
 @click.group(
     cls=_Group,
-    epilog="OFFLOAD_DEBUG=1 says on stderr what is recorded and loaded, 2 what is planned too, 3 "
-    "each execution too. OFFLOAD_DUMP=FOLDER keeps the program, the plan and the steps of each "
-    "load. Both also of a script that uses offload.",
+    epilog=(
+        "OFFLOAD_DEBUG=1 reports on stderr what is recorded and loaded, 2 also what is "
+        "planned, 3 also each execution. OFFLOAD_DUMP=FOLDER keeps the program, the plan and "
+        "the steps of each load. Both also work for a script that uses offload."
+    ),
 )
 @click.version_option(package_name="offload", prog_name="offload")
 def main() -> None:
@@ -82,9 +84,9 @@ def inspect(file: Path, device: str | None) -> None:
 @click.option(
     "--device", help="Device to run on; by default the recorded one, npu for an offline model."
 )
-@click.option("--fuse", is_flag=True, help="With compiled kernels, which are made if need be.")
+@click.option("--fuse", is_flag=True, help="Use compiled kernels, made if needed.")
 @click.option(
-    "--auto", is_flag=True, help="With those that are quicker, which is timed if need be."
+    "--auto", is_flag=True, help="Use only the kernels that are quicker, timed if needed."
 )
 def run(
     file: Path,
@@ -111,7 +113,9 @@ def run(
     from offload.commands import run as command
 
     if fuse and auto:
-        raise click.UsageError("--fuse takes all kernels, --auto those that are quicker: give one")
+        raise click.UsageError(
+            "--fuse uses all kernels, --auto only those that are quicker: give one of them"
+        )
     command.run(file, input_file, output_file, device, fuse="auto" if auto else fuse)
 
 
@@ -160,21 +164,23 @@ def diagnose(target: str, input_file: Path | None) -> None:
 @main.command("plan-memory")
 @click.argument("file", type=_FILE)
 @click.option(
-    "--capacity", type=click.IntRange(0), help="Fail if the arena takes more than so many bytes."
+    "--capacity",
+    type=click.IntRange(0),
+    help="Fail if the arena takes more than this number of bytes.",
 )
 @click.option(
     "--alignment",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Offsets are multiples of so many bytes: a power of two.",
+    help="Offsets are multiples of this number of bytes: a power of two.",
 )
 @click.option(
     "--steps",
     type=click.IntRange(0),
     default=THOROUGH_SEARCH_STEPS,
     show_default=True,
-    help="How long to search where simple orders do not meet the bound or the capacity.",
+    help="Steps of the search where simple orders do not meet the bound or the capacity.",
 )
 @click.option("--output", "output_file", type=_NEW_FILE, help="CSV file for the offsets.")
 def plan_memory(

@@ -72,7 +72,7 @@ def test_saved_and_opened(tmp_path):
     ("function", "message"),
     [
         (lambda x: x * torch.rand(()), "draws random numbers there"),
-        (lambda x: x * x.sum().cpu(), "computes it from tensors that are no constants"),
+        (lambda x: x * x.sum().cpu(), "computes it from tensors that are not constants"),
         (lambda x: (x, torch.tensor(1.0)), "a result is constant, a tensor on the CPU"),
         (lambda x: x.sum() * torch.ones(3).sum(), "only tensors of no dimensions may be on"),
     ],

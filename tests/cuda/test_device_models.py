@@ -97,7 +97,7 @@ def test_hidden_kernels_are_found_where_no_address_is_asked_for():
         return scaled * 3
 
     replayed = replay_opaque(run, normal(1024))
-    assert "launches what the recorder cannot see" in replayed.program.opaque.reason
+    assert "launches work that the recorder cannot see" in replayed.program.opaque.reason
 
 
 @pytest.mark.parametrize("kind", ["module", "inside", "in place"])

@@ -16,8 +16,8 @@ from offload.errors import CaptureError
 KINDS: Mapping[str, tuple[str, ...]] = {
     "host reads, and shapes that depend on data": (
         "which a replay cannot repeat",
-        "is read on the host, which an execution would have to wait for",
-        "has shapes that depend on it, which an execution would have to wait for",
+        "is read on the host, and an execution would have to wait for",
+        "has shapes that depend on data, and an execution would have to wait for",
     ),
     "tensors on another device, and copies to the host": (
         r"makes a tensor on \w+, which a graph on cuda cannot",
@@ -34,7 +34,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "something keeps that address between calls",
         "memory that neither the Program nor a known library owns",
     ),
-    "other bits at each execution": ("computes other bits each time that it is executed",),
+    "other bits at each execution": ("computes different bits of .* at each execution",),
     "tensors that no device's recording takes": (
         "only plain strided tensors can be recorded",
         "pass the whole tensor as input",

@@ -19,7 +19,7 @@ from offload import backends
 from offload.backends.ascend import TorchAscendBackend, captured_table, torch_relocation
 
 SET, UPDATE = "aclmdlRITaskSetParams", "aclmdlRIUpdate"
-IN_TABLE, NO_TABLE = "blocks of one table of", "as they are not in one table"
+IN_TABLE, NO_TABLE = "blocks of one table of", "since they are not in one table"
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_what_was_not_asked_for_is_not_done(
     with captured.load() as run:
         check_chain(run)
         assert (simulated_npu.calls(SET), simulated_npu.calls(UPDATE)) == (0, 0)
-        assert f"{NO_TABLE} (not asked for)" in notes(run)
+        assert f"{NO_TABLE} (not requested)" in notes(run)
 
 
 WITHOUT_UPDATES = """
@@ -228,7 +228,7 @@ def test_a_proof_that_fails_with_a_table_is_made_without_one(
     monkeypatch.setattr(torch_relocation, "table_parts", miss)
     with captured.load() as run:
         check_chain(run)
-        assert f"{NO_TABLE} (the proof at load failed with one: " in notes(run)
+        assert f"{NO_TABLE} (the proof at load failed with an argument table: " in notes(run)
         assert RELOCATED in notes(run)
     assert live(simulated_npu) == before
 

@@ -88,9 +88,9 @@ def test_a_result_that_fake_tensors_have_otherwise_is_refused_by_name(
     monkeypatch.setattr(fake_results, "_RULES", {})
     _, captured = in_files(tmp_path, torch.zeros(4, 64).npu())
     expected = (
-        r"native_dropout gives as result 1 uint8 \[48\] with strides \[1\], where bool \[4, 96\] "
-        r"with strides \[96, 1\] was recorded: with weights= nothing was computed, .*than npu "
-        "gives: capture without weights="
+        r"native_dropout, result 1: got uint8 \[48\] with strides \[1\], where bool \[4, 96\] "
+        r"with strides \[96, 1\] was recorded: with weights= nothing was computed, .*than npu"
+        ": capture without weights="
     )
     with pytest.raises(offload.CaptureError, match=expected):
         captured.load()

@@ -84,7 +84,7 @@ def test_the_host_copies_where_the_runtime_has_no_table(form: str) -> None:
         assert (counts["enqueued"], counts["refreshes"]) == (enqueued, refreshes)
         assert which in " ".join(run.notes())
         assert "bytes of its pool" in " ".join(run.notes())
-        assert "drain: it has none, policy = policy, patch = update host args; of submit" in (
+        assert "drain: no stage there, policy = policy, patch = update host args; of submit" in (
             " ".join(run.notes())
         )
         assert ("input copies = its stage 3" in " ".join(run.notes())) == (form == "enqueued")

@@ -202,7 +202,7 @@ def test_memory_that_is_not_as_known_is_refused(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(offload.CaptureError, match="each execution would draw the same"):
             captured.load()
         patch.setattr(random_cells, "_seed_first", {})
-        with pytest.raises(offload.CaptureError, match="in another way than is known"):
+        with pytest.raises(offload.CaptureError, match="in an unknown way"):
             captured.load()
         patch.setattr(random_cells, "numbers_in", lambda *args: found(*args)[::-1])
         with captured.load() as run:  # locations were looked up, not assumed
@@ -251,7 +251,7 @@ def test_launches_are_known_by_what_they_move() -> None:
         log.note(launch_of(4))
     log.check_captured([launch_of(index) for index in range(5)])
     first.offset += 1
-    with pytest.raises(offload.CaptureError, match="x::y: random numbers were drawn when"):
+    with pytest.raises(offload.CaptureError, match="x::y: random numbers were drawn during"):
         log.check_captured([launch_of(index) for index in range(5)])
 
 

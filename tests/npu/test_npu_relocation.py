@@ -69,7 +69,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_moved_slot_touches_only_blocks_that_hold_it(simulated_npu: AscendSimulator) -> None:
     """Three launches: x in the first and the last, y in the second, the output in the last."""
     run = load(lambda x, y: ((x + 1) * y) + x, torch.ones(4).npu(), torch.ones(4).npu())
-    assert "as they are not in one table (not asked for)" in notes(run)
+    assert "since they are not in one table (not requested)" in notes(run)
     x, y, out = (torch.full((4,), float(number)).npu() for number in (2, 3, 0))
     run(x, y, out=out)
     torch.npu.synchronize()
@@ -134,7 +134,7 @@ def test_without_streams_for_more_captures_the_first_one_is_loaded(
     simulated_npu.fail(function, code, nth)
     with captured.load() as run:
         simulated_npu.forget_calls()
-        assert "no room for the captures that relocation takes" in notes(run)
+        assert "no memory for the captures that relocation needs" in notes(run)
         assert COPIED in notes(run)
         check_same(run(x), torch.full((64,), 2.0))
     assert live(simulated_npu) == before
@@ -154,7 +154,7 @@ def test_without_memory_for_more_captures_the_first_one_is_loaded(
                 with captured.load(verify=False) as run:
                     check_same(run(x), torch.full((4,), 4.0 * (1 << 18)))
                     is_relocated = RELOCATED in notes(run)
-                    assert is_relocated or "no room for the captures" in notes(run)
+                    assert is_relocated or "no memory for the captures" in notes(run)
                     seen.append(RELOCATED if is_relocated else COPIED)
             except offload.OutOfMemory:
                 seen.append("refused")
@@ -253,7 +253,7 @@ def test_on_310p_tensors_are_copied(firmware: AscendSimulator) -> None:
     with load(lambda x: x + 1, torch.ones(4).npu()) as run:
         check_same(run(torch.ones(4).npu()), torch.full((4,), 2.0))
         assert f"{COPIED}: the parameters of a model's tasks cannot be read here" in notes(run)
-        assert "Ascend310P3 has 1024 for all that use it" in notes(run)
+        assert "Ascend310P3 has 1024 for all its users" in notes(run)
 
 
 @pytest.mark.parametrize("soc_name", ["Ascend910A", "Ascend310B1"])
@@ -274,7 +274,7 @@ def test_what_was_not_asked_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> 
     make = functools.partial(TorchAscendBackend, relocation=False)
     monkeypatch.setattr(backends, "_BACKENDS", {**backends._BACKENDS, "npu": make})
     with load(lambda x: x + 1, torch.ones(4).npu()) as run:
-        assert "are not relocated: not asked for" in notes(run)
+        assert "are not relocated: not requested" in notes(run)
 
 
 @pytest.fixture
@@ -308,7 +308,7 @@ def test_what_an_unreadable_task_touches_is_copied(
             check_same(one, x + 1)
             check_same(other, y)
         assert "cannot be read" in notes(run)
-        assert "what is copied: tasks of the model copy them" in notes(run)
+        assert "copied: tasks of the model copy them" in notes(run)
         assert "the feature map stays there" in notes(run)
         assert run._loaded.resident.refresh_counts["copies"]
         with pytest.raises(offload.BindingError, match="lies where it was loaded"):
@@ -343,7 +343,7 @@ def test_what_a_launch_without_tasks_touches_is_copied(
             out = torch.full((8,), float("nan")).npu()
             check_same(run(x, out=out), HIDDEN[place](lambda x: x)(x.cpu()))
             kept += [x, out]
-        assert "tells no task of offload_tests::runtime_copy" in told
+        assert "reports no task of offload_tests::runtime_copy" in told
         assert ("the feature map stays there" in told) is (place != "all")
         assert (COPIED in told) is (place == "all")
     if place == "all":
@@ -366,7 +366,7 @@ def test_the_proof_finds_each_word_that_was_missed(
         without(patched, index)
         require_relocation(patched)
         why = (
-            r"(gives another result|still writes).*relocation=False\) has inputs and outputs copied"
+            r"(gives a different result|still writes).*relocation=False\) copies inputs and outputs"
         )
         with pytest.raises(offload.CaptureError, match=why):
             captured.load()

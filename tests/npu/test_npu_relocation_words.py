@@ -39,7 +39,7 @@ def test_a_word_that_differs_and_is_no_address_leaves_the_others_to_be_followed(
             x, y = torch.full((8,), number), torch.full((8,), 1 - number)
             check_same(run(x.npu(), y.npu()), model(x, y))
         assert RELOCATED in notes(run)
-        why = r"aten::mul.*differs between captures and is no address"
+        why = r"aten::mul.*differs between captures and is not an address"
         assert re.search(rf"args\[1\] is copied: .*{why}", notes(run))
         assert re.search(rf"the feature map stays there: .*{why}", notes(run))
         assert "args[0] is copied" not in notes(run)
@@ -53,9 +53,11 @@ def test_where_every_launch_has_such_a_word_all_is_copied() -> None:
         check_same(run(torch.full((8,), 3.0).npu(), torch.ones(8).npu()), torch.full((8,), 3.0))
         assert COPIED in notes(run)
         assert "no address of an input or output can be followed" in notes(run)
-        assert "differs between captures and is no address" in notes(run)
+        assert "differs between captures and is not an address" in notes(run)
     captured = offload.capture(lambda x, y: x * y, torch.ones(8).npu(), torch.ones(8).npu())
-    with pytest.raises(offload.CaptureError, match="differs between captures and is no address"):
+    with pytest.raises(
+        offload.CaptureError, match="differs between captures and is not an address"
+    ):
         TorchAscendBackend(relocation=True).prepare(captured.bound)
 
 
@@ -81,4 +83,4 @@ def test_a_third_capture_that_tells_otherwise_has_all_copied(
         check_same(run(torch.full((8,), 3.0).npu()), torch.full((8,), 4.0))
         assert len(compared) == 2
         assert COPIED in notes(run)
-        assert "a third capture does not tell the same addresses" in notes(run)
+        assert "a third capture does not have the same addresses" in notes(run)

@@ -238,5 +238,5 @@ def test_a_model_on_the_device_has_no_store(model: nn.Module) -> None:
 
 @pytest.mark.usefixtures("simulated_npu")
 def test_weights_that_the_device_has_no_memory_for() -> None:
-    with pytest.raises(offload.OutOfMemory, match="bytes of weights failed"):
+    with pytest.raises(offload.OutOfMemory, match="bytes for weights failed"):
         TorchAscendBackend().weight_memory(0, 1 << 46)

@@ -139,7 +139,7 @@ class BlockRecording:
             if self.captured._bound is not None:
                 return
             if failure is None:
-                elsewhere = "; another thread has called it, which is not recorded"
+                elsewhere = "; another thread called it, and such calls are not recorded"
                 raise CaptureError(
                     f"nothing was called in the with-block: call {how} there exactly once, on the "
                     f"block's own thread{elsewhere * self.called_elsewhere}"
@@ -327,13 +327,13 @@ class BlockRecording:
 
             if seen is None or bound.program.opaque is not None:
                 raise CaptureError(
-                    "sizes cannot vary where the call is one opaque launch, as nobody sees what "
-                    "depends on them: leave out dynamic_shapes"
+                    "sizes cannot vary where the call is one opaque launch, since offload cannot "
+                    "see what depends on them: leave out dynamic_shapes"
                 )
             if bound.program.groups:
                 raise CaptureError(
-                    "sizes cannot vary where ranks exchange tensors, whose sizes all must know: "
-                    "leave out dynamic_shapes"
+                    "sizes cannot vary where ranks exchange tensors, since all ranks must know "
+                    "their sizes: leave out dynamic_shapes"
                 )
             recordings = SecondRecordings(self._function, self._called, self._varying, read_untold)
             self.captured._bound_family = recordings.family(seen)
@@ -351,13 +351,13 @@ class BlockRecording:
         Raises:
             CaptureError: the error, if that does not help.
         """
-        plain = recorder.plain_call(str(error), "its sizes are to vary")
+        plain = recorder.plain_call(str(error), "its sizes may vary")
         if plain is None:
             raise error
         try:
             self._settle(*self._told(plain), plain.read)
         except CaptureError as again:
-            error.add_note(f"told that it is being compiled: {again}")
+            error.add_note(f"when torch.compiler.is_compiling() returns True: {again}")
             raise error from None
 
     def _told(self, plain: PlainCall) -> tuple[BoundProgram, WholeProgram | None]:
@@ -386,7 +386,7 @@ def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:
     """The refusal of a host read that the call does not avoid when told to."""
     refusal = CaptureError(plain.refusal)
     refusal.add_note(
-        "told that it is being compiled (torch.compiler.is_compiling), the model raises "
+        "when torch.compiler.is_compiling() returns True, the model raises "
         f"{type(error).__qualname__}: {error}"
     )
     return refusal
@@ -403,8 +403,8 @@ def begin_call(
     for name in (*parameters_of(function).positional[: len(args)], *kwargs):
         if name in _RESERVED:
             raise CaptureError(
-                f"the call gives the model's parameter {name!r}, a keyword by which an execution "
-                "takes buffers of its own: rename the parameter, or capture a function that calls "
-                "the model and names it otherwise"
+                f"the call passes the model's parameter {name!r}, a keyword by which executions "
+                "take buffers: rename the parameter, or capture a function that calls the model "
+                "and uses another name"
             )
     return recorder.begin(args, kwargs)

@@ -48,7 +48,9 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
 
     def __enter__(self) -> Captured:
         if self._recording is not None:
-            raise CaptureError("the block of a capture is entered once: call offload.capture again")
+            raise CaptureError(
+                "the block of a capture can be entered only once: call offload.capture again"
+            )
         dynamic_shapes = self._dynamic_shapes
         _check_may_vary(dynamic_shapes, self._host_reads, self._weights)
         if self._training:
@@ -118,13 +120,13 @@ def _check_may_vary(dynamic_shapes: DynamicShapes | None, host_reads: str, weigh
         return
     if host_reads != "avoid":
         raise CaptureError(
-            f"host_reads={host_reads!r} and dynamic_shapes= exclude one another: what is read of a "
-            "tensor is known for the recorded sizes alone"
+            f"host_reads={host_reads!r} and dynamic_shapes= exclude one another: what is read "
+            "from a tensor is known only for the recorded sizes"
         )
     if weights is not None:
         raise CaptureError(
-            "weights= and dynamic_shapes= exclude one another: a call over sizes that vary is "
-            "compared with one that was computed"
+            "weights= and dynamic_shapes= exclude one another: a call whose sizes vary is "
+            "compared with a computed call"
         )
 
 
@@ -147,7 +149,7 @@ def _check_may_train(dynamic_shapes: DynamicShapes | None, weights: object) -> N
     if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
         raise CaptureError(
             "training=True: gradients are switched off here (torch.no_grad, "
-            "torch.inference_mode), so that a step has none: capture outside of it"
+            "torch.inference_mode), so a step would have none: capture outside of it"
         )
 
 

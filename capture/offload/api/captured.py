@@ -54,9 +54,9 @@ class Captured(Loadable):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
-            "a captured program holds the model's own weights, and what is loaded of it, and "
-            "cannot be copied or pickled: load it once more; for another process, save it and open "
-            "it there (captured.save, offload.open)"
+            "a captured program holds the model's weights and its executables, and cannot be "
+            "copied or pickled: load it again; for another process, save it and open it there "
+            "(captured.save, offload.open)"
         )
 
     @property
@@ -167,9 +167,9 @@ class Captured(Loadable):
         """
         if self.bound.bindings.before_execution is not None:
             raise FileError(
-                f"{os.fspath(path)}: the program is a step that trains, which compares an "
-                "optimizer of this process at each execution: save the model's and the "
-                "optimizer's state_dict, and capture the step again where they are loaded"
+                f"{os.fspath(path)}: the program is a training step, which compares an optimizer "
+                "of this process at each execution: save the model's and the optimizer's "
+                "state_dict, and capture the step again where they are loaded"
             )
         for run in list(self._loads):
             if not run.closed and run.streaming is not None and run.streaming.replaced:
@@ -240,7 +240,7 @@ def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Capt
         return open_file(path, types)
     if types:
         raise FileError(
-            f"{os.fspath(path)}: types= is for saved programs, and the results of an offline model "
-            "are a tuple of tensors: open it without"
+            f"{os.fspath(path)}: types= is for saved programs, and the results of an offline "
+            "model are a tuple of tensors: open it without types="
         )
     return OfflineModel(path)

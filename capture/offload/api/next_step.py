@@ -57,8 +57,8 @@ class NextStep:
             if not recorder.has_deferred:
                 recorder.abandon()
                 raise CaptureError(
-                    "the step reads a tensor on the host in one call, and in the next one not: "
-                    "which of them executions are to repeat is not known"
+                    "the step reads a tensor on the host in one call but not in the next: which "
+                    "of the two executions should repeat is not known"
                 )
             _, plain = recorder.finish_plain(result)
         finally:
@@ -84,7 +84,7 @@ class NextStep:
                 recorder.abandon()
                 raise CaptureError(
                     f"the step makes {again} anew in each call{', ' * bool(made)}{made}: a replay "
-                    "would not hand that on; write it in place"
+                    "would not pass it on to the next step; write it in place"
                 )
             _, recording = recorder.finish(result)
             return guarded(recorder, recorded_program(recorder, recording)), recording.seen

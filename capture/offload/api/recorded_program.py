@@ -43,14 +43,14 @@ def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:
         is_last_form = recording.opaque is None or unchecked or bound.program.opaque is not None
         if is_last_form or bound.program.is_random:  # as one launch it could not be compared
             raise
-        recording = recording.as_opaque(f"its launches do not explain what it gives: {error}")
+        recording = recording.as_opaque(f"its launches do not explain its results: {error}")
         bound = without_dead_launches(recording.bound)
         verify(recording, bound)
     if recording.observed is not None:
         recorder.check_unchanged()
     if bound.program.opaque is not None and bound.program.is_random:
         unchecked = (
-            "it draws random numbers, and to compare what it gives would take them from generators "
+            "it draws random numbers, and comparing its results would draw them from generators "
             "that other threads use"
         )
     return _unchecked(bound, unchecked)
@@ -87,4 +87,4 @@ def _with_unseen_work(recording: Recording) -> tuple[Recording, str]:
     if not unseen:
         return recording, ""
     names = ", ".join(f"{count} x {name}" for name, count in sorted(Counter(unseen).items()))
-    return recording.as_opaque(f"it launches what the recorder cannot see: {names}"), ""
+    return recording.as_opaque(f"it launches work that the recorder cannot see: {names}"), ""

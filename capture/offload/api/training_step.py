@@ -39,8 +39,8 @@ def capture_training(
     """
     if isinstance(example, torch.Tensor) or len(example) < 2:
         raise CaptureError(
-            "example: expected a batch, the model's arguments and the target behind them, such as "
-            f"(x, target), got {_described(example)}"
+            "example: expected a batch (the model's arguments, then the target), such as (x, "
+            f"target), got {_described(example)}"
         )
     # A partial, since the recorder looks at its arguments for what its function refers to.
     step = functools.partial(_step, model=model, loss_fn=loss_fn, optimizer=optimizer)

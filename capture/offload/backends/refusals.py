@@ -16,18 +16,20 @@ def refuse_launch(launch: Launch, device_type: str) -> None:
         CaptureError: the launch reads on the host, or makes host memory.
     """
     if launch.guard is not None or launch.guards_shape:
-        what = "is read on the host" if launch.guard is not None else "has shapes that depend on it"
+        what = (
+            "is read on the host" if launch.guard is not None else "has shapes that depend on data"
+        )
         raise CaptureError(
-            f"{launch.source}: what {launch.name} gives {what}, which an execution would have "
-            "to wait for in the middle of a device's graph: compute with it on the device "
+            f"{launch.source}: the result of {launch.name} {what}, and an execution would have to "
+            "wait for it in the middle of a device's graph: compute with it on the device "
             "(torch.where, masks), or read it outside of the captured model"
         )
     for argument in launch.arguments:
         is_device = isinstance(argument, Symbol) and argument.kind == "device"
         if is_device and not str(argument).startswith(device_type):
             raise CaptureError(
-                f"{launch.source}: {launch.name} makes a tensor on {argument}, which a graph "
-                f"on {device_type} cannot: make it on {device_type}, or pass it as an input"
+                f"{launch.source}: {launch.name} makes a tensor on {argument}, which a graph on "
+                f"{device_type} cannot do: make it on {device_type}, or pass it as an input"
             )
 
 
@@ -65,8 +67,8 @@ def check_formats(bound: BoundProgram) -> None:
                 for one in (value.device_format, found)
             )
             raise BindingError(
-                f"{value.name}: it lay in {was} when it was recorded, and lies in {now}: cast it "
-                "before the capture, and capture again"
+                f"{value.name}: it lay in {was} when it was recorded, and now lies in {now}: cast "
+                "it before the capture, and capture again"
             )
 
 
@@ -79,9 +81,9 @@ def refuse_shared(bound: BoundProgram, packed: Set[int]) -> None:
     for index in packed & bound.bindings.weights.keys():
         if any(holder.is_shared() for holder in bound.bindings.weights[index]):
             raise BindingError(
-                f"{bound.program.values[index].name}: its memory is shared with other processes "
-                "now, whose writes are not seen, and kernels read it packed; load the program "
-                "again, which packs no shared weights"
+                f"{bound.program.values[index].name}: its memory is now shared with other "
+                "processes, whose writes are not detected, and kernels read a packed copy; load "
+                "the program again: shared weights are not packed"
             )
 
 

@@ -61,7 +61,7 @@ def _read_intervals(path: Path) -> tuple[list[str], list[Interval]]:
                 where = f"{path}, line {reader.line_num}"
                 first_line = lines_of.setdefault(row[0], reader.line_num)
                 if first_line != reader.line_num:
-                    raise FileError(f"{where}: the id {row[0]!r} is that of line {first_line} too")
+                    raise FileError(f"{where}: the id {row[0]!r} is also that of line {first_line}")
                 intervals.append(_interval(row, where))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileError(f"{path}: cannot be read as CSV: {error}") from error

@@ -48,7 +48,7 @@ def _results(executable: Executable, given: dict[str, torch.Tensor]) -> dict[str
     """The results of one execution, by name."""
     if not find_backend(executable.device).capabilities.computes:
         raise click.UsageError(
-            f"device {executable.device!r} computes nothing: it is there to measure headers"
+            f"device {executable.device!r} computes nothing: it only measures headers"
         )
     program = executable.program
     tensors = [one.to(program.device) for one in inputs_of(program, given)]

@@ -127,7 +127,7 @@ class KernelCache:
         try:
             document = json.loads(path.read_text())
             if document.pop("digest") != _digest_of(key, document):
-                raise ValueError(f"{path} is not as it was written")
+                raise ValueError(f"{path} has changed since it was written")
             found, compiler = parse(document), str(document["compiler"])
         except FileNotFoundError:
             return None

@@ -126,7 +126,7 @@ def convolution(launch: Launch) -> Convolution:
     x, w, bias, stride, padding, dilation, transposed, _, groups = launch.arguments
     (out,) = launch.made()
     if not (isinstance(x, TensorView) and isinstance(w, TensorView)):
-        raise UnsupportedRegion("a convolution of no tensors")
+        raise UnsupportedRegion("a convolution whose operands are not tensors")
     if transposed:
         raise UnsupportedRegion("a transposed convolution")
     if len(x.shape) not in (3, 4):
@@ -163,7 +163,7 @@ def max_pool_sizes(launch: Launch) -> str:
     x, kernel, stride, padding, dilation, _ = launch.arguments
     (out, *_) = launch.made()
     if not isinstance(x, TensorView) or x.dtype != "float32":
-        raise UnsupportedRegion("pooling of something else than float32")
+        raise UnsupportedRegion("pooling of other dtypes than float32")
     if not all(
         same_strides(one.shape, one.strides, contiguous_strides(one.shape)) for one in (x, out)
     ):

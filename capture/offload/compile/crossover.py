@@ -42,11 +42,11 @@ def why_no_attention(dtype: str, rows: int, columns: int) -> str:
     if columns > BLOCKED_COLUMNS and rows > BLOCKED_ROWS:
         return (
             f"attention of more than {BLOCKED_ROWS} rows to more than {BLOCKED_COLUMNS}, which "
-            "torch finds in blocks"
+            "torch computes in blocks"
         )
     if dtype == "bfloat16" and rows * columns > TILED_SCORES and has_tiles():
         return f"attention of bfloat16 with more than {TILED_SCORES} scores, {_IN_TILES}"
     return ""
 
 
-_IN_TILES = "which torch finds in this processor's tiles (AMX)"
+_IN_TILES = "which torch computes in this processor's tiles (AMX)"

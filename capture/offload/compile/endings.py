@@ -97,9 +97,9 @@ def read_ending(program: Program) -> Ending:
         activation = _activation(rest[0], made)
         (made,) = rest.pop(0).made()
     if rest:
-        raise UnsupportedRegion(f"{rest[0].name} behind a product")
+        raise UnsupportedRegion(f"{rest[0].name} after a product")
     if [one.view.value for one in program.results] != [made.value]:
-        raise UnsupportedRegion("a product that others use as it is")
+        raise UnsupportedRegion("a product that other launches read unchanged")
     return Ending(norm, added, activation)
 
 
@@ -119,7 +119,7 @@ def _norm(launch: Launch, made: TensorView) -> Norm:
         or not same_strides(one.shape, one.strides, (1,))
         for one in views
     ):
-        raise UnsupportedRegion("a batch norm of something else than a product's channels")
+        raise UnsupportedRegion("a batch norm of other channels than the product's")
     if not (isinstance(mean, TensorView) and isinstance(variance, TensorView)):
         raise UnsupportedRegion("a batch norm without statistics")
     return Norm(
@@ -135,12 +135,12 @@ def _added(program: Program, launch: Launch, made: TensorView) -> TensorView:
     one, other, factor = launch.arguments
     added = other if one == made else one
     if made not in (one, other) or not isinstance(added, TensorView) or factor != 1:
-        raise UnsupportedRegion("an addition of something else than a tensor and a product")
+        raise UnsupportedRegion("an addition of other operands than a tensor and a product")
     is_alike = (added.shape, added.dtype) == (made.shape, made.dtype) and same_strides(
         made.shape, added.strides, made.strides
     )
     if not is_alike or program.values[added.value].role is not Role.INPUT:
-        raise UnsupportedRegion("an addition of a tensor that is laid out otherwise")
+        raise UnsupportedRegion("an addition of a tensor with another layout")
     return added
 
 
@@ -156,5 +156,5 @@ def _activation(launch: Launch, made: TensorView) -> str:
         raise UnsupportedRegion("an activation of a part of a product")
     name = _ACTIVATIONS.get((launch.name, launch.arguments[1:]))
     if name is None:
-        raise UnsupportedRegion(f"{launch.name} with other arguments than known")
+        raise UnsupportedRegion(f"{launch.name} with unknown arguments")
     return name

@@ -87,12 +87,14 @@ class Fusion:
     def explain(self) -> list[str]:
         """What became of the launches, in lines for messages."""
         launches = show_count(self.n_replaced, "recorded launch", "recorded launches")
-        replaced = f"{show_count(self.n_kernels, 'kernel')} in the place of {launches}"
+        replaced = f"{show_count(self.n_kernels, 'kernel')} in place of {launches}"
         lines = [f"fused: {replaced if self._used else 'nothing'}"]
         lines += [] if self.choice is None else [f"  {self.choice.explain()}"]
         if self.packed_bytes:
             use = (
-                "made again where the model's are written" if self._used else "which nothing reads"
+                "packed again when the model's weights are written"
+                if self._used
+                else "which nothing reads"
             )
             lines.append(
                 f"  {show_count(len(self.packed_bytes), 'packed weight')}, "
@@ -111,8 +113,9 @@ class Fusion:
             lines.append(f"  kernels are kept for this process alone: {self.cache_refusal}")
         if failures:
             lines.append(
-                "  what failed runs as recorded for good; if the first execution's inputs were "
-                "unusual, as of infinities, load again and begin with others"
+                "  launches whose kernel failed run as recorded from now on; if the first "
+                "execution's inputs were unusual (infinities, for example), load again and begin "
+                "with other inputs"
             )
         return lines
 

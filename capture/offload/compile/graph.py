@@ -136,7 +136,7 @@ class _GraphMode(TorchDispatchMode):
                 if isinstance(tensor, torch.Tensor):
                     self._note(self._graph.call_function(operator.getitem, (node, number)), tensor)
         else:
-            raise UnsupportedRegion(f"{func} gives no tensor")
+            raise UnsupportedRegion(f"{func} returns no tensor")
         return outcome
 
     def _replaced(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:

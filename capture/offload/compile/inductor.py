@@ -115,7 +115,7 @@ def build_options() -> Options:
     except UnsupportedRegion:
         raise
     except Exception as error:
-        raise _refusal(error, "this torch's Inductor is another") from error
+        raise _refusal(error, "this torch's Inductor differs from the expected one") from error
 
 
 def _compiler() -> dict[str, Any]:
@@ -213,7 +213,9 @@ def _lower(program: Program, n_threads: int) -> Loops:
     if not inputs:
         raise UnsupportedRegion("it has no input")
     if not _notes_divisions() and any(map(_divides_integers, graph.graph.nodes)):
-        raise UnsupportedRegion("this torch's Inductor divides integers by zero unnoticed")
+        raise UnsupportedRegion(
+            "this torch's Inductor does not detect division of integers by zero"
+        )
     mode = inputs[0].fake_mode
     common.init_backend_registration()
     registered = common.device_codegens["cpu"]
@@ -399,7 +401,7 @@ class _Reader:
     def define(self, name: str, body: str) -> None:
         found = _KERNEL.match(body)
         if found is None or not SIGNATURE.search(found[1]):
-            raise UnsupportedRegion("Inductor defines a kernel otherwise than known")
+            raise UnsupportedRegion("Inductor defines a kernel in an unknown way")
         body = _DIVISION_FLAG.sub("", found[1].replace(_PREFIX, ""))
         body = _INDEX_ERROR.sub(r'"index out of bounds for a dimension of size \1"', body)
         self._kernels[name] = _SHARED.sub(_AS_MANY_AS_NOW, body)
@@ -425,7 +427,7 @@ class _Reader:
         for at, ((name, place), size_bytes) in enumerate(zip(outputs, sizes_bytes, strict=True)):
             root, offset_bytes = self._root(name)
             if not place.is_contiguous or place.size_bytes != size_bytes:
-                raise UnsupportedRegion("a result lies otherwise than recorded")
+                raise UnsupportedRegion("a result has another layout than recorded")
             word = len(self._inputs) + at
             offset_bytes += place.offset_bytes
             is_whole = root in self._buffers and self._size_bytes(root) == size_bytes
@@ -459,7 +461,7 @@ class _Reader:
     def _word(self, argument: object, c_type: str, numbers: dict[str, int]) -> Word:
         name, offset_bytes = self._root(argument) if isinstance(argument, str) else ("", 0)
         if name not in numbers or not c_type.endswith("*"):
-            raise UnsupportedRegion(f"Inductor gives a kernel {argument!r} as {c_type}")
+            raise UnsupportedRegion(f"Inductor passes a kernel {argument!r} as {c_type}")
         return Word(numbers[name], offset_bytes, c_type)
 
     def _size_bytes(self, name: str) -> int:

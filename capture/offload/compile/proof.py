@@ -107,7 +107,7 @@ class KernelProof:
             self.failure = f"it raises where the launches do not: {error}"
             return False
         if not all(one.is_intact() for one in ranges):
-            self.failure = "it wrote beyond what it makes"
+            self.failure = "it wrote outside its results"
             return False
         found = [_on(one.content, view) for one, view in zip(ranges, self._results(), strict=False)]
         if all(_same_bits(*one) for one in zip(found, recorded, strict=True)):

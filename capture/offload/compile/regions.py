@@ -185,7 +185,7 @@ class _Finder:
             return kept
         places = launch.results[1] if launch.name in _POOLS else None
         if places is not None and self._last_use[places.value] > launch.index:
-            return "gives the places of largest numbers, of several NaN another one"
+            return "returns the indices of maxima, and another index where several numbers are NaN"
         empty = (view.value for view in launch.made() if not self._size_bytes(view))
         if any(self._last_use[index] > launch.index for index in empty):
             return _EMPTY
@@ -265,7 +265,7 @@ def _unlike(program: Program, launch: Launch) -> str:
         if why := _why_not_of(program.values[view.value], view.dtype):
             return why
     if any(view != whole_view(program.values[view.value]) for view in launch.made()):
-        return "gives a part of what it makes"
+        return "returns a part of the tensor that it makes"
     return ""
 
 
@@ -276,9 +276,9 @@ def _why_not_of(value: Value, seen_as: str) -> str:
     if not value.size_bytes:
         return _EMPTY
     if not is_dense(value.shape, value.strides):
-        return "of a tensor with gaps, or of which elements share memory"
+        return "of a tensor with gaps, or with elements that share memory"
     if not is_plain(value):
-        return "of a tensor in larger memory than its own, or in a device's format"
+        return "of a tensor that is a part of larger memory, or in a device's format"
     return ""
 
 
@@ -302,7 +302,7 @@ def _is_followed(program: Program, launch: Launch) -> bool:
     )
 
 
-_WRITES = "writes what it is given"
+_WRITES = "writes its arguments"
 _EMPTY = "of an empty tensor"
 
 _POOLS = frozenset(
@@ -368,7 +368,7 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     (lambda _, launch: launch.random, "draws random numbers"),
     (
         lambda _, launch: _base_name(launch) == "erf",
-        "torch's vectors have it from 1, and lose what is near 0",
+        "torch's vectors compute it from 1, and lose precision near 0",
     ),
     (
         lambda _, launch: _base_name(launch) == "acosh",
@@ -376,11 +376,11 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     ),
     (
         lambda _, launch: "_polynomial_" in _base_name(launch),
-        "a compiler's fast form of its recurrence is not torch's where a number is NaN",
+        "a compiler's fast form of its recurrence differs from torch's for NaN",
     ),
     (
         lambda _, launch: _steps_beyond_half(launch),
-        "Inductor finds the next number in float32, of which 16 bits show nothing",
+        "Inductor computes the next number in float32, which 16 bits cannot represent",
     ),
     (
         lambda _, launch: _base_name(launch) == "erfinv",
@@ -388,11 +388,17 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     ),
     (
         lambda _, launch: _special_powers(launch),
-        "torch finds it as a root, whose zeros and infinities Inductor's power has not",
+        "torch computes it as a root, whose zeros and infinities Inductor's power does not have",
     ),
-    (lambda _, launch: _sums_bytes(launch), "sums of 8 bits, which Inductor's loops do not give"),
-    (_truncates_quotients, "divides integers, of which Inductor's loops note no zero"),
-    (_rounds_quotients, "finds a remainder exactly, which Inductor's loops do not"),
+    (
+        lambda _, launch: _sums_bytes(launch),
+        "sums in 8 bits, which Inductor's loops do not compute",
+    ),
+    (
+        _truncates_quotients,
+        "divides integers, where Inductor's loops do not detect division by zero",
+    ),
+    (_rounds_quotients, "computes a remainder exactly, which Inductor's loops do not"),
     (lambda _, launch: launch.guard is not None or launch.guards_shape, "is guarded"),
     (
         lambda program, launch: (
@@ -403,12 +409,12 @@ _OBSTACLES: tuple[tuple[Callable[[Program, Launch], bool], str], ...] = (
     ),
     (
         lambda _, launch: not _is_known(launch.name) and not functional_name(launch),
-        "no kernel is made of this operator",
+        "no kernel is made for this operator",
     ),
     (
         lambda _, launch: (
             not launch.results or (None in launch.results and not functional_name(launch))
         ),
-        "gives no new tensor",
+        "returns no new tensor",
     ),
 )

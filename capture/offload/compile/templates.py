@@ -143,7 +143,7 @@ def _element(*views: TensorView) -> str:
     if len(dtypes) > 1:
         raise UnsupportedRegion(f"a template of tensors of {' and '.join(dtypes)}")
     if dtypes[0] not in _ELEMENTS:
-        raise UnsupportedRegion(f"templates are of float32 and bfloat16, not of {dtypes[0]}")
+        raise UnsupportedRegion(f"templates are for float32 and bfloat16, not for {dtypes[0]}")
     return _ELEMENTS[dtypes[0]]
 
 
@@ -154,7 +154,7 @@ def _refuse(why: str) -> None:
 
 def _view(argument: object) -> TensorView:
     if not isinstance(argument, TensorView):
-        raise UnsupportedRegion(f"{argument!r} is no tensor")
+        raise UnsupportedRegion(f"{argument!r} is not a tensor")
     return argument
 
 
@@ -178,7 +178,7 @@ def _product(launch: Launch) -> _Product:
         raise UnsupportedRegion("a product with factors other than 1")
     columns = w.shape[1]
     if bias.shape[-1:] != (columns,) or (columns > 1 and bias.strides[-1] != 1):
-        raise UnsupportedRegion("a product with a bias that is no row")
+        raise UnsupportedRegion("a product whose bias is not a row")
     if any(
         size != 1 and stride for size, stride in zip(bias.shape[:-1], bias.strides, strict=False)
     ):
@@ -192,7 +192,7 @@ def _linear(words: _Words) -> str:
     product, ending = _product(launch), read_ending(program)
     (rows, depth), columns = product.x.shape, product.w.shape[1]
     if depth > 1 and product.x.strides[1] != 1:
-        raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
+        raise UnsupportedRegion("a product of a matrix whose rows are not contiguous")
     order, w_stride = _order(product.w.shape, product.w.strides)
     matrix = words.pointer(product.w)
     if words.packed:
@@ -200,7 +200,7 @@ def _linear(words: _Words) -> str:
         matrix = words.panels(product.w)
     (result,) = program.results
     if not _is_contiguous(result.view):
-        raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
+        raise UnsupportedRegion("a product whose result is not laid out in rows")
     given = [product.x, product.w, *([] if product.bias is None else [product.bias])]
     element = _element(*given, result.view)
     _refuse(why_no_product(product.x.dtype, rows))
@@ -241,9 +241,9 @@ def _batched(words: _Words) -> str:
     x, w = (_view(one) for one in launch.arguments[:2])
     (batches, rows, depth), columns = x.shape, w.shape[2]
     if depth > 1 and x.strides[2] != 1:
-        raise UnsupportedRegion("a product of a matrix whose rows do not lie side by side")
+        raise UnsupportedRegion("a product of a matrix whose rows are not contiguous")
     if len(result) != 1 or not _is_contiguous(result[0].view):
-        raise UnsupportedRegion("a product whose result is laid out otherwise than in rows")
+        raise UnsupportedRegion("a product whose result is not laid out in rows")
     _refuse(why_no_product(x.dtype, rows))
     order, w_stride = _order(w.shape[1:], w.strides[1:])
     element = _element(x, w, result[0].view)
@@ -264,7 +264,7 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[str, int]:
         return "kColumns", strides[1] if columns > 1 else depth
     if columns == 1 or strides[1] == 1:
         return "kRows", strides[0]
-    raise UnsupportedRegion("a product with a matrix of which neither rows nor columns are whole")
+    raise UnsupportedRegion("a product with a matrix whose rows and columns are not contiguous")
 
 
 def _is_contiguous(view: TensorView) -> bool:
@@ -278,7 +278,7 @@ def _convolution(words: _Words) -> str:
     found, ending = convolution(words.program.launches[0]), read_ending(words.program)
     (result,) = words.program.results
     if not _is_contiguous(result.view):
-        raise UnsupportedRegion("a convolution whose result is laid out otherwise than by channel")
+        raise UnsupportedRegion("a convolution whose result is not laid out by channel")
     if ending.added is not None and not found.adds:
         raise UnsupportedRegion("a convolution with another ending than its template has")
     numbers, weights = [found.sizes], words.pointer(found.w)
@@ -305,7 +305,7 @@ def _max_pool(words: _Words) -> str:
     launch = words.program.launches[0]
     x, (out, *_) = _view(launch.arguments[0]), launch.made()
     if [one.view.value for one in words.program.results] != [out.value]:
-        raise UnsupportedRegion("pooling of which more than the largest numbers are used")
+        raise UnsupportedRegion("pooling with further results in use")
     return (
         "using namespace offload::kernels;\n  "
         f"MaxPool<{max_pool_sizes(launch)}>::run({words.pointer(x)}, {words.pointer(out)});"
@@ -323,12 +323,12 @@ def _attention(words: _Words) -> str:
     (batches, heads, rows, width), columns = q.shape, k.shape[2]
     out = launch.results[0]
     if dropout or out is None or [one.view.value for one in program.results] != [out.value]:
-        raise UnsupportedRegion("attention with dropout, or of which more than the result is used")
+        raise UnsupportedRegion("attention with dropout, or with further results in use")
     _refuse(why_no_attention(q.dtype, rows, columns))
     if columns > _MOST_COLUMNS or heads % k.shape[1] or v.shape[1] != k.shape[1]:
-        raise UnsupportedRegion("attention of other sizes than the template takes")
+        raise UnsupportedRegion("attention of other sizes than the template supports")
     if any(one.shape[3] > 1 and one.strides[3] != 1 for one in (q, k, v, out)):
-        raise UnsupportedRegion("attention whose heads do not lie side by side")
+        raise UnsupportedRegion("attention whose heads are not contiguous")
     added = None if mask is None else _mask(_view(mask), (batches, heads, rows, columns))
     element = _element(q, k, v, out)
     mask_element = element if mask is None else _element(_view(mask))

@@ -161,7 +161,7 @@ def _build(source: str, options: Options, target: Path) -> None:
             *_each("-l", options.libraries),
         )
     if not target.is_file():
-        raise CompilerFailed("it ended without an error, and made nothing")
+        raise CompilerFailed("it ended without an error, but made no file")
 
 
 def _run(*command: str) -> None:

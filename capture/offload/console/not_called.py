@@ -11,12 +11,12 @@ from offload.errors import BindingError
 INSTEAD = {
     "compile": (
         "call torch.compile(model, backend='offload'), or offload.capture(model, x) without "
-        "torch's compiler; load(fuse=True) of what that gives makes compiled kernels"
+        "torch's compiler; load(fuse=True) of its result makes compiled kernels"
     ),
-    "load": "call load() of what offload.capture(model, x) or offload.open(path) gives",
+    "load": "call load() of the result of offload.capture(model, x) or offload.open(path)",
     "record": "call offload.capture(model, x), which records that call",
-    "run": "call what offload.capture(model, x) gives, or what its load() gives",
-    "save": "call save(path) of what offload.capture(model, x) gives",
+    "run": "call the result of offload.capture(model, x), or the result of its load()",
+    "save": "call save(path) of the result of offload.capture(model, x)",
 }
 """What to call instead, by a name in `offload`."""
 
@@ -30,8 +30,7 @@ class _NotCalled(ModuleType):
         """
         name = self.__name__
         raise BindingError(
-            f"{name} is a part of offload's code, and no function: "
-            f"{INSTEAD[name.rpartition('.')[2]]}"
+            f"{name} is a module of offload, not a function: {INSTEAD[name.rpartition('.')[2]]}"
         )
 
 

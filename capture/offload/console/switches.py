@@ -63,8 +63,8 @@ def dump_folder() -> Path | None:
         return Path(given).absolute() if given else None
     except OSError as error:
         raise FileError(
-            f"{DUMP}: expected a folder, got {given!r} in a working directory that has gone: name "
-            f"an absolute path, or unset {DUMP}"
+            f"{DUMP}: expected a folder, got {given!r} in a working directory that no longer "
+            f"exists: name an absolute path, or unset {DUMP}"
         ) from error
 
 

@@ -86,8 +86,8 @@ def clock_offsets(
         return _round_trips(dist, group, clock, n_round_trips)
     except (RuntimeError, ValueError) as error:
         raise ExecutionError(
-            f"clocks of ranks: the process group failed, as it does where a rank ends or comes too "
-            f"late: {error}"
+            "clocks of ranks: the process group failed, as when a rank ends or is too late: "
+            f"{error}"
         ) from error
 
 

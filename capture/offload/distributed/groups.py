@@ -159,13 +159,13 @@ def _check_same(recorded: Group, name: str) -> None:
         ) from None
     if here.world_size != recorded.world_size:
         raise BindingError(
-            f"{told}, and this world has {here.world_size}: collectives of another number of ranks "
-            "compute something else; start as many, or capture again"
+            f"{told}, and this world has {here.world_size}: collectives of another number of "
+            "ranks compute other results; start that number of ranks, or capture again"
         )
     if len(here.ranks) != len(recorded.ranks) or rank_in(here) != rank_in(recorded):
         raise BindingError(
-            f"{told}, and {here} is another: give the one to use "
-            f"(load(groups={{{recorded.name!r}: group}})), or capture again"
+            f"{told}, and {here} differs: give the one to use (load(groups={{{recorded.name!r}: "
+            "group})), or capture again"
         )
 
 

@@ -38,8 +38,8 @@ def round_trips_ns(group: Group) -> tuple[tuple[int, float], ...]:
             times.append((size_bytes, min(ways) / 2))
     except (RuntimeError, ValueError) as error:
         raise ExecutionError(
-            f"messages between ranks were timed: the process group failed, as it does where a rank "
-            f"ends or comes too late: {error}"
+            "messages between ranks were timed: the process group failed, as when a rank ends or "
+            f"is too late: {error}"
         ) from error
     return tuple(times)
 

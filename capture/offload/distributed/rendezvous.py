@@ -138,7 +138,10 @@ class Rendezvous:
             for channel in self._channels.values():
                 self._heed(channel, channel.refusals())
             if time.monotonic() > until:
-                why = f"no word for {slowest:g} s from rank {rank}, which was to tell its times"
+                why = (
+                    f"no message for {slowest:g} s from rank {rank}, which was expected to "
+                    "send its times"
+                )
                 self.refuse(why)
                 raise ExecutionError(why)
             time.sleep(sleep_s)
@@ -230,8 +233,8 @@ class Rendezvous:
         group = arrival.channel.group
         late = [group.ranks[one] for one in missing]
         why = (
-            f"no word for {timeout_s(group.name):g} s, the timeout of group {group.name!r}, from "
-            f"ranks {late}, which were to come to {arrival.what!r}: they ended, hang, or do "
+            f"no message for {timeout_s(group.name):g} s, the timeout of group {group.name!r}, "
+            f"from ranks {late}, which were expected at {arrival.what!r}: they ended, hang, or do "
             "something else"
         )
         self.refuse(why)

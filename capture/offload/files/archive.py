@@ -85,7 +85,7 @@ class Archive:
             if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & _ENCRYPTED:
                 raise ProgramError(f"{member.filename} is compressed or encrypted")
             if member.file_size != member.compress_size or member.file_size > file_bytes:
-                raise ProgramError(f"{member.filename} is said to be larger than the file")
+                raise ProgramError(f"{member.filename} claims to be larger than the file")
         self._weights_bytes = members[1].file_size
         if members[0].file_size > _MAXIMUM_PROGRAM_BYTES:
             raise ProgramError(
@@ -197,7 +197,7 @@ def open_archive(path: Path) -> Iterator[Archive]:
     with _zip_errors():
         is_there, is_file = path.exists(), path.is_file()
     if not is_file:  # a pipe would wait for a writer
-        raise FileError("it is no regular file" if is_there else "there is no such file")
+        raise FileError("it is not a regular file" if is_there else "there is no such file")
     with contextlib.ExitStack() as context:
         with _zip_errors():
             archive = context.enter_context(zipfile.ZipFile(path))
@@ -212,4 +212,4 @@ def _zip_errors() -> Iterator[None]:
     except OSError as error:
         raise FileError(f"cannot be read: {error}") from error
     except Exception as error:
-        raise ProgramError(f"it is no intact zip file ({error})") from error
+        raise ProgramError(f"it is not an intact zip file ({error})") from error

@@ -28,7 +28,7 @@ def check_file_program(program: Program) -> None:
         is_number = (value.shape, value.size_bytes) == ((), ITEM_BYTES[value.dtype])
         if value.on_host and not is_number:
             raise ProgramError(
-                f"values[{value.index}], a constant on the CPU, is no single {value.dtype}"
+                f"values[{value.index}], a constant on the CPU, is not a single {value.dtype}"
             )
     for launch in program.launches:
         where = f"launches[{launch.index}]"

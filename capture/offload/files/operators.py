@@ -111,8 +111,8 @@ def _check_results(launch: Launch, schema: Any, where: str) -> None:
     reads_host = bool(returns) and not any("Tensor" in str(one.type) for one in returns)
     if reads_host and type(launch.guard) not in _GUARDS.get(str(returns[0].type), ()):
         raise ProgramError(
-            f"{where}: {launch.name} reads a {returns[0].type} on the host, and "
-            f"{launch.guard!r} is no such value to compare with"
+            f"{where}: {launch.name} reads a {returns[0].type} on the host, and {launch.guard!r} "
+            "is not such a value"
         )
     if not reads_host and launch.guard is not None:
         raise ProgramError(f"{where}: {launch.name} reads nothing on the host to be guarded")

@@ -97,9 +97,7 @@ def _choose(types: Sequence[type], names: Sequence[str]) -> dict[str, type]:
         FileError: no name matches a class, or several do.
     """
     if len({name_of(cls) for cls in types}) < len(types):
-        raise FileError(
-            "types= has several classes of one name: give classes with names of their own"
-        )
+        raise FileError("types= has several classes of one name: give classes with different names")
     chosen = {name_of(cls): cls for cls in types if name_of(cls) in names}
     for cls in types:
         if name_of(cls) in names:
@@ -109,7 +107,7 @@ def _choose(types: Sequence[type], names: Sequence[str]) -> dict[str, type]:
         if len(found) != 1:
             raise FileError(
                 f"types= has {name_of(cls)}, and {'several' if found else 'none'} of the result's "
-                f"containers are of its name: give classes that stand for just one"
+                "containers have its name: give classes that each match one container"
             )
         chosen[found[0]] = cls
     return chosen

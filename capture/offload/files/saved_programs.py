@@ -252,7 +252,7 @@ def _is_host_constant(value: Value, storage: torch.UntypedStorage) -> bool:
         return False
     if bytes(bytes_of(storage).tolist()) != value.host_content:
         raise FileError(
-            f"{value.name} was given another value since the capture, whose launches hold the "
+            f"{value.name} has another value since the capture, and the launches hold the "
             "recorded one: set it back, or capture the model again"
         )
     return True

@@ -73,7 +73,7 @@ def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]
             if stored.name in found:
                 raise FileError(
                     f"{file}: it has a tensor {stored.name!r}, and so has "
-                    f"{found[stored.name].path}: which one is meant cannot be told"
+                    f"{found[stored.name].path}: which of the two to use is not known"
                 )
             found[stored.name] = stored
     _refuse_absent(index or {}, found, path)
@@ -92,7 +92,7 @@ def check_stored_tensors(stored: Iterable[StoredTensor]) -> None:
             files[one.path] = {other.name: other for other in _tensors_of(Path(one.path))}
         found = files[one.path].get(one.name)
         if found != one:
-            now = "is not there now" if found is None else f"is {_described(found)} now"
+            now = "is missing now" if found is None else f"is {_described(found)} now"
             raise FileError(
                 f"{one.path}: {one.name} was {_described(one)} when the model was captured, and "
                 f"{now}: capture again, or put the file back"
@@ -135,7 +135,7 @@ def _tensors_of(path: Path) -> Iterator[StoredTensor]:
     except OSError as error:
         raise FileError(f"{path}: cannot be read: {error}") from error
     except ProgramError as error:
-        raise FileError(f"{path}: {error}: this is no intact safetensors file") from None
+        raise FileError(f"{path}: {error}: this is not an intact safetensors file") from None
 
 
 def _read_header(file: IO[bytes], path: Path) -> list[StoredTensor]:

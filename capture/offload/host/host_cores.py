@@ -26,9 +26,9 @@ HostCores = int | Literal["auto"] | None
 
 
 _TILED_FIRST = (
-    "the program writes inputs or weights, draws random numbers, or calls an operator of which it "
-    "is not known what else it does, so every launch is tiled before the first one is launched: an "
-    "error in between would leave that half done"
+    "the program writes inputs or weights, draws random numbers, or calls an operator whose other "
+    "effects are not known, so every launch is tiled before the first one is launched: an error "
+    "in between would leave that half done"
 )
 
 

@@ -265,7 +265,7 @@ def _promoting(asked: FamilyLoad, backend: Backend) -> Promoting | None:
         if asked.fuse:
             raise BindingError(
                 f"fuse={asked.fuse!r}: kernels are made for one choice of sizes, and sizes may "
-                "vary here: say how much memory those that repeat may take, as in "
+                "vary here: give the memory that sizes that repeat may take, as in "
                 "sizes=Sizes(promoted='256MiB'), or leave it out"
             )
         return None
@@ -273,19 +273,19 @@ def _promoting(asked: FamilyLoad, backend: Backend) -> Promoting | None:
     is_device = backend.sizes is None and backend.dispatch is not None
     if not asked.fuse and not is_device:
         raise BindingError(
-            "sizes.promoted: an executable of some sizes alone is quicker by its kernels: say "
+            "sizes.promoted: an executable for fixed sizes is quicker only by its kernels: give "
             "fuse=True or fuse='auto', or leave it out"
         )
     if asked.scheduling not in (None, AUTO) and is_device:
         raise BindingError(
-            f"scheduling={asked.scheduling!r}: with sizes.promoted those that repeat are executed "
-            "as one task, and all others launch by launch: leave one of both out"
+            f"scheduling={asked.scheduling!r}: with sizes.promoted, sizes that repeat are "
+            "executed as one task, and all others launch by launch: leave out one of the two"
         )
     if asked.bound.family.program.leaves_something:
         raise BindingError(
             "sizes.promoted: the program writes inputs or weights, draws random numbers, or calls "
-            "an operator of which it is not known what else it does; so would the trial of an "
-            "executable beside the calls: load without promoted="
+            "an operator whose other effects are not known; so would the trial of an executable "
+            "beside the calls: load without promoted="
         )
     if asked.fuse:
         fused = FusedLoad(asked.bound, asked.fuse, functools.partial(_load_fused, asked))

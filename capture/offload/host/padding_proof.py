@@ -158,7 +158,7 @@ class PaddingProof:
 
 def _refusal(position: int, told: tuple[str, str], how: str, why: str) -> CaptureError:
     return CaptureError(
-        f"result {position} at {told[0]} is another where inputs are padded to {told[1]}{how}: "
+        f"result {position} at {told[0]} differs where inputs are padded to {told[1]}{how}: "
         f"{why}. Mask the padding in the model, pad with other values (a maximum with -inf), or "
         "load without pad="
     )

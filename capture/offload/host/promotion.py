@@ -216,11 +216,13 @@ class PromotionReport:
     def explain(self) -> list[str]:
         """Describe what was promoted, why, and what it gained, in lines for people."""
         due = (
-            f"sizes get {self.what} of their own no more, as these save nothing"
+            f"no more sizes get {self.what} of their own, since these save nothing"
             if self.expected_due_ns >= NEVER_NS
-            else f"sizes get {self.what} of their own after executions of about "
-            f"{self.expected_due_ns / 1e9:.3g} s, when what they would have saved is what making "
-            "them takes"
+            else (
+                f"sizes get {self.what} of their own after executions of about "
+                f"{self.expected_due_ns / 1e9:.3g} s, when the time that they would have "
+                "saved equals the time to make them"
+            )
         )
         lines = [f"sizes that repeat: {self}", f"  {due}"]
         lines += [f"  {one}" for one in self.promoted]

@@ -75,8 +75,8 @@ def tried(
     """
     if family.program.leaves_something:
         return (
-            "the program writes inputs or weights, draws random numbers, or calls an operator of "
-            "which it is not known what else it does; so would a trial"
+            "the program writes inputs or weights, draws random numbers, or calls an operator "
+            "whose other effects are not known; so would a trial"
         )
     begin_ns = time.perf_counter_ns()
     try:
@@ -107,7 +107,7 @@ def chosen_on_device(family: Family, found: Trial | str) -> tuple[Scheduling, st
         return Scheduling.OFFLOAD, f"scheduled as one task for each choice of sizes: {why}"
     return Scheduling.HOST, (
         f"scheduled launch by launch: {why}, and not within {MOST_EXECUTIONS}; with "
-        "sizes=Sizes(promoted='1GiB') those get one that repeat so often"
+        "sizes=Sizes(promoted='1GiB') sizes that repeat so often get one"
     )
 
 

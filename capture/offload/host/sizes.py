@@ -70,7 +70,7 @@ class Sizes:
         if unknown := set(self.buckets).difference(names):
             raise BindingError(
                 f"sizes.buckets: expected ends for {', '.join(names)}, got some for "
-                f"{min(unknown)}, which is no Dim"
+                f"{min(unknown)}, which is not a Dim"
             )
         for name, given in self.buckets.items():
             if not all(type(one) is int and one >= 0 for one in given):

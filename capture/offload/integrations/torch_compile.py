@@ -219,7 +219,7 @@ class CompiledGraph:
             return _without_gradients(run, args)
         reached = (
             f"this compiled graph was captured for {self._n_captures} combinations of sizes and "
-            f"numbers, its limit, and is called with another: {key}"
+            f"numbers, its limit, and was called with another: {key}"
         )
         advice = (
             "Pad the inputs to fewer sizes, pass numbers as tensors, or compile with "
@@ -262,10 +262,11 @@ def _refused_settings(options: Mapping[str, Any], mode: str | None) -> str | Non
     """The message about unsupported settings; None if all are supported."""
     if mode is not None:
         return (
-            f"torch.compile's mode {mode!r} is not one of offload's, which has none: leave it out"
+            f"mode={mode!r} of torch.compile is not supported, since offload has no modes: leave "
+            "it out"
         )
     if unknown := sorted(set(options) - set(OPTIONS)):
-        return f"expected no options but {', '.join(OPTIONS)}, got {unknown}"
+        return f"expected only the options {', '.join(OPTIONS)}, got {unknown}"
     beyond = options.get("beyond_limit", "eager")
     if beyond not in BEYOND_LIMIT:
         return f"beyond_limit: expected one of {', '.join(BEYOND_LIMIT)}, got {beyond!r}"

@@ -140,15 +140,17 @@ class EagerRun:
         self, launch: Launch, number: int, recorded: TensorView, found: torch.Tensor
     ) -> NoReturn:
         advice = (
-            "with weights= nothing was computed, and torch's fake tensors tell another result than "
-            f"{self._program.device} gives: capture without weights=, or use another operator"
+            "with weights= nothing was computed, and torch's fake tensors have another result "
+            f"than {self._program.device}: capture without weights=, or use another operator"
             if self._bindings.stored
-            else "the same call must give alike results each time: see what else it depends on, "
-            "and capture again"
+            else (
+                "the same call must give results of the same layout each time: find what else "
+                "it depends on, and capture again"
+            )
         )
         raise CaptureError(
-            f"{launch.source}: {launch.name} gives as result {number} {dtype_name(found.dtype)}"
-            f" {list(found.shape)} with strides {list(found.stride())}, where {recorded.dtype} "
+            f"{launch.source}: {launch.name}, result {number}: got {dtype_name(found.dtype)} "
+            f"{list(found.shape)} with strides {list(found.stride())}, where {recorded.dtype} "
             f"{list(recorded.shape)} with strides {list(recorded.strides)} was recorded: {advice}"
         )
 
@@ -167,9 +169,9 @@ class EagerRun:
             is_whole = made is None or storage.nbytes() == self._size_bytes(view)
             if view != _described(view.value, tensor, offset_bytes) or not (is_there and is_whole):
                 raise CaptureError(
-                    f"{launch.source}: result {number} came out otherwise when the callable ran "
-                    f"again on the same inputs: expected {view} of {self._size_bytes(view)} bytes, "
-                    f"got {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()} "
+                    f"{launch.source}: result {number} differed when the callable ran again on "
+                    f"the same inputs: expected {view} of {self._size_bytes(view)} bytes, got "
+                    f"{tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()} "
                     f"{'in' if is_there else 'in other memory than'} the recorded place"
                 )
 
@@ -218,7 +220,7 @@ def _check_host_constants(program: Program, bindings: Bindings) -> None:
                 raise CaptureError(
                     f"{value.name}, a tensor on the CPU, has changed since it was recorded: the "
                     "program is one opaque launch, which calls the model itself, and its kernels "
-                    "would take the new value; change it back, or capture again"
+                    "would use the new value; change it back, or capture again"
                 )
 
 

@@ -39,8 +39,8 @@ class DrawingAlone:
             return ""
         first = self.others[0]
         return (
-            f"{first.source}: {first.name} takes no generator, so that it would draw from the "
-            "device's, from which others draw"
+            f"{first.source}: {first.name} takes no generator, so it would draw from the device's "
+            "generator, which others use"
         )
 
 

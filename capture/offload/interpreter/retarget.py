@@ -38,7 +38,7 @@ def why_not_on(program: Program, launch: Launch, device_type: str) -> str:
     reasons = (
         (not isinstance(launch.callee, Operator), "it is compiled code for the recorded device"),
         (any(one.on_host for one in values), "it uses a host constant, whose memory is the host's"),
-        (bool(own), f"{own[0].name} lies in a format of the device's" if own else ""),
+        (bool(own), f"{own[0].name} lies in a format of the device" if own else ""),
         (bool(elsewhere), f"it makes a tensor on {elsewhere[0]}" if elsewhere else ""),
         (launch.name in _PINNING, "it pins host memory"),
         (not runs_on(launch.name, device_type), f"{launch.name} has no kernel on {device_type}"),

@@ -22,7 +22,7 @@ def find_dtype(name: str) -> torch.dtype:
     """The dtype with a name from `dtype_name`."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
-        raise CaptureError(f"{name!r} is no dtype of torch {torch.__version__}")
+        raise CaptureError(f"{name!r} is not a dtype of torch {torch.__version__}")
     return dtype
 
 

@@ -245,7 +245,7 @@ class _DevicesLoad:
         if self._alone.refusal:
             why = self._alone.refusal
         elif backend.timing is None and backend.capabilities.queues_work:
-            why = "the device does not tell when launches begin"
+            why = "the device does not report when launches begin"
         else:
             try:
                 return self._known_or_measured_ns(prepared, plan, backend, name)
@@ -423,7 +423,7 @@ class _DevicesLoad:
         if self._objective is not Objective.ENERGY:
             return None
         if self._asked.watts is not None:
-            self._notes.append("watts are those that were given")
+            self._notes.append("watts are as given")
             return self._asked.watts
         found, how = measured_watts(self._devices)
         self._notes += how
@@ -443,6 +443,6 @@ def _refuse_whole(bound: BoundProgram) -> None:
         )
     if bound.bindings.before_execution is not None:
         raise CaptureError(
-            "a step that trains compares its parameters before each execution, which segments do "
+            "a training step compares its parameters before each execution, which segments do "
             "not: load it on one device"
         )

@@ -66,7 +66,7 @@ def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: O
             CaptureError,
             PlanError,
         ) as error:
-            laned, trial.note = None, f"several could not be tried: {error}"
+            laned, trial.note = None, f"several lanes could not be tried: {error}"
     if laned is None:
         return _noted(prepared, f"{_ONE_LANE}: {trial.note}"), plan
     return _noted(laned[0], trial.note), laned[1]
@@ -106,7 +106,7 @@ class _Trial:
             told.advance()
         self.note += f"; measured {lanes_ns / 1e3:,.1f} us, and {one_ns / 1e3:,.1f} us on one lane"
         if lanes_ns >= one_ns:
-            self.note = f"several are no quicker: {self.note}"
+            self.note = f"several lanes are no quicker: {self.note}"
             return None
         return laned
 
@@ -121,8 +121,8 @@ class _Trial:
         )
         if len(schedule.lanes) < _SEVERAL:
             self.note = (
-                f"several gain nothing, by what launches take and which need one another "
-                f"(asked for: {n_lanes})"
+                "several lanes gain nothing, by the durations and dependencies of launches "
+                f"(requested: {n_lanes})"
             )
             return None
         self.note = (

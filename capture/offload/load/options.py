@@ -90,7 +90,7 @@ def checked(
         raise BindingError(
             f"lanes={lanes!r}: the program exchanges tensors with other ranks: expected 1, for "
             f"launches in recorded order, {_WITH_COLLECTIVES}, for a lane of launches and one of "
-            f"collectives beside it, or {AUTO!r}, for whichever of both is quicker"
+            f"collectives beside it, or {AUTO!r}, for the quicker of the two"
         )
     if one_lane and lanes != AUTO:
         kind = BindingError if _has_lanes(backend) else BackendUnavailable
@@ -111,12 +111,12 @@ def _one_lane(bound: BoundProgram, backend: Backend, how: Scheduling, *, is_stre
     """Why any Program runs on one lane with these options; empty if it need not."""
     if not _has_lanes(backend):
         return (
-            f"device {backend.name!r} orders launches by itself, or its operators cannot be told "
-            "to use one thread"
+            f"device {backend.name!r} orders launches by itself, or its operators cannot be "
+            "limited to one thread"
         )
     if bound.program.opaque is not None:
         return (
-            "the program is one opaque launch, which has no second one to run beside it: "
+            "the program is one opaque launch, with no second launch to run beside it: "
             f"{bound.program.opaque.reason}"
         )
     return _one_order(bound, how, is_streamed=is_streamed)
@@ -129,7 +129,7 @@ def _one_order(bound: BoundProgram, how: Scheduling, *, is_streamed: bool) -> st
     if is_streamed:
         return "weights are brought as launches run, in the order in which one lane reads them"
     if bound.bindings.before_execution is not None and not bound.program.groups:
-        return "steps that train do not run on several lanes yet"
+        return "training steps do not run on several lanes yet"
     return ""
 
 
@@ -145,8 +145,8 @@ def _check_training(budget: object) -> None:
     """
     if budget is not None:
         raise BindingError(
-            "weights_budget: the program is a step that trains, which writes every weight, and "
-            "streamed weights are read alone from their store: load without weights_budget="
+            "weights_budget: the program is a training step, which writes every weight, and "
+            "streamed weights are only read from their store: load without weights_budget="
         )
 
 
@@ -173,7 +173,9 @@ def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | 
     """
     if isinstance(device, Backend):
         if isinstance(device, type):  # a class that has all that a backend has
-            raise BackendUnavailable(f"no backend for device {device!r}: give one that was made")
+            raise BackendUnavailable(
+                f"no backend for device {device!r}: give an instance of the class"
+            )
         return device, None
     kind, index = backend_and_index(device)
     return find_backend(kind), index

@@ -239,6 +239,6 @@ def _may_end(program: Program) -> str:
         if guard in launch.effects:
             return (
                 f"{launch.source}: {launch.name}: an execution on made-up inputs may end there, "
-                "and the other ranks would wait for it"
+                "and the other ranks would wait for this one"
             )
     return ""

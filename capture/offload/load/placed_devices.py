@@ -69,9 +69,9 @@ def placed_devices(program: Program, devices: Sequence[Device]) -> PlacedDevices
     recorded = _recorded(program)
     if recorded not in places:
         raise BackendUnavailable(
-            f"devices {', '.join(map(repr, devices))}: none of them has the memory of "
-            f"{recorded}, on which the program was recorded: what callers give and get lies there, "
-            "so add a device with that memory"
+            f"devices {', '.join(map(repr, devices))}: none of them has the memory of {recorded}, "
+            "on which the program was recorded: inputs and results lie there, so add a device "
+            "with that memory"
         )
     is_beside = any(one.type != "cpu" for one in places)
     memories = {

@@ -42,9 +42,7 @@ def measured_watts(devices: PlacedDevices) -> tuple[tuple[Watts, ...], list[str]
             found[memory] = nvml_watts(_nvml(), _bus_id(memory.device), _busy(memory.device))
             how = "NVML"
         else:
-            raise BindingError(
-                f"watts of {memory.device}: nothing that it draws can be read: {_GIVE}"
-            )
+            raise BindingError(f"watts of {memory.device}: its power cannot be read: {_GIVE}")
         one = found[memory]
         notes.append(
             f"watts of {memory.device}: {one.idle:.1f} idle, {one.busy:.1f} busy, by {how}"

@@ -87,7 +87,7 @@ class _Order:
         for stray in self._nodes_of.get(_ANY, ()):
             for node in range(self._graph.n_nodes):
                 if node != stray and not (self._follows(stray, node) or self._follows(node, stray)):
-                    self._refuse(stray, node, "and nobody knows what the first one touches")
+                    self._refuse(stray, node, "and what the first one touches is not known")
 
     def check_launches(self) -> None:
         """Check that launches with a common effect are ordered."""

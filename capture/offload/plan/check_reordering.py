@@ -104,7 +104,6 @@ def _check_starts(program: Program, order: Sequence[int]) -> None:
         for wait in waits:
             if start < wait and position[start] > position[wait]:
                 raise PlanError(
-                    f"launch {start} ({program.launches[start].name}) would start behind launch "
-                    f"{wait}, which waits and which it was recorded before: ranks could wait for "
-                    "one another"
+                    f"launch {start} ({program.launches[start].name}) would start after launch "
+                    f"{wait}, a wait that was recorded after it: ranks could wait for one another"
                 )

@@ -83,7 +83,7 @@ def _check_launches(lanes: Sequence[Lane], n_launches: int) -> None:
         runs = [one for one in lane.steps if isinstance(one, Run)]
         for one, other in itertools.pairwise(runs):
             if other.first < one.last:
-                raise PlanError(f"launches {other.first} and {one.last - 1} stand in wrong order")
+                raise PlanError(f"launches {other.first} and {one.last - 1} are in the wrong order")
         found += [launch for one in runs for launch in range(one.first, one.last)]
     if sorted(found) != list(range(n_launches)):
         raise PlanError(f"expected each of {n_launches} launches once in the steps of an execution")

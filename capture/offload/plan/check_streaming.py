@@ -39,8 +39,8 @@ def _check_gathers(weights: dict[int, WeightUse], streaming: Streaming) -> set[i
         weight = weights.get(one.value)
         if weight is None or weight.stays or not 0 < one.row_bytes == weight.row_bytes:
             raise PlanError(
-                f"{weight.name if weight else f'value {one.value}'}: rows of {one.row_bytes} bytes "
-                "are gathered, and it is no table of such rows, or must stay"
+                f"{weight.name if weight else f'value {one.value}'}: rows of {one.row_bytes} "
+                "bytes are gathered, but it is not a table of such rows, or must stay resident"
             )
         found.setdefault(one.value, []).append((one.launch, one.n_rows))
     for value, reads in found.items():
@@ -62,12 +62,14 @@ def _check_pieces(weights: dict[int, WeightUse], streaming: Streaming) -> None:
     last = None
     for piece in streaming.pieces:
         if piece.value in found and piece.value != last:
-            raise PlanError(f"the pieces of value {piece.value} do not stand side by side")
+            raise PlanError(f"the pieces of value {piece.value} are not adjacent")
         found.setdefault(piece.value, []).append(piece)
         last = piece.value
     if found.keys() != weights.keys():
         odd = sorted(found.keys() ^ weights.keys())
-        raise PlanError(f"values {odd} are weights without pieces, or pieces of no weight")
+        raise PlanError(
+            f"values {odd} are weights without pieces, or have pieces but are not weights"
+        )
     for value, pieces in found.items():
         _check_weight(weights[value], pieces, streaming)
 
@@ -110,7 +112,7 @@ def _check_copies(weights: dict[int, WeightUse], streaming: Streaming) -> None:
         what = f"piece {index}"
         if 0 <= index < len(streaming.pieces):
             what = f"{what} of {weights[streaming.pieces[index].value].name}"
-        raise PlanError(f"{what} is copied, and is no streamed piece")
+        raise PlanError(f"{what} is copied, but is not a streamed piece")
     for index in sorted(streamed - copied):
         raise PlanError(f"nothing copies {weights[streaming.pieces[index].value].name}")
 

@@ -71,7 +71,7 @@ def lane_graph(program: Program, lanes: Sequence[Lane]) -> NodeGraph:
                         launches.append(launch)
                 at[index] += 1
         if before == at:
-            raise PlanError("lanes wait for one another, or for what never comes")
+            raise PlanError("lanes wait for one another, or for an event that is never recorded")
     n_launches = len(program.launches)
     if sorted(launches) != list(range(n_launches)):
         raise PlanError(f"expected each of {n_launches} launches once in the steps of an execution")

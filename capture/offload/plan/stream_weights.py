@@ -259,14 +259,14 @@ def _require_valid_link(link: Link) -> None:
     overheads_ns = (link.overhead_ns, link.row_overhead_ns or 0.0)
     is_finite = all(0 <= one < math.inf for one in overheads_ns)
     if not (0 < link.bytes_per_second < math.inf and is_finite):
-        raise PlanError(f"expected a link of some bytes per second, got {link}")
+        raise PlanError(f"expected a link of more than 0 bytes per second, got {link}")
 
 
 def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:
     if weight.size_bytes < 0:
         raise PlanError(f"{weight.name} has {weight.size_bytes} bytes")
     if not weight.launches and not weight.stays:
-        raise PlanError(f"{weight.name} is read by no launch, and does not stay")
+        raise PlanError(f"{weight.name} is read by no launch, and is not resident")
     if any(not 0 <= launch < n_launches for launch in weight.launches) or any(
         one >= other for one, other in zip(weight.launches, weight.launches[1:], strict=False)
     ):
@@ -278,8 +278,8 @@ def _require_valid_weight(weight: WeightUse, n_launches: int) -> None:
         is_table and min(weight.n_rows, default=0) >= 0
     ):
         raise PlanError(
-            f"{weight.name}: expected how many rows each of {len(weight.launches)} launches reads, "
-            f"got {weight.n_rows} of {weight.row_bytes} bytes"
+            f"{weight.name}: expected a number of rows for each of {len(weight.launches)} "
+            f"launches, got {weight.n_rows} of {weight.row_bytes} bytes"
         )
 
 

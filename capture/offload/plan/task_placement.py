@@ -224,8 +224,8 @@ def place_tasks(
     chosen = _objective(objective)
     if (chosen is Objective.ENERGY) != (max_slowdown is not None):
         raise PlanError(
-            "expected max_slowdown for the least energy, and for nothing else: by how much the "
-            f"latency may exceed the least one; got {max_slowdown} for {chosen}"
+            "expected max_slowdown (by how much the latency may exceed the least one) for the "
+            f"least energy, and for no other objective; got {max_slowdown} for {chosen}"
         )
     limit = default_evaluations(graph) if max_evaluations is None else max_evaluations
     if not (0 <= seed < 2**64 and 0 <= limit < 2**63):
@@ -322,7 +322,7 @@ def _links(graph: TaskGraph) -> list[tuple[float, float]]:
             if link is None and origin != target:
                 raise PlanError(
                     f"expected a link from {graph.processors[origin].name} to "
-                    f"{graph.processors[target].name}, as tasks read what others have made"
+                    f"{graph.processors[target].name}, since tasks read what others have made"
                 )
             is_read = link is not None and origin != target
             found.append((link.overhead_ns, link.bytes_per_second) if is_read else _NO_LINK)  # type: ignore[union-attr]

@@ -15,8 +15,8 @@ def explain_lines(placement: TaskPlacement) -> Iterator[str]:
     """Yield lines on the result, each processor, and each segment with its reason and runner-up."""
     unit = placement.objective.unit
     yield (
-        f"{placement.objective}: {_number(placement.value)} {unit}, of which no placement has less "
-        f"than {_number(placement.lower_bound)}; found by {placement.method} in "
+        f"{placement.objective}: {_number(placement.value)} {unit}; no placement has less than "
+        f"{_number(placement.lower_bound)}; found by {placement.method} in "
         f"{show_count(placement.n_evaluations, 'evaluation')}"
     )
     beside = {

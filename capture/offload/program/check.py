@@ -39,7 +39,7 @@ def check_program(program: Program) -> None:
 
 def _check_value(position: int, value: Value) -> None:
     if value.index != position:
-        raise ProgramError(f"values[{position}] says that it is %{value.index}")
+        raise ProgramError(f"values[{position}] has the index %{value.index}")
     _check_layout(value, f"values[{position}]")
     span = span_bytes(value.shape, value.strides, value.dtype)
     if span > value.size_bytes:
@@ -112,9 +112,9 @@ def _check_inputs(program: Program) -> None:
     structure = program.arguments_structure
     kinds = [child.kind for child in structure.children]
     if structure.kind != "tuple" or kinds != ["tuple", "dict"]:
-        raise ProgramError("arguments_structure is no tuple of positional and keyword arguments")
+        raise ProgramError("arguments_structure is not a tuple of positional and keyword arguments")
     if not all(isinstance(key, str) for key in structure.children[1].keys):
-        raise ProgramError("arguments_structure has a keyword that is no string")
+        raise ProgramError("arguments_structure has a keyword that is not a string")
     if list(_leaves(structure)) != list(range(len(program.inputs))):
         raise ProgramError("arguments_structure does not hold each input once, in order")
     names = [name for name in (*program.parameter_names, *program.keyword_only_names) if name]
@@ -141,7 +141,7 @@ def _check_results(program: Program) -> None:
         value = _check_view(program, result.view, where)
         if value.role is Role.ACTIVATION:
             raise ProgramError(
-                f"{where} is the activation %{value.index}, which is nobody's to see"
+                f"{where} is the activation %{value.index}, which callers cannot see"
             )
         if value.role is Role.OUTPUT:
             returned.add(value.index)
@@ -149,7 +149,7 @@ def _check_results(program: Program) -> None:
         if not -1 <= leaf < len(program.inputs) or (
             leaf >= 0 and program.inputs[leaf] != result.view
         ):
-            raise ProgramError(f"{where} is not the input {leaf} that it says it is")
+            raise ProgramError(f"{where} is not the input {leaf} that it is declared to be")
     _check_roles(program, Role.OUTPUT, sorted(returned), "a result")
     # A tensor may appear at several places of the result; first appearances are in order.
     first_seen = list(dict.fromkeys(_leaves(program.result_structure)))
@@ -161,7 +161,7 @@ def _check_weights(program: Program) -> None:
     for index, views in program.weight_views.items():
         where = f"the holders of %{index}"
         if not views:
-            raise ProgramError(f"{where} are none")
+            raise ProgramError(f"{where} are missing")
         for view in views:
             _check_view(program, view, where)
             if view.value != index:
@@ -173,10 +173,10 @@ def _check_overlaps(program: Program) -> None:
     n_inputs = len(program.inputs)
     for position, overlap in enumerate(program.overlaps):
         if not 0 <= overlap.first < overlap.second < n_inputs:
-            raise ProgramError(f"overlaps[{position}] is no pair of the {n_inputs} inputs")
+            raise ProgramError(f"overlaps[{position}] is not a pair of the {n_inputs} inputs")
         one, other = (program.inputs[leaf] for leaf in (overlap.first, overlap.second))
         if not -other.end_bytes < overlap.distance_bytes < one.end_bytes:
-            raise ProgramError(f"overlaps[{position}] says that inputs meet which do not")
+            raise ProgramError(f"overlaps[{position}] lists inputs that do not overlap")
 
 
 # ---- launches -----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def _check_launches(program: Program) -> None:
     for position, launch in enumerate(program.launches):
         where = f"launches[{position}]"
         if launch.index != position:
-            raise ProgramError(f"{where} says that it is launch {launch.index}")
+            raise ProgramError(f"{where} has the index {launch.index}")
         if not isinstance(launch.callee, (Operator, Opaque, Kernel)):
             raise ProgramError(
                 f"{where}: expected an Operator, an Opaque or a Kernel as its callee, got "
@@ -213,12 +213,12 @@ def _check_accesses(program: Program, launch: Launch, where: str) -> None:
     made = [view.value for view in launch.made()]
     reads, writes = set(launch.reads), set(launch.writes)
     if not given <= reads | writes:
-        raise ProgramError(f"{where} is given values that it is not said to read or write")
+        raise ProgramError(f"{where} takes values that it is not declared to read or write")
     sees_more = isinstance(launch.callee, Opaque)  # it reads and writes weights in place
     if not set(made) <= writes or not (sees_more or writes <= given.union(made)):
-        raise ProgramError(f"{where} is not said to write just what it makes and is given")
+        raise ProgramError(f"{where} is not declared to write exactly what it makes and takes")
     if len(set(made)) != len(made) or given.intersection(made):
-        raise ProgramError(f"{where} makes a value twice, or one that it is given")
+        raise ProgramError(f"{where} makes a value twice, or one that it takes")
     for index in made:
         if program.values[index].role in (Role.INPUT, Role.WEIGHT):
             raise ProgramError(f"{where} makes the {program.values[index].role} %{index}")
@@ -237,17 +237,23 @@ def _check_kernel(program: Program, launch: Launch, kernel: Kernel, where: str) 
     outside = [one for one in given if one.role is not Role.DERIVED] + made
     scratch = outside[len(inside) :]
     if [one.size_bytes for one in outside[: len(inside)]] != [one.size_bytes for one in inside]:
-        raise ProgramError(f"{where} is given or makes other sizes than what its kernel replaces")
+        raise ProgramError(
+            f"{where} takes or makes other sizes than the launches that its kernel replaces"
+        )
     if any(one.role is not Role.SCRATCH for one in scratch):
-        raise ProgramError(f"{where} makes values that what its kernel replaces does not give")
+        raise ProgramError(
+            f"{where} makes values that the launches that its kernel replaces do not return"
+        )
     if set(launch.writes) != {one.index for one in made}:
-        raise ProgramError(f"{where} writes what it is given, as no kernel does")
+        raise ProgramError(f"{where} writes its arguments, which no kernel may do")
     derived = [one for one in given if one.role is Role.DERIVED]
     packed = [one for at, one in enumerate(given) if at in kernel.packed]
     if len(packed) != len(kernel.packed) or len(packed) > len(derived):
-        raise ProgramError(f"{where} has no derived values in the place of what it does not read")
+        raise ProgramError(
+            f"{where} has no derived values in place of the values that it does not read"
+        )
     if any(one.role is not Role.WEIGHT for one in packed):
-        raise ProgramError(f"{where} does not read what is no weight")
+        raise ProgramError(f"{where} does not read a value that is not a weight")
 
 
 def _check_derived(program: Program, launch: Launch, where: str) -> None:
@@ -259,7 +265,7 @@ def _check_derived(program: Program, launch: Launch, where: str) -> None:
     if not derives:
         return
     if any(program.values[index].role is not Role.WEIGHT for index in launch.reads):
-        raise ProgramError(f"{where} derives from values that are no weights")
+        raise ProgramError(f"{where} derives from values that are not weights")
     written = {index for one in program.launches for index in one.writes}
     if changed := written.intersection(launch.reads):
         raise ProgramError(f"{where} derives from %{min(changed)}, which a launch writes")
@@ -275,12 +281,12 @@ def _check_collectives(program: Program) -> None:
             (view,) = launch.views()
             held = under_way.pop(view.value, None)
             if held is None or not held <= set(launch.reads):
-                raise ProgramError(f"{where} waits for no collective that %{view.value} is of")
+                raise ProgramError(f"{where} waits for %{view.value}, which no collective is using")
         elif launch.is_collective:
             names.append(group_name(launch.arguments))
             under_way.update(dict.fromkeys(launch.writes, launch.held()))
     if under_way:
-        raise ProgramError(f"nothing waits for the collective that %{min(under_way)} is of")
+        raise ProgramError(f"nothing waits for the collective that uses %{min(under_way)}")
     check_groups(program.groups, names)
 
 

@@ -138,9 +138,11 @@ def check_groups(groups: Sequence[Group], names: Sequence[str]) -> None:
     """
     told = [one.name for one in groups]
     if sorted(set(names)) != sorted(told):
-        raise ProgramError(f"the launches use the groups {sorted(set(names))}, and told are {told}")
+        raise ProgramError(
+            f"the launches use the groups {sorted(set(names))}, and {told} are declared"
+        )
     for one in groups:
         ranks = one.ranks
         is_whole = len(set(ranks)) == len(ranks) and all(0 <= r < one.world_size for r in ranks)
         if not is_whole or one.rank not in ranks:
-            raise ProgramError(f"{one} of {one.world_size} in all: no such group can be")
+            raise ProgramError(f"{one} of {one.world_size} in all: such a group is impossible")

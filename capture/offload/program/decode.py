@@ -109,7 +109,7 @@ def has_family(root: Node) -> bool:
         FileError: it is in a format that this version cannot read.
     """
     if not {"format", "version"} <= set(root.keys()) or root.value["format"] != FORMAT_NAME:
-        raise ProgramError(f"{root.where} does not say that it is an {FORMAT_NAME}")
+        raise ProgramError(f"{root.where} does not state that it is an {FORMAT_NAME}")
     version = Node(root.value["version"], f"{root.where}.version").integer(1)
     if version > FORMAT_VERSION:
         raise FileError(

@@ -197,7 +197,7 @@ class Family:
         if unknown := set(sizes).symmetric_difference(self.names):
             raise BindingError(
                 f"expected a size for each of {', '.join(self.names)}, got {dict(sizes)}: "
-                f"{min(unknown)} is missing, or no Dim"
+                f"{min(unknown)} is missing, or is not a Dim"
             )
         ordered = tuple(sizes[name] for name in self.names)
         for dim, size in zip(self.dims, ordered, strict=True):

@@ -28,7 +28,7 @@ def parse(text: bytes, where: str) -> Node:
             json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant), where
         )
     except (ValueError, RecursionError) as error:
-        raise ProgramError(f"{where} is no valid JSON ({error})") from None
+        raise ProgramError(f"{where} is not valid JSON ({error})") from None
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _describe(value: Any) -> str:

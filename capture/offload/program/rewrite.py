@@ -111,7 +111,7 @@ def _check_content(program: Program, launches: Sequence[Launch], values: Sequenc
         made_now.update(view.value for view in launch.made())
     returned = {result.view.value for result in program.results}
     lost = (returned & made - made_now) | (returned & written - written_now)
-    _refuse_lost(lost, values, "the result shows")
+    _refuse_lost(lost, values, "the result contains")
 
 
 def _given_content(launches: Sequence[Launch]) -> tuple[set[int], set[int]]:
@@ -131,7 +131,7 @@ def _refuse_lost(lost: set[int], values: Sequence[Value], who: str) -> None:
     ]
     if named:
         raise ProgramError(
-            f"{who} %{named[0]} ({values[named[0]].name}), which no launch before gives content"
+            f"{who} %{named[0]} ({values[named[0]].name}), which no earlier launch writes"
         )
 
 

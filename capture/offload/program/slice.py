@@ -147,8 +147,8 @@ class _Crossing:
             one = self.program.values[value]
             if _whole(one, value).end_bytes != one.size_bytes:
                 raise ProgramError(
-                    f"%{value} ({one.name}) is more than its first tensor: whoever uses it belongs "
-                    "to who made it"
+                    f"%{value} ({one.name}) is larger than its first tensor: launches that use it "
+                    "belong with the launch that made it"
                 )
 
     def _begins_elsewhere(self, value: int) -> bool:

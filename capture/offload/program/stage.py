@@ -65,18 +65,18 @@ def check_stageable(program: Program) -> None:
     """
     why = ""
     if program.opaque is not None:
-        why = f"it is one launch, which no cut divides: {program.opaque.reason}"
+        why = f"it is one launch, which cannot be divided: {program.opaque.reason}"
     elif program.groups:
-        why = "it has collectives of its own"
+        why = "it has collectives already"
     for launch in program.launches:
         if launch.effects and not why:
             kinds = {"generator": "draws random numbers", "guard": "may end the execution"}
-            does = kinds.get(min(launch.effects).kind, "may do what nobody sees")
-            why = f"{launch.source}: {launch.name} {does}, of which other ranks would not know"
+            does = kinds.get(min(launch.effects).kind, "may have unseen effects")
+            why = f"{launch.source}: {launch.name} {does}, which other ranks would not notice"
     if program.leaves_something and not why:
-        why = "it writes inputs or weights, as a step that trains does"
+        why = "it writes inputs or weights, as a training step does"
     elif program.overlaps and not why:
-        why = "inputs share memory, which ranks do not"
+        why = "inputs share memory, and ranks do not"
     for result in program.results:
         if program.values[result.view.value].role not in MADE_ROLES and not why:
             why = f"it returns {program.values[result.view.value].name}, which no launch makes"

@@ -57,7 +57,9 @@ class OpaqueStructure(Exception):
     """An object's tensors cannot be listed: it contains itself, is too deep, or hides tensors."""
 
 
-TOO_DEEP = "it is nested deeper than Python can follow (sys.getrecursionlimit()): use flatter ones"
+TOO_DEEP = (
+    "it is nested deeper than Python can follow (sys.getrecursionlimit()): use flatter containers"
+)
 
 
 def flatten(

@@ -46,7 +46,7 @@ class CallArguments:
         try:
             self.tensors, self.live = flatten((args, kwargs), is_tensor, share_same=False)
         except OpaqueStructure as error:
-            raise CaptureError(f"an argument cannot be taken apart: {error}") from error
+            raise CaptureError(f"an argument cannot be flattened into tensors: {error}") from error
         self.structure = frozen(self.live)
         paths = leaf_paths(self.live, "input")
         self.names = [_argument_name(paths[leaf]) for leaf in range(len(self.tensors))]
@@ -106,8 +106,8 @@ def _check_attributes(tensor: torch.Tensor, name: str) -> None:
     )
     if attributes:
         raise CaptureError(
-            f"{name} carries the attributes {attributes}, which the next tensor given there may "
-            "not have: pass what they hold as arguments of their own, and the tensor's .detach()"
+            f"{name} carries the attributes {attributes}, which the next tensor passed there may "
+            "not have: pass what they hold as separate arguments, and the tensor's .detach()"
         )
 
 
@@ -125,7 +125,7 @@ def _check_has_memory(tensor: torch.Tensor, name: str) -> None:
     found = tensor.untyped_storage().nbytes()
     if found < needed:
         raise CaptureError(
-            f"{name} has {tensor.numel()} elements, expected memory that holds them, got a storage "
-            f"of {found} bytes, where {needed} are needed: it was freed or shrunk "
-            "(untyped_storage().resize_()); give it memory before the capture"
+            f"{name} has {tensor.numel()} elements, expected memory that holds them, got a "
+            f"storage of {found} bytes, where {needed} are needed: it was freed or shrunk "
+            "(untyped_storage().resize_()); restore it before the capture"
         )

@@ -105,8 +105,9 @@ def refuse_nested_captures(function: Callable[..., Any] | None) -> None:
                 raise CaptureError(
                     f"{name or 'the model'} is compiled with CUDA graphs of its own "
                     '(mode="reduce-overhead" or "max-autotune", or the backend "cudagraphs"), and '
-                    "a capture cannot hold another: compile it without them (mode="
-                    '"max-autotune-no-cudagraphs", or no mode), since offload makes the graph'
+                    "a capture cannot contain another one: compile it without them "
+                    '(mode="max-autotune-no-cudagraphs", or no mode), since offload makes the '
+                    "graph"
                 )
 
 

@@ -111,7 +111,9 @@ class Collectives:
         if base == "batch_p2p_ops":
             return self._batch(*args)
         if name not in STARTS:
-            raise CaptureError(f"{user_location()}: {name} is no collective that can be recorded")
+            raise CaptureError(
+                f"{user_location()}: {name} is not a collective that can be recorded"
+            )
         return self._start(func, args, kwargs)
 
     def calling(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,6 +250,6 @@ def _failures_told(name: str) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as error:
         raise ExecutionError(
-            f"{user_location()}: {name}: the process group failed while the call was recorded, "
-            f"as it does where a rank ends or comes too late: {error}"
+            f"{user_location()}: {name}: the process group failed while the call was recorded, as "
+            f"when a rank ends or is too late: {error}"
         ) from error

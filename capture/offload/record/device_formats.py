@@ -24,9 +24,9 @@ def refuse_own_format(tensor: torch.Tensor, what: str) -> None:
     if name:
         size_bytes = tensor.untyped_storage().nbytes()
         raise CaptureError(
-            f"{user_location()}: {what} lies in the device's format {name}, {size_bytes} bytes for "
-            f"shape {list(tensor.shape)}: only what the model itself holds may, as inputs and "
-            "results are bound as plain memory: cast it with "
+            f"{user_location()}: {what} lies in the device's format {name}, {size_bytes} bytes "
+            f"for shape {list(tensor.shape)}: only tensors that the model holds may, since inputs "
+            "and results are bound as plain memory: cast it with "
             "torch_npu.npu_format_cast(tensor, 2)"
         )
 

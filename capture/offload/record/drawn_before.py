@@ -44,7 +44,7 @@ class DrawnBefore:
         if operator.draws(arguments):
             raise CaptureError(
                 f"{user_location()}: {operator.name} draws random numbers that it does not draw "
-                "when the model is not told that it is being compiled"
+                "when torch.compiler.is_compiling() returns False"
             )
         return False
 
@@ -69,8 +69,8 @@ class DrawnBefore:
         tensors = [tensor for tensor, _, _ in touched]
         if not _are_alike(launch.arguments, tuple(given)):
             raise CaptureError(
-                f"{user_location()}: {launch.name} draws other random numbers than when the "
-                "model is not told that it is being compiled"
+                f"{user_location()}: {launch.name} draws other random numbers than when "
+                "torch.compiler.is_compiling() returns False"
             )
         for position, content in outcome.written:
             tensors[position].copy_(content)

@@ -173,7 +173,9 @@ class _Finding:
             )
         for axis, dim in pairs:
             if not isinstance(axis, int) or not -n_axes <= axis < n_axes:
-                raise CaptureError(f"{where}: {axis!r} is none of the {n_axes} axes of the tensor")
+                raise CaptureError(
+                    f"{where}: {axis!r} is not one of the {n_axes} axes of the tensor"
+                )
             if isinstance(dim, int) and not isinstance(dim, bool):
                 if dim != self._tensors[leaf].shape[axis]:
                     raise CaptureError(

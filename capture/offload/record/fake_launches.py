@@ -89,7 +89,7 @@ class FakeLaunches:
             if operator.is_aten and not isinstance(error, unsupported):
                 raise
             raise CaptureError(
-                f"{user_location()}: torch cannot tell what {operator.name} gives without "
+                f"{user_location()}: torch cannot determine the result of {operator.name} without "
                 "computing it: register a fake implementation (torch.library.register_fake), or "
                 f"capture without weights= ({error})"
             ) from error

@@ -161,12 +161,12 @@ class FakeWeights:
             f"{_listed(list(absent.values()))}."
         )
         if others:
-            what += f" They have {len(others)} that the model has not: {_listed(others)}."
+            what += f" They have {len(others)} that the model does not have: {_listed(others)}."
         if any(not saved.isdisjoint(names[key]) for key in absent):
             what += (
                 " Capture the module that was saved, under the names of its state_dict: where a "
-                "library saves under others, save it with safetensors.torch.save_model. What these "
-                "tensors hold in memory is not taken instead"
+                "library saves under other names, save it with safetensors.torch.save_model. The "
+                "content of these tensors in memory is not used instead"
             )
         else:
             what += (
@@ -204,9 +204,9 @@ class FakeWeights:
         ):
             if begin < other_end and other_begin < end:
                 raise CaptureError(
-                    f"{name} shares memory with {other}, whose content is in the files: what it "
-                    "shows of that cannot be told. Let the model hold the same Parameter twice, or "
-                    f"compute the view in the forward from {other}"
+                    f"{name} shares memory with {other}, whose content is in the files: which "
+                    "part of it this is, is not known. Let the model hold the same Parameter "
+                    f"twice, or compute the view in the forward from {other}"
                 )
 
     def _find(self, names: list[str]) -> StoredTensor | None:
@@ -291,8 +291,9 @@ class FakeWeights:
         device_format = own_format(tensor)
         if device_format:
             raise CaptureError(
-                f"{name} lies in the device's format {device_format}, which a fake tensor has not: "
-                "with weights= cast it with torch_npu.npu_format_cast(tensor, 2) before the capture"
+                f"{name} lies in the device's format {device_format}, which a fake tensor does "
+                "not have: with weights= cast it with torch_npu.npu_format_cast(tensor, 2) before "
+                "the capture"
             )
         self._refuse_shared(tensor, name)
         if tensor.device != self.device and not may_be_host_constant(tensor):

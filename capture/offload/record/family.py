@@ -117,7 +117,7 @@ def family_of(
     """
     if real.program.overlaps:
         raise CaptureError(
-            "inputs share memory that the call writes, and sizes are to vary: pass copies"
+            "inputs share memory that the call writes, and sizes may vary: pass copies"
         )
     symbolic = dataclasses.replace(symbolic, results=_with_answers(symbolic.results))
     guards = _guards(sizes)
@@ -125,7 +125,7 @@ def family_of(
         if hides_size(constant):
             raise CaptureError(
                 f"the call returns a {type(constant).__qualname__} that holds a size that varies, "
-                "of which a replay would give the recorded one: return the size itself, in a list, "
+                "and a replay would return the recorded size: return the size itself, in a list, "
                 "a tuple or a dict"
             )
     numbers = _Numbers(sizes)
@@ -228,8 +228,8 @@ def _may_not_vary(name: str, size: int, place: str) -> CaptureError:
         "when a size is made a Python number or text, or compared with the recorded one. Instead "
         "of int(a), float(n) and x[list(range(n))] write torch.sym_int(a), torch.sym_float(n) and "
         "x[torch.arange(n)]; a loop over range(n) or len(x) makes other launches at each size; a "
-        "size of 1 or 0 often takes a path of its own, so record a larger one. Otherwise leave the "
-        "Dim out, and capture the model for each size"
+        "size of 1 or 0 often takes another path, so record a larger one. Otherwise leave the Dim "
+        "out, and capture the model for each size"
     )
 
 
@@ -279,7 +279,7 @@ def _check_same(family: Family, found: WholeProgram) -> None:
     )
     if difference:
         raise CaptureError(
-            "the call does something else where its sizes may vary, than where they are Python "
+            "the call behaves differently where its sizes may vary than where they are Python "
             f"numbers: {difference}; look for type(n) and sizes as keys"
         )
 
@@ -307,9 +307,9 @@ def check_family(family: Family, sizes: Sequence[int], seen: WholeProgram) -> No
     difference = difference_of(family, seen, expected)
     if difference:
         raise CaptureError(
-            f"the call does something else at {told}, which nothing that it asked of its sizes "
-            f"explains: {difference}; look for type(n) and sizes as keys, and "
-            "for state that the call keeps in Python; or declare a smaller Dim"
+            f"the call behaves differently at {told}, which no comparison of its sizes explains: "
+            f"{difference}; look for type(n) and sizes as keys, and for state that the call keeps "
+            "in Python; or declare a smaller Dim"
         )
 
 
@@ -320,15 +320,15 @@ def difference_of(family: Family, seen: WholeProgram, expected: Program) -> str:
         *zip(expected.launches, found.launches, strict=False),
         *zip(expected.values, found.values, strict=False),
     ]
-    differing = (f"{other} in the place of {one}" for one, other in pairs if not _same(one, other))
+    differing = (f"{other} in place of {one}" for one, other in pairs if not _same(one, other))
     results = [one.view for one in expected.results], [one.view for one in found.results]
     checks = (
         (len(expected.launches) == len(found.launches), "it makes another number of launches"),
         (len(expected.values) == len(found.values), "it makes another number of tensors"),
         (seen.foldable == family.foldable, "other launches make constants"),
-        (_same(expected.inputs, found.inputs), "its inputs are laid out otherwise"),
-        (_same(*results), "its results are laid out otherwise"),
-        (not found.overlaps and _nesting(found) == _nesting(expected), "its result is another"),
+        (_same(expected.inputs, found.inputs), "its inputs have another layout"),
+        (_same(*results), "its results have another layout"),
+        (not found.overlaps and _nesting(found) == _nesting(expected), "its result differs"),
     )
     return next(differing, "") or next((what for holds, what in checks if not holds), "")
 

@@ -116,12 +116,12 @@ class HostReadGuards:
         if advice := _advice_of_reader():
             reason += f" ({advice})"
         if name == "aten::_nested_tensor_from_mask_left_aligned":
-            reason += f" ({NO_NESTED_ENCODER} to do without)"
+            reason += f" ({NO_NESTED_ENCODER} to avoid it)"
         self.require(name, reason)
         if len(outcomes) != 1 or not isinstance(outcomes[0], (bool, int, float, complex)):
             raise CaptureError(
-                f"{user_location()}: {name} reads tensors on the host and returns something else "
-                "than one number, which cannot be guarded: call it outside the model"
+                f"{user_location()}: {name} reads tensors on the host and does not return one "
+                "number, which cannot be guarded: call it outside the model"
             )
         self.note(name)
 

@@ -72,7 +72,7 @@ def check_read_unseen(tracked: TrackedStorage, device: torch.device) -> None:
             f"{tracked.value.name}, of {size_bytes} bytes, is on the CPU, and the recording is on "
             f"{device}: compiled code may read it there when it is captured, and each execution "
             f"would have to compare it, which it does up to {COMPARED_BYTES} bytes; move it with "
-            f'.to("{device}"), or let the model not hold it'
+            f'.to("{device}"), or remove it from the model'
         )
 
 
@@ -101,16 +101,16 @@ def check_made(operator: Overload, made: list[TrackedStorage], device: torch.dev
         if not tracked.value.on_host or tracked.known:
             continue
         if operator.random:
-            reason = "draws random numbers there, other ones at each execution"
+            reason = "draws random numbers there, different ones at each execution"
         elif operator.reserves or operator.moves_metadata:
             reason = "reserves memory there to be written"
         elif operator.is_aten:
-            reason = "computes it from tensors that are no constants there"
+            reason = "computes it from tensors that are not constants there"
         else:
             reason = "may do more than torch's own operators"
         raise CaptureError(
             f"{user_location()}: {operator.name} makes a tensor on the CPU and {reason}, and the "
-            f"recording is on {device}, whose launches take what is on the CPU as constants: make "
+            f"recording is on {device}, whose launches take tensors on the CPU as constants: make "
             f"it on {device}"
         )
 
@@ -124,7 +124,7 @@ def check_result(tracked: TrackedStorage, device: torch.device) -> None:
     if tracked.value.on_host:
         raise CaptureError(
             f"a result is {tracked.value.name}, a tensor on the CPU, which a program on {device} "
-            f'does not give: leave it out of the result, or return it moved with .to("{device}")'
+            f'does not return: leave it out of the result, or return it moved with .to("{device}")'
         )
 
 
@@ -144,7 +144,7 @@ def check_undrawn(
     if before is not None and not torch.equal(before, torch.default_generator.get_state()):
         raise CaptureError(
             f"{', '.join(compiled)} is compiled, and draws random numbers on the CPU or seeds its "
-            f"generator, or another thread does meanwhile, and the recording is on {device}, whose "
-            "launches would hold the numbers that were drawn once: draw them there, with "
+            f"generator, or another thread does meanwhile, and the recording is on {device}, "
+            "whose launches would repeat the numbers that were drawn: draw them there, with "
             f'device="{device}"'
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-_MEMORY = "the memory itself was handed out, and what is done through it cannot be recorded"
+_MEMORY = "its memory was exposed, and what is done through it cannot be recorded"
 _PRINTED = "a tensor was printed, which a replay would not do: take it out of the forward"
 
 _ELEMENTWISE = "it calls a Python function on each element, which a replay would not do again"

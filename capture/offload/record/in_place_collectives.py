@@ -23,8 +23,8 @@ Dispatch = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Copy = tuple[torch.Tensor, torch.Tensor]
 
 _INSTEAD = {
-    "barrier": "it orders ranks and no bytes: leave it out of the call",
-    "monitored_barrier_": "it orders ranks and no bytes: leave it out of the call",
+    "barrier": "it synchronises ranks and transfers no data: leave it out of the call",
+    "monitored_barrier_": "it synchronises ranks and transfers no data: leave it out of the call",
     "reduce_": "use all_reduce, whose result the other ranks may ignore",
     "gather_": "use all_gather, whose result the other ranks may ignore",
     "scatter_": "use broadcast, of which each rank takes its part",

@@ -167,7 +167,7 @@ class LaunchLog:
         """
         with self._let_pass_once_deferred(), _disable_current_modes():
             self.note_unseen(refusal)
-            self.track(tensor, "what its address is given to").keep_before()
+            self.track(tensor, "the code that receives its address").keep_before()
 
     def refuse_read(self, what: str, refusal: CaptureError) -> None:
         """Refuse a read that cannot become a guard, or let it pass.

@@ -52,7 +52,7 @@ class LaunchMeetings:
         except (RuntimeError, ValueError) as error:
             raise ExecutionError(
                 f"{launch.source}: {launch.name}: the process group failed while the recorded "
-                f"program was run again, as it does where a rank ends or comes too late: {error}"
+                f"program was run again, as when a rank ends or is too late: {error}"
             ) from error
 
     def _meet(self, launch: Launch) -> None:

@@ -177,9 +177,9 @@ def _refuse_without_history(name: str, first: Any = (), *_: Any, **options: Any)
     ):
         return
     raise CaptureError(
-        f"{user_location()}: {name} differentiates what was computed without gradients, since a "
-        "call is recorded so: compute it under torch.enable_grad() in the forward; to record a "
-        "step that trains, capture it with training=True"
+        f"{user_location()}: {name} differentiates what was computed without gradients, since "
+        "calls are recorded without them: compute it under torch.enable_grad() in the forward; to "
+        "record a training step, capture it with training=True"
     )
 
 
@@ -199,8 +199,8 @@ def _refuse_gradient_by_value(name: str, args: tuple[Any, ...]) -> None:
     if any(one.requires_grad for one in args if isinstance(one, torch.Tensor)):
         raise CaptureError(
             f"{user_location()}: torch reads on the host which elements are zero to compute the "
-            f"gradient of torch.{name}, which a replay cannot repeat: compute it otherwise, as by "
-            "(x.abs().log().sum(dim).exp()), or by multiplications"
+            f"gradient of torch.{name}, which a replay cannot repeat: compute it in another way, "
+            "such as (x.abs().log().sum(dim).exp()), or by multiplications"
         )
 
 

@@ -121,7 +121,7 @@ class MovedState:
             if more := sorted(map(str, now.keys() - state.items.keys())):
                 raise BindingError(
                     f"state of {state.stepped.name} for {state.of}: got {', '.join(more)}, which "
-                    "the recorded step had not: capture the step again"
+                    "the recorded step did not have: capture the step again"
                 )
 
 
@@ -138,7 +138,7 @@ def _check_shared(places: Sequence[_Place]) -> None:
         if recorded.theirs is not place.theirs:
             raise BindingError(
                 f"{place.name}: expected the tensor that {recorded.name} is, as in the recorded "
-                f"step, got another: let both be one, {_AGAIN}"
+                f"step, got another: use one tensor for both, {_AGAIN}"
             )
         now = by_theirs.setdefault(id(place.theirs), place)
         if now.ours is not place.ours:

@@ -9,10 +9,10 @@ import torch
 from offload.errors import CaptureError
 
 _REPLICATED = (
-    "its reducer sends gradients in buckets from hooks of autograd's, which a recording does not "
-    "see: capture the module that it wraps (model.module), and in a step with training=True "
-    "all_reduce the gradients "
-    "(torch.distributed.all_reduce, or torch.distributed._functional_collectives.all_reduce)"
+    "its reducer sends gradients in buckets from autograd's hooks, which the recorder cannot see: "
+    "capture the module that it wraps (model.module), and in a step with training=True all_reduce "
+    "the gradients (torch.distributed.all_reduce, or "
+    "torch.distributed._functional_collectives.all_reduce)"
 )
 _SHARDED = (
     "it frees and gathers the storages of parameters around each module, which a replay would not "

@@ -91,21 +91,23 @@ class PlainCall:
         for name, plain, told in pairs:
             if not same_but_for_kernels(plain, told):
                 raise self._other_values(name, plain, told)
-        return "values as close as other kernels give them (1e-4 of the largest in float32)"
+        return (
+            "the same values but for the rounding of other kernels (1e-4 of the largest in float32)"
+        )
 
     def _other_values(self, name: str, plain: torch.Tensor, told: torch.Tensor) -> CaptureError:
         refusal = self._differs(f"another {name}{_distance(plain, told)}")
         if plain.shape == told.shape and plain.dtype == told.dtype:
             refusal.add_note(
-                "a model that reads memory which nobody wrote (torch.empty) may differ in each "
-                "call as well, told or not: give that memory its values"
+                "a model that reads uninitialised memory (torch.empty) may also differ in each "
+                "call: initialise that memory"
             )
         return refusal
 
     def _differs(self, what: str) -> CaptureError:
         return CaptureError(
-            f"{self.refusal}. The model avoids this read where it is told that it is being "
-            f"compiled (torch.compiler.is_compiling), but gives {what} then"
+            f"{self.refusal}. The model avoids this read when torch.compiler.is_compiling() "
+            f"returns True, but then gives {what}"
         )
 
 

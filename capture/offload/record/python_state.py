@@ -144,10 +144,10 @@ class PythonState:
         """
         if change := self.change():
             raise CaptureError(
-                f"the call changed an attribute or variable ({change}), which a replay would "
-                "not do again: keep state in tensors that are written in place "
-                "(self.x.copy_(...)), or pass it as an argument and return it; what only the "
-                "first call sets, let a call before the capture set"
+                f"the call changed an attribute or variable ({change}), which a replay would not "
+                "do again: keep state in tensors that are written in place (self.x.copy_(...)), "
+                "or pass it as an argument and return it; for state that only the first call "
+                "sets, make one call before the capture"
             )
 
     def change(self) -> str:

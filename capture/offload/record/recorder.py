@@ -146,7 +146,7 @@ class Recorder(WatchedCall):
         try:
             return flatten(result, is_tensor, share_same=True)
         except OpaqueStructure as error:
-            raise CaptureError(f"the result cannot be taken apart: {error}") from error
+            raise CaptureError(f"the result cannot be flattened into tensors: {error}") from error
 
     def plain_call(self, refusal: str, why: str) -> PlainCall | None:
         """Return the outcome of a finished call, if it may differ when told that it is compiled.
@@ -222,16 +222,16 @@ class Recorder(WatchedCall):
         """
         if not self._read_untold:
             return
-        outcome = "whether it gives what it gives otherwise is not known: nothing was computed"
+        outcome = "whether its results are the same as otherwise is not known: nothing was computed"
         if self._plain is not None:
             written = [
                 one for one in self.table if one.is_state and one.written and not one.kept_for_step
             ]
             how = self._plain.compare(result, tensors, written)
-            outcome = f"it gives {how} as when it is not"
+            outcome = f"it gives {how} as otherwise"
         self._log.guards.notes.append(
-            f"avoided: {self._read_untold}: the model was told that it is being compiled "
-            f"(torch.compiler.is_compiling), and {outcome}"
+            f"avoided: {self._read_untold}: the call was recorded with "
+            f"torch.compiler.is_compiling() returning True, and {outcome}"
         )
 
     def check_unchanged(self) -> None:

@@ -107,14 +107,16 @@ class SecondRecordings:
             result = recorder.call_again(*self._arguments(sizes.sizes))
         except Exception as error:
             raise CaptureError(
-                f"the call was recorded, and cannot be {how}: {type(error).__qualname__}: "
-                f"{str(error).partition(_TRACE)[0]}; declare a smaller Dim, or leave out "
-                "dynamic_shapes"
+                f"the call was recorded, but cannot be recorded {how}: "
+                f"{type(error).__qualname__}: {str(error).partition(_TRACE)[0]}; declare a "
+                "smaller Dim, or leave out dynamic_shapes"
             ) from error
         try:
             return recorder.finish_seen(result)
         except OffloadError as error:
-            raise CaptureError(f"the call was recorded, and cannot be {how}: {error}") from error
+            raise CaptureError(
+                f"the call was recorded, but cannot be recorded {how}: {error}"
+            ) from error
 
     def _arguments(self, sizes: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other integers where these vary."""

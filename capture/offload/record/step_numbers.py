@@ -37,7 +37,7 @@ def kept_on_device() -> str:
         "capturable=True where the device has it (not the CPU)" * ("capturable" in accepted),
     ]
     given = ", or ".join(filter(None, ways))
-    outside = "leave its step out of what is captured, and make it behind each execution"
+    outside = "leave its step out of the captured call, and make it after each execution"
     if not given:
         return outside
     advice = f"give the optimizer {given}, so that it reads nothing on the host"
@@ -181,9 +181,9 @@ class StepNumbers:
             has_grown = number.item() > limit
         if not has_grown:
             raise CaptureError(
-                f"{user_location()}: the optimizer goes another way in its first steps than later, "
-                "and a replay goes the recorded one: make some steps before the capture (RAdam: "
-                "five, as long as betas are the default ones)"
+                f"{user_location()}: the optimizer takes another path in its first steps than "
+                "later, and a replay takes the recorded one: make some steps before the capture "
+                "(RAdam: five, as long as betas are the default ones)"
             )
         return True
 

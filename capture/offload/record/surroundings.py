@@ -22,7 +22,7 @@ from offload.record.training_refusals import hidden_leaves
 if TYPE_CHECKING:
     from offload.record.launches import LaunchRecorder
 
-_TRAINING = "to record a step that trains, capture it with training=True"
+_TRAINING = "to record a training step, capture it with training=True"
 
 
 def refuse_transforms() -> None:
@@ -85,8 +85,8 @@ def not_training() -> Iterator[None]:
         if threading.get_ident() == thread:
             raise CaptureError(
                 f"{user_location()}: the call steps an optimizer "
-                f"({type(optimizer).__qualname__}), whose state and hyperparameters are looked at "
-                f"in training alone: {_TRAINING}"
+                f"({type(optimizer).__qualname__}), whose state and hyperparameters are tracked "
+                f"only in training: {_TRAINING}"
             )
 
     handle = register_optimizer_step_pre_hook(refuse)

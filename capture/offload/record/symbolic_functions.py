@@ -210,7 +210,7 @@ def layer_by_steps(name: str, args: tuple[Any, ...], is_watched: IsWatched) -> A
     if not any(map(is_watched, args[0].shape)):
         return NotImplemented
     raise CaptureError(
-        f"{user_location()}: torch.{name} launches each of its steps where it drops out in "
+        f"{user_location()}: torch.{name} launches each of its steps where it applies dropout in "
         "training, needs gradients, or runs under autocast, and the sizes of its input vary: "
         "capture the model for each size, or call the layer otherwise"
     )

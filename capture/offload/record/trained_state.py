@@ -51,7 +51,7 @@ _SCALER_FIELDS = (
 # Counters of schedulers (torch/optim/lr_scheduler.py).
 _SCHEDULER_COUNTERS = ("last_epoch", "_step_count", "num_bad_epochs")
 
-_OUTSIDE = "do it between the calls, where all stays torch's own"
+_OUTSIDE = "do it between the calls, in eager"
 
 
 @dataclasses.dataclass(slots=True)
@@ -184,7 +184,7 @@ class TrainedState:
 
     def _hooks(self) -> Iterator[tuple[str, object]]:
         for stepped in self._optimizers:
-            yield f"{stepped.name} (before or behind a step)", stepped.hooks()
+            yield f"{stepped.name} (before or after a step)", stepped.hooks()
         for hooks in (_global_optimizer_pre_hooks, _global_optimizer_post_hooks):
             others = [one for one in hooks.values() if not _is_ours(one)]
             yield "every optimizer (register_optimizer_step_..._hook)", others
@@ -206,13 +206,15 @@ class TrainedState:
             if len(counters) > 1 and len({float(one) for one in counters}) == 1:
                 log.guard_same(
                     counters,
-                    f"the step counters of {stepped.name}, all of which were alike when the step "
-                    "was recorded",
+                    f"the step counters of {stepped.name}, which were equal when the step was "
+                    "recorded",
                 )
                 alike.update((id(one), stepped.name) for one in counters)
             if isinstance(stepped.optimizer, torch.optim.RAdam):
                 for one in counters[: 1 if stepped.name in alike.values() else None]:
-                    log.guard_least(one, f"a step counter of {stepped.name}, as far as it had come")
+                    log.guard_least(
+                        one, (f"a step counter of {stepped.name}, at least its recorded value")
+                    )
 
         def shared(counter: torch.Tensor) -> Hashable | None:
             added = log.added_to(counter) if id(counter) in alike else None
@@ -326,8 +328,8 @@ class TrainedState:
                 tracked = log.table.find(item) if isinstance(item, torch.Tensor) else None
                 if tracked is not None and tracked.written:
                     raise CaptureError(
-                        f"the call writes {group.place(key)}, as a scheduler does from numbers of "
-                        f"Python, which a replay would not compute again: {_OUTSIDE}"
+                        f"the call writes {group.place(key)}, as a scheduler does from Python "
+                        f"numbers, which a replay would not compute again: {_OUTSIDE}"
                     )
 
     def _refuse_numbers(self) -> None:
@@ -337,8 +339,8 @@ class TrainedState:
                 is_known = is_same(known.get(key, item), item)
                 if not is_known and not _has_tensors(known[key], item):
                     raise CaptureError(
-                        f"the step changes {key!r} of {state.of}, which {state.stepped.name} keeps "
-                        f"as a number of Python ({known[key]!r} became {item!r}): keep it as a "
+                        f"the step changes {key!r} of {state.of}, which {state.stepped.name} "
+                        f"keeps as a Python number ({known[key]!r} became {item!r}): keep it as a "
                         "tensor that is written in place, as torch's own optimizers do"
                     )
 
@@ -367,8 +369,8 @@ class TrainedState:
         tracked = log.table.find(made)
         if tracked is not None and tracked.is_state:
             raise CaptureError(
-                f"the gradient of {one.leaf.name} was made to be a tensor that is there from "
-                "before the call: copy it (param.grad.copy_(...))"
+                f"the gradient of {one.leaf.name} was set to a tensor that existed before the "
+                "call: copy it (param.grad.copy_(...))"
             )
         assert one.before is not None  # otherwise it would be new
         kept = torch.empty_like(made.detach())

@@ -96,8 +96,8 @@ class TrainingGuard:
         """
         if not torch.is_grad_enabled():
             raise BindingError(
-                "gradients are switched off here (torch.no_grad, torch.inference_mode), where a "
-                "step that trains has none: call it outside"
+                "gradients are switched off here (torch.no_grad, torch.inference_mode), and a "
+                "training step needs them: call it outside"
             )
         self._check_gradients()
         self._check_leaves()
@@ -112,7 +112,7 @@ class TrainingGuard:
         for stepped in self._optimizers:
             if stepped.hooks():
                 raise BindingError(
-                    f"{stepped.name} has a hook, which the recorded step had not: remove it, "
+                    f"{stepped.name} has a hook, which the recorded step did not have: remove it, "
                     f"{_AGAIN}, without it"
                 )
         self._moved.take()
@@ -175,8 +175,8 @@ class TrainingGuard:
                 )
             if leaf.hooks() or _native.n_accumulation_hooks(leaf.tensor) != n_hooks:
                 raise BindingError(
-                    f"the gradient of {leaf.name} has a hook, which the recorded step had not, and "
-                    "an execution runs no Python: remove it (handle.remove())"
+                    f"the gradient of {leaf.name} has a hook, which the recorded step did not "
+                    "have, and an execution runs no Python: remove it (handle.remove())"
                 )
 
     def _refuse_mode(self) -> None:

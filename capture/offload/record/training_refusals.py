@@ -31,8 +31,10 @@ def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[s
 # Kernels that keep data for the backward pass depending on torch's grad mode alone, which is off in
 # executions: `workspace` in aten/src/ATen/native/mkldnn/RNN.cpp.
 _BY_GRAD_MODE = {
-    "aten::mkldnn_rnn_layer": "capture and execute the step under "
-    "torch.backends.mkldnn.flags(enabled=False), where torch computes it by others"
+    "aten::mkldnn_rnn_layer": (
+        "capture and execute the step under torch.backends.mkldnn.flags(enabled=False), where "
+        "torch computes it by other operators"
+    )
 }
 
 

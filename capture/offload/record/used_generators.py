@@ -55,9 +55,9 @@ class UsedGenerators:
         """
         if all(_identity(known) != _identity(generator) for known, _ in self._noted):
             raise CaptureError(
-                f"{user_location()}: {name} draws from a torch.Generator that the call made, whose "
-                "numbers a replay would not begin anew: pass it as an argument, or let the model "
-                "hold it"
+                f"{user_location()}: {name} draws from a torch.Generator that the call made, "
+                "whose sequence a replay would not restart: pass it as an argument, or let the "
+                "model hold it"
             )
 
     def note(self, generator: torch.Generator) -> int:
@@ -117,8 +117,8 @@ class UsedGenerators:
         for (generator, _), last in states[self.default_set_elsewhere :]:
             if is_set(last, generator.get_state()):
                 raise CaptureError(
-                    f"{user_location()}: a random generator was left in a state to which no draw "
-                    "leads: the call seeds or restores it in Python (torch.manual_seed, "
+                    f"{user_location()}: a random generator was left in a state that no draw "
+                    "explains: the call seeds or restores it in Python (torch.manual_seed, "
                     "torch.random.fork_rng, Generator.set_state), which a replay would not do "
                     "again, or another thread does meanwhile; do it before the call, or pass a "
                     "torch.Generator of the call's own"

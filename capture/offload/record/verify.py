@@ -206,8 +206,8 @@ class _Run:
                 raise
             except torch.OutOfMemoryError as error:
                 raise OutOfMemory(
-                    f"{launch.source}: {launch.name} found no memory when the recorded program "
-                    f"was run again on the same inputs, which takes as much as the call: {error}"
+                    f"{launch.source}: {launch.name} ran out of memory when the recorded program "
+                    f"was run again on the same inputs, which needs as much as the call: {error}"
                 ) from error
             except torch.AcceleratorError as error:
                 raise ExecutionError(
@@ -265,14 +265,12 @@ def _compare_with_model(recording: Recording, outcome: _Outcome) -> None:
         if not is_close(replayed, returned):
             raise OutcomeDiffers(
                 f"result {position} differs when the recorded program is run again on the same "
-                f"inputs, or reads memory that nobody wrote: {hint}"
+                f"inputs, or reads uninitialised memory: {hint}"
             )
     for identity, (value, content) in outcome.state.items():
         dtype = find_dtype(value.dtype)
         if not is_close(as_dtype(content, dtype), as_dtype(recording.after[identity], dtype)):
-            raise OutcomeDiffers(
-                f"{value.name} is left with another content at a second run: {hint}"
-            )
+            raise OutcomeDiffers(f"{value.name} has other content after a second run: {hint}")
 
 
 def _compare_fills(first: _Outcome, second: _Outcome) -> None:
@@ -287,6 +285,6 @@ def _compare_fills(first: _Outcome, second: _Outcome) -> None:
     for name, one, other in pairs:
         if not is_close(one, other):
             raise CaptureError(
-                f"{name} depends on memory that nobody wrote (torch.empty read before it is "
-                "filled): fill it first, with torch.zeros for example"
+                f"{name} depends on uninitialised memory (torch.empty read before it is filled): "
+                "fill it first, with torch.zeros for example"
             )

@@ -223,13 +223,13 @@ class WatchedCall:
         self._log.allows_unseen = self._fakes is None and self._runs_opaque(device.type)
         if self._fakes is not None:
             refuse_compiled(
-                self._compiled, "with weights= nothing is computed, and it launches none"
+                self._compiled, "with weights= nothing is computed, so it launches nothing"
             )
         elif not self._log.allows_unseen:
             refuse_compiled(
                 self._compiled,
-                f"on {device.type} they would be one call of the compiled code, from which there "
-                "is nothing to gain",
+                f"on {device.type} they would be one call of the compiled code, and a capture "
+                "would gain nothing",
             )
         elif self._compiled:
             refuse_nested_captures(self._function)

@@ -75,8 +75,8 @@ def tensors_of_call(
         if not is_plain_class(tensor):
             raise BindingError(
                 f"{bound.program.values[view.value].name}: expected a plain torch.Tensor, got a "
-                f"{type(tensor).__qualname__}, whose own behaviour no launch has: pass it "
-                ".as_subclass(torch.Tensor)"
+                f"{type(tensor).__qualname__}, whose special behaviour launches do not have: pass "
+                "it .as_subclass(torch.Tensor)"
             )
     return tensors
 

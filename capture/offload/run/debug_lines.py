@@ -62,9 +62,7 @@ def _proof(run: Executable, *, verify: bool) -> str:
     if not run.queues_work:
         return "no launch needs a proof"
     return (
-        "what the device proves at load, if anything, held"
-        if verify
-        else "nothing proved (verify=False)"
+        "proofs of the device at load, if any, held" if verify else "nothing proved (verify=False)"
     )
 
 
@@ -96,7 +94,7 @@ def _patched_lines(run: Executable) -> Iterator[str]:
 
 def _patched(run: Executable, slot: Slot, choices: Mapping[int, SlotChoice]) -> str:
     if (moves := _MOVES.get(slot.kind)) is None:
-        return "never, the device alone knows its address"
+        return "never, only the device knows its address"
     return f"{moves}, {_written(run, slot.index, choices)}"
 
 

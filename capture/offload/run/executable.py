@@ -450,8 +450,8 @@ def _check_feature_map(backend: Backend, loaded: Loaded, feature_map: object) ->
         )
     if not (backend.capabilities.moves_feature_map and loaded.moves_feature_map):
         raise BindingError(
-            "feature_map: the feature map of this program lies where it was loaded, for good; "
-            "execute without feature_map="
+            "feature_map: the feature map of this program stays where it was loaded: execute "
+            "without feature_map="
         )
 
 

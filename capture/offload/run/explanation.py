@@ -21,10 +21,10 @@ _MODES = {
     "graph": "run as nodes of one graph on the device",
     "out": "write where the plan says (the operator's out-variant)",
     "kernel": "are compiled code, proved against the launches that it replaces",
-    "replaced": "run the launches that compiled code stands for, as recorded: it failed its proof",
+    "replaced": "run as recorded, in place of compiled code that failed its proof",
     "opaque": "runs the recorded callable's own kernels as nodes of one graph on the device",
-    "dispatched": "are operators of torch's, launched by the host into memory that they allocate",
-    "scheduled": "are kernels of one's own, launched by the host one by one",
+    "dispatched": "are torch's operators, launched by the host into memory that they allocate",
+    "scheduled": "are custom kernels, launched by the host one by one",
     "model": "run as tasks of one model on the device",
     "none": "compute nothing (null device)",
 }
@@ -92,7 +92,7 @@ def explain(run: Executable) -> str:
         lines.append("in the device's own formats: " + ", ".join(formats))
     on_host = [f"{value.role} {value.name}" for value in program.values if value.on_host]
     if on_host:
-        lines.append("must be at each execution what they were: " + ", ".join(on_host))
+        lines.append("must be unchanged at each execution: " + ", ".join(on_host))
     if program.host_reads:
         lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
     if run.copy_choices:
@@ -147,6 +147,6 @@ def _describe(choice: SlotChoice, run: Executable) -> str:
     return (
         f"{slot.kind} {slot.name}: {'copied' if choice.is_copied else 'not copied'}: "
         f"{choice.n_nodes} nodes would be re-set ({choice.set_ns / 1e3:.1f} us measured) against "
-        f"{choice.copy_ns / 1e3:.1f} us for a copy of {choice.copied_bytes} bytes; by itself it "
-        f"pays from K = {choice.break_even_nodes} nodes on"
+        f"{choice.copy_ns / 1e3:.1f} us for a copy of {choice.copied_bytes} bytes; by itself a "
+        f"copy pays from K = {choice.break_even_nodes} nodes on"
     )

@@ -418,7 +418,9 @@ def _is_recorded(program: Program, memory: Memory) -> bool:
 def _refuse_buffers(kwargs: Kwargs) -> None:
     for name in ("out", "feature_map"):
         if name in kwargs:
-            raise BindingError(f"{name}: an executable on several devices takes none; leave it out")
+            raise BindingError(
+                f"{name}: an executable on several devices does not support it: leave it out"
+            )
 
 
 def _ending(whole: Ticket, function: Callable[..., None], *args: Any) -> None:

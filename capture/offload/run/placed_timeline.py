@@ -47,8 +47,8 @@ def placed_timeline(
     if len(counts) != 1:
         raise TimelineError(
             f"segments have ended {min(counts):,} to {max(counts):,} times inside the with-block "
-            "of timeline(): wait for what is under way before it and in it, and record calls that "
-            "end well"
+            "of timeline(): wait for running executions before and in the block, and record calls "
+            "that succeed"
         )
     begins_ns = [one.origin_ns for one in parts if one.executions]
     whole.origin_ns = min([*begins_ns, *(one.begin_ns for one in copies)], default=0)

@@ -159,7 +159,9 @@ class StagedBatches:
             try:
                 tensors, structure = flatten((args, kwargs), is_uploaded, share_same=True)
             except OpaqueStructure as error:
-                raise BindingError(f"map: a batch cannot be taken apart: {error}") from None
+                raise BindingError(
+                    f"map: a batch cannot be flattened into tensors: {error}"
+                ) from None
             pairs = [queues.upload(one) for one in tensors]
             kept += pairs
         args, kwargs = unflatten(structure, [on_device for _, on_device in pairs])
@@ -195,7 +197,8 @@ def uploaded_tensors(
         elif view.value in written and tensor.device.type == "cpu":
             raise BindingError(
                 f"map: {program.values[view.value].name} is written by the program: expected a "
-                f"tensor on {program.device}, got one on the host, of which a copy would be written"
+                f"tensor on {program.device}, got one on the host, and a copy of it would be "
+                "written"
             )
     return lambda thing: (
         _is_tensor(thing) and thing.device.type == "cpu" and id(thing) not in on_host

@@ -112,7 +112,7 @@ class Tasks:
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         function, args = args[0], args[1:]
         if self._ended:
-            raise ExecutionError("tasks: the block has ended, and takes no more submissions")
+            raise ExecutionError("tasks: the block has ended, and accepts no more submissions")
         size_bytes = self._bytes_of(function, args, kwargs)
         self._make_room(size_bytes)
         if isinstance(function, Submitting):

@@ -78,7 +78,7 @@ class Ticket(_native.Ticket):
         if found is None:
             raise BackendUnavailable(
                 "event: expected an execution on a device whose streams torch knows, got one on a "
-                "device without, or a task: wait() for it"
+                "device without such streams, or a task: wait() for it"
             )
         stream = torch.Stream(stream_id=found[0], device_index=found[1], device_type=found[2])
         event = torch.Event(stream.device)

@@ -108,7 +108,7 @@ class _Told:
             text += f"; moved: {moved}"
         if n_unsaid:
             first = last.n_executions - n_unsaid
-            text = f"executions {first} to {last.n_executions - 1} ended unasked\n{text}"
+            text = f"executions {first} to {last.n_executions - 1} ended without a report\n{text}"
         say(text, DebugLevel.EXECUTIONS)
 
     def _moved(

@@ -109,8 +109,8 @@ class Memory:
         """
         if self.failure:
             raise ExecutionError(
-                f"{self.device} failed in an earlier copy, and works no more in this process: "
-                f"{self.failure}"
+                f"{self.device} failed in an earlier copy, and cannot be used in this process any "
+                f"more: {self.failure}"
             )
 
     def mark(self) -> Any:

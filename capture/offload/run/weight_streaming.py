@@ -212,7 +212,7 @@ class WeightStreaming:
         if self.store_bytes:
             yield (
                 f"store: {show_bytes(self.store_bytes)} of the host's memory, of which "
-                f"{show_bytes(self.shared_store_bytes or 0)} are those of other executables too"
+                f"{show_bytes(self.shared_store_bytes or 0)} are shared with other executables"
             )
 
     def _tables_text(self) -> str:
@@ -277,11 +277,13 @@ class WeightStreaming:
     def _beyond_launches(self, pass_ns: int) -> str:
         """Describe the waits where the device reports only the duration of the whole pass."""
         why = (
-            "which launches wait, and how long copies take, is not measured: events inside of a "
-            "captured model tell no times"
+            "which launches wait, and how long copies take, is not measured: events inside a "
+            "captured model report no times"
         )
         if (exposed_ns := beyond_launches_ns(self.plan, pass_ns)) is None:
-            return f"what of it is waiting is not known, as times of launches are estimates; {why}"
+            return (
+                f"how much of it is waiting is not known, as times of launches are estimates; {why}"
+            )
         relation = "more" if exposed_ns >= 0 else "less"
         return (
             f"{abs(exposed_ns) / 1e6:.3f} ms {relation} than the {self.plan.compute_ns / 1e6:.3f} "

@@ -109,8 +109,8 @@ def gather_timelines(
         dist.gather_object(timeline, found, dst=ranks[0], group=group)
     except (RuntimeError, ValueError) as error:
         raise ExecutionError(
-            f"timelines of ranks: the process group failed, as it does where a rank ends or comes "
-            f"too late: {error}"
+            "timelines of ranks: the process group failed, as when a rank ends or is too late: "
+            f"{error}"
         ) from error
     if found is None:
         return None

@@ -148,7 +148,9 @@ def test_how_it_is_executed_is_said(backend, refresh):
     made = {"build": "an explicit build", "capture": "the capture of a stream"}[backend._form]
     assert f"one model, made by {made}" in text
     if refresh == "host":
-        assert "the host writes what changed, and copies it at once (1 copies of 64 bytes" in text
+        assert (
+            "the host writes the changed addresses, and copies them at once (1 copies of 64" in text
+        )
     elif refresh == "operators":
         assert "aclnnIndexSelect and aclnnAdd gather them on the device (1 gathers so far" in text
         assert "operators were planned 2 times; 1 copies of 24 bytes" in text

@@ -97,16 +97,16 @@ REFUSED = {
     "too much tiling": (
         negated_by((Tiling(8),), lambda launch: bytes(9)), "9 bytes of tiling data: expected at mo"
     ),
-    "no bytes": (negated_by((Tiling(8),), lambda launch: 7), "gave 7: expected bytes"),
+    "no bytes": (negated_by((Tiling(8),), lambda launch: 7), "returned 7: expected bytes"),
     "no kernel": (
-        {"aten::relu": SCALE}, r"no kernel was named for aten::mul\.Tensor.*for aten::relu"
+        {"aten::relu": SCALE}, r"no kernel was given for aten::mul\.Tensor.*for aten::relu"
     ),
     "no tensor": (with_arguments(Given(2, FLOAT)), r"kernel scale of aten::mul\.Tensor takes tens"),
-    "no result": (with_arguments(Made(1, FLOAT)), "tensor 1 that is made, which there is not"),
+    "no result": (with_arguments(Made(1, FLOAT)), "tensor 1 that is made, which does not exist"),
     "another dtype": (with_arguments(Given(0, INT)), "is of float32, not int32"),
     "no such number": (with_arguments(Number("I", -1)), "is given -1 as a number of format 'I'"),
     "no such format": (with_arguments(Number("h", 1)), "a number of format 'h': expected one of"),
-    "no blocks": ({"aten::mul.Tensor": BinaryKernel("scale", 0, ())}, "runs on 0 blocks"),
+    "no blocks": ({"aten::mul.Tensor": BinaryKernel("scale", 0, ())}, "at least one block, got"),
 }  # fmt: skip
 
 

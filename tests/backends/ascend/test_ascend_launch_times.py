@@ -227,4 +227,4 @@ def test_what_is_told_of_rounds():
     behind = [Time(50.0, False), Time(70.0, False)]
     timed = timed_launches([first, behind, [Time(1.0), Time(90.0, False)], behind])
     assert timed.times_ns == (1.0, 70.0)
-    assert "1 of 2 launches include what the device waited for the host" in timed.how
+    assert "1 of 2 launches include waits of the device for the host" in timed.how

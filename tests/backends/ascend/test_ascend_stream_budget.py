@@ -81,14 +81,14 @@ def test_how_many_streams_are_held_is_said(form, ascend, monkeypatch):
     before = _native.ascend_streams()
     with captured.load(backend.name) as run:
         assert _native.ascend_streams() == before + 1
-        assert stream_note(run).startswith("streams: 1, as the runtime tells;")
-        assert stream_note(run).endswith("Ascend910B1 has 1984 for all that use it")
+        assert stream_note(run).startswith("streams: 1, as the runtime reports;")
+        assert stream_note(run).endswith("Ascend910B1 has 1984 for all its users")
         assert stream_note(run) in run.explain()
     ascend.forget_calls()
     ascend.fail("aclmdlRIGetStreams", INTERNAL_ERROR)
     ascend.set_soc_name("Ascend031")
     with captured.load(backend.name) as run:
         assert _native.ascend_streams() == before + 1
-        assert "streams: 1 at least; this runtime does not tell" in stream_note(run)
+        assert "streams: 1 at least; this runtime does not report" in stream_note(run)
         assert stream_note(run).endswith("how many Ascend031 has is not documented")
     assert _native.ascend_streams() == before

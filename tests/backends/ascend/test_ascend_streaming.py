@@ -132,7 +132,7 @@ def test_other_orders_of_steps_are_refused(case):
         "ready before every node has ended": (
             *without_ready[:last_node], ready, *without_ready[last_node:],
         ),
-        "nothing says when": without_ready,
+        "no event marks that": without_ready,
         "recorded twice": (record, *steps),
         "not recorded": tuple(one for one in steps if one != record),
         "would not be joined": steps[:-1],
@@ -200,7 +200,7 @@ def test_a_streamed_program_takes_three_streams(form, ascend, monkeypatch, deep)
         run(torch.randn(*GIVEN))
         first, *_, prologue, last = run.last_execution.substages_ns
         assert (first, prologue, last) == ("weights read", "prologue", "execute enqueue")
-        assert any(one.startswith("streams: 3, as the runtime tells") for one in run.notes())
+        assert any(one.startswith("streams: 3, as the runtime reports") for one in run.notes())
     assert (ascend.streams_in_use(), _native.ascend_streams()) == held
 
 

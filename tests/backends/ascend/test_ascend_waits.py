@@ -76,7 +76,7 @@ def test_waits_and_copies_are_not_said_to_be_measured(run):
     assert (streaming.bytes_per_second, streaming.wait_ns, streaming.waits) == (None, None, ())
     assert (streaming.measured_ns, streaming.n_measured) == (last.pass_ns, 1)
     assert f"measured: {last.pass_ns / 1e6:.3f} ms by the last execution" in text
-    assert "events inside of a captured model tell no times" in text
+    assert "events inside a captured model report no times" in text
     assert text.count("/s") == 1  # of the link
     rows = dict(zip(*(each.cells for each in report_table(report).columns), strict=True))
     assert {"  longer than launches alone", "  execution, measured"} <= rows.keys()
@@ -88,7 +88,7 @@ def test_where_times_of_launches_are_estimates_nothing_is_derived_from_them(npu_
     with deep.load(npu_device.backend.name, weights_budget=budget, verify=False) as run:
         last, _ = traced(run)
         assert last.pass_ns is not None
-        assert "what of it is waiting is not known" in run.streaming.explain()
+        assert "how much of it is waiting is not known" in run.streaming.explain()
         assert report_on(run, [last]).streaming.beyond_launches_ns is None
 
 

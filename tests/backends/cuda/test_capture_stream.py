@@ -70,7 +70,7 @@ def test_a_driver_that_gives_none_is_told_and_asked_again(wrapped, simulator):
     simulator.fail("cuStreamCreate", 999)
     with pytest.raises(
         ExecutionError,
-        match=r"^making the stream of captures: cuStreamCreate: CUDA_ERROR_UNKNOWN \(.+\)$",
+        match=r"^creating the stream of captures: cuStreamCreate: CUDA_ERROR_UNKNOWN \(.+\)$",
     ):
         streams(1)
     assert wrapped == []

@@ -218,7 +218,7 @@ def test_the_proof_finds_a_kernel_that_reads_such_a_byte(device):
         lambda block: struct.unpack_from("<QQ", block, 8),
         factor=lambda block: float(block[4]),
     )
-    with pytest.raises(CaptureError, match=r"param.* .* too small to say .* depend on it"):
+    with pytest.raises(CaptureError, match=r"param.* .* too small to be .* depend on it"):
         load(
             device,
             kernel,
@@ -335,6 +335,6 @@ def test_the_proof_finds_an_address_that_no_word_holds(device, writes):
             hidden[9] = at.at
         return [words(at.at[0]), words(at.at[1]), words(9)]
 
-    message = "writes to memory that it was captured with" if writes else "gives another result"
+    message = "writes to memory of its capture" if writes else "gives a different result"
     with pytest.raises(CaptureError, match=message):
         load(device, kernel, arguments)

@@ -68,7 +68,7 @@ def test_a_slot_with_many_nodes_is_copied(device):
     said = run.explain()
     assert (
         "input input0: copied: 5 nodes would be re-set (5.0 us measured) against 3.0 us for a copy "
-        "of 512 bytes; by itself it pays from K = 4 nodes on"
+        "of 512 bytes; by itself a copy pays from K = 4 nodes on"
     ) in said
     assert "output output5: not copied: 1 nodes" in said
     assert "buffers of copied inputs and outputs: 512 bytes" in said
@@ -211,6 +211,6 @@ def test_what_is_said_of_slots_with_nodes(device):
     )
     assert patched[1] == "  slot 1: with the result's memory, 1 node re-set"
     assert loaded_line(run, "star", verify=True).endswith(
-        "; what the device proves at load, if anything, held"
+        "; proofs of the device at load, if any, held"
     )
     assert loaded_line(run, "star", verify=False).endswith("; nothing proved (verify=False)")

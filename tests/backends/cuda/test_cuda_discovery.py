@@ -278,7 +278,7 @@ def test_constant_addresses_need_an_owner(device, pointers):
         at.launch(pointers, words(at.at[0]), words(block + 128), words(1))
 
     whose = rf"0x{block + 128:x} \(byte 128 of 4096 allocated on device 0\)"
-    to_do = "if it is a library's, have torch choose another one for the operator"
+    to_do = "if it is a library's, let torch choose another library for the operator"
     with pytest.raises(CaptureError, match=f"parameter 1 is always {whose}, .* owns.*{to_do}"):
         prepared([step, step])
     found, _ = prepared([step, step], owned=[OwnedRange(block, 4096, "a library's workspace")])
@@ -349,7 +349,7 @@ def test_other_launch_dimensions_are_another_kernel(pointers):
     def step(at):
         at.launch(pointers, words(at.at[0]), words(1), words(1), grid=1 + at.number % 4)
 
-    with pytest.raises(CaptureError, match="launches it otherwise"):
+    with pytest.raises(CaptureError, match="launches it differently"):
         prepared([step, step])
 
 

@@ -213,7 +213,7 @@ def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):
         at.launch(kernel, words(at.at[0]), words(at.at[1]))
 
     before = device.simulator.live_bytes
-    with pytest.raises(CaptureError, match=r"another result at other addresses: output1"):
+    with pytest.raises(CaptureError, match=r"a different result at other addresses: output1"):
         device.load(program, [step])
     assert device.simulator.live_bytes == before
 
@@ -243,7 +243,7 @@ def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
         lambda at: scale(at, device, at.at[2], at.at[3], 2.0),
         lambda at: at.launch(last, words(at.at[3]), words(at.at[4])),
     ]
-    with pytest.raises(CaptureError, match="another result at other addresses"):
+    with pytest.raises(CaptureError, match="a different result at other addresses"):
         device.load(program, steps)
 
 

@@ -212,7 +212,7 @@ def test_an_activation_lies_outside_of_the_feature_map(load, device):
         (y,) = run(x, out=(on_device(torch.zeros(N)),), feature_map=given)
         run._loaded.resident.finish()
         assert torch.equal(y, x + x * 2 * 3)
-    assert f"1 lies outside of the feature map, at an address that stays ({VALUE_BYTES} bytes)" in (
+    assert f"1 lies outside the feature map, at a fixed address ({VALUE_BYTES} bytes)" in (
         run.explain()
     )
 
@@ -382,7 +382,7 @@ def test_the_proof_finds_what_hides_where_nothing_differs(load, device):
         at.launch(kernel, words(at.at[0]), words(at.at[2]))
 
     program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("01", "2")])
-    with pytest.raises(CaptureError, match="gives another result"):
+    with pytest.raises(CaptureError, match="gives a different result"):
         load(program, [lambda at: launch(at, at.at[0], at.at[1]), last])
 
 

@@ -60,9 +60,9 @@ def noisy_program(device: Device, noisy: Noisy):
 def test_a_program_that_is_not_deterministic_loads_and_explain_says_by_how_much(device):
     noisy = Noisy(device, 1e-4)
     with device.load(*noisy_program(device, noisy)) as run:
-        (note,) = [line for line in run.explain().splitlines() if "other bits" in line]
-        assert note.startswith("output2 (block 0) is other bits at each execution (")
-        assert "in 6 executions where it was captured); the proof allowed 8 times that" in note
+        (note,) = [line for line in run.explain().splitlines() if "different bits" in line]
+        assert note.startswith("output2 (block 0) has different bits at each execution (")
+        assert "in 6 executions at the captured addresses); the proof allowed 8 times" in note
         assert device.simulator.calls("cuGraphLaunch") == 6 + 2
         x = on_device(torch.randn(N))
         first, second = run(x, out=(on_device(torch.zeros(N)), on_device(torch.zeros(N))))
@@ -75,18 +75,18 @@ def test_a_program_that_is_not_deterministic_loads_and_explain_says_by_how_much(
 def test_a_steady_program_has_nothing_to_explain(device):
     program = make_program([(IN, N), (OUT, N)], [("0", "1")])
     with device.load(program, [lambda at: add(at, device, at.at[0], at.at[0], at.at[1])]) as run:
-        assert "other bits" not in run.explain()
+        assert "different bits" not in run.explain()
         assert torch.equal(result(run, on_device(torch.ones(N))), torch.full((N,), 2.0))
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3])
 def test_a_wrong_address_in_a_noisy_kernel_is_refused(device, size):
-    with pytest.raises(CaptureError, match="another result at other addresses: output2"):
+    with pytest.raises(CaptureError, match="a different result at other addresses: output2"):
         device.load(*noisy_program(device, Noisy(device, size, keeps=True)))
 
 
 def test_noise_that_hides_everything_is_refused(device):
-    with pytest.raises(CaptureError, match=r"other bits each time.*too far apart"):
+    with pytest.raises(CaptureError, match=r"different bits of output.*differ too much"):
         device.load(*noisy_program(device, Noisy(device, 100.0)))
     with device.load(*noisy_program(device, Noisy(device, 100.0)), verify=False) as run:
-        assert "other bits" not in run.explain()
+        assert "different bits" not in run.explain()

@@ -52,7 +52,9 @@ def test_a_raw_kernel_that_the_program_misses_is_found(backend, simulator, recor
     captured, recorded = record(model, x)
     assert torch.equal(recorded, expected)
     assert is_opaque(captured)
-    assert "launches what the recorder cannot see: 1 x raw_add" in captured.program.opaque.reason
+    assert (
+        "launches work that the recorder cannot see: 1 x raw_add" in captured.program.opaque.reason
+    )
     assert captured.program.launches[0].writes == (captured.program.results[0].view.value,)
     run = assert_replays(model, captured, rows)
     assert [one.mode for one in run.launch_reports()] == ["opaque"]
@@ -302,7 +304,9 @@ def test_its_weights_stay_where_they_are(backend, simulator):
 def test_explain(backend, simulator):
     _, captured = opaque_linear(simulator)
     text = captured.explain()
-    assert "one opaque launch, because it launches what the recorder cannot see: 1 x raw" in text
+    assert (
+        "one opaque launch, because it launches work that the recorder cannot see: 1 x raw" in text
+    )
     assert "cannot be saved" in text
 
 

@@ -272,7 +272,7 @@ def test_unknown_state_is_refused(device):
 
 
 def test_several_states_are_refused(device):
-    with pytest.raises(offload.CaptureError, match="distribution_kernel: it finds the state"):
+    with pytest.raises(offload.CaptureError, match="distribution_kernel: it reads the state"):
         device.load(PhiloxGenerator(seed=1), n_launches=2, n_cells=2)
 
 
@@ -323,7 +323,7 @@ def test_a_cells_address_that_is_left_over_refuses_no_model_that_draws_nothing(d
 def test_a_cell_that_is_read_though_nothing_draws_is_found_by_the_proof(device):
     tail = Tail(device, lambda capturer: capturer.cells[0], is_read=True)
     where = "'padded_kernel'.* parameter 1 holds an address of a random generator's state"
-    with pytest.raises(offload.CaptureError, match=f"{where}.* and the results depend on it"):
+    with pytest.raises(offload.CaptureError, match=f"{where}.* but the results depend on it"):
         load_plain(device, tail)
 
 
@@ -403,7 +403,7 @@ def test_seed_and_offset_by_themselves_in_what_draws_are_refused(device):
     capturer = RandomCapturer((), generator=PhiloxGenerator(seed=3))
     tail = Tail(device, lambda capturer: capturer.cells[0], is_read=True)
     capturer.steps = [lambda at: tail.launch(at, capturer, at.at[1])]
-    with pytest.raises(offload.CaptureError, match="do not stand side by side"):
+    with pytest.raises(offload.CaptureError, match="are not side by side"):
         load_with(device, program, capturer)
 
 

@@ -147,5 +147,5 @@ def test_the_word_is_the_first_of_a_descriptor_and_no_other_of_it(device, form):
 )
 def test_a_descriptor_that_says_its_address_otherwise_is_refused(device, encode):
     program, steps = chained(Products(device, PRODUCT), encode=encode)
-    with pytest.raises(CaptureError, match=r"parameter 0 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter 0 .* is not an address of an allocation"):
         device.load(program, steps, verify=False)

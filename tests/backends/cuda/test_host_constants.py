@@ -98,7 +98,7 @@ def test_they_are_executed_and_take_no_memory_of_the_device(loaded):
     ]
     assert [slot.name for slot in plan.of_kind(SlotKind.INPUT)] == ["args[1]"]
     assert "constant on the CPU" in str(program)
-    told = "must be at each execution what they were: input args[0], weight scale, weight shift"
+    told = "must be unchanged at each execution: input args[0], weight scale, weight shift"
     assert told in loaded.run.explain()
 
 

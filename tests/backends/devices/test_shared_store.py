@@ -232,7 +232,7 @@ def test_explain_and_report_say_what_is_shared(device, headed, least_budget):
         size = one.streaming.plan.transfer_bytes
         shown = show_bytes(size)
         text = other.streaming.explain()
-        assert f"store: {shown} of the host's memory, of which {shown} are those of other" in text
+        assert f"store: {shown} of the host's memory, of which {shown} are shared with" in text
         one(torch.randn(*GIVEN))
         table = report_table(report_on(one, [one.last_execution]))
         rows = dict(zip(*(column.cells for column in table.columns), strict=True))

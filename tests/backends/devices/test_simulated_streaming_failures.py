@@ -32,7 +32,7 @@ def test_a_file_that_cannot_be_read_again_fails_the_execution_alone(
     with deep.load(device.backend.name, weights_budget=least_budget) as run:
         check(run, [given], [first])
         path.write_bytes(content[: len(content) // 4])
-        with pytest.raises(offload.FileError, match="no intact safetensors file"):
+        with pytest.raises(offload.FileError, match="not an intact safetensors file"):
             run.streaming.refresh()
         check(run, [given], [second])
         path.write_bytes(content)

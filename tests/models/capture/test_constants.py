@@ -86,7 +86,7 @@ def test_constants_that_are_returned():
     ids=lambda function: None,
 )
 def test_content_of_empty(function):
-    assert "nobody wrote" in refusal(function, normal(3))
+    assert "uninitialised memory" in refusal(function, normal(3))
 
 
 def test_empty_that_is_filled():

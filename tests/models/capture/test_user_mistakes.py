@@ -331,11 +331,11 @@ def test_a_closed_executable_says_what_to_do():
     [
         (
             "load",
-            r"call load\(\) of what offload.capture\(model, x\) or offload.open",
+            r"call load\(\) of the result of offload.capture\(model, x\) or offload.open",
         ),
         ("compile", r"call torch.compile\(model, backend='offload'\)"),
         ("record", r"call offload.capture\(model, x\)"),
-        ("run", r"call what offload.capture\(model, x\) gives"),
+        ("run", r"call the result of offload.capture\(model, x\)"),
     ],
 )
 def test_parts_of_offload_say_what_to_call(name, advice):
@@ -359,7 +359,9 @@ def test_parts_of_offload_say_what_to_call(name, advice):
 def test_a_name_that_is_nothing_has_no_advice():
     with pytest.raises(AttributeError, match=r"^module 'offload' has no attribute 'lode'$"):
         _ = offload.lode
-    with pytest.raises(AttributeError, match=r"'save': call save\(path\) of what offload.capture"):
+    with pytest.raises(
+        AttributeError, match=r"'save': call save\(path\) of the result of offload.capture"
+    ):
         _ = offload.save
 
 

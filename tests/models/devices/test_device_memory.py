@@ -415,7 +415,7 @@ def test_the_least_energy_within_a_slowdown(monkeypatch):
         ) as run:
             assert {one.costs.planned for one in run.segments} == planned
             assert "energy:" in run.explain()
-            assert "watts are those that were given" in run.explain()
+            assert "watts are as given" in run.explain()
             torch.testing.assert_close(run(x), model(x))
 
 

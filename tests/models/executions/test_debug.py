@@ -308,7 +308,7 @@ def test_submitted_executions_are_told_by_the_wait(
         result = tickets[2].result()
         assert torch.equal(result, model(x))
         unasked, line = said()
-        assert unasked == "offload: executions 1 to 2 ended unasked"
+        assert unasked == "offload: executions 1 to 2 ended without a report"
         assert line.startswith("execution 3: m_l_t ")
         for one in tickets:
             one.wait()

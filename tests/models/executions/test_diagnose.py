@@ -84,14 +84,14 @@ def make_model() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
         (3.5, (), "got a float"),
         (None, (), "got a NoneType"),
         (torch.ones(3), (), "got a Tensor"),
-        (lambda: 1, (), "a call of <lambda> as it is given launches nothing that depends on tens"),
-        (lambda x: x, (torch.ones(3),), "a call of <lambda> as it is given launches nothing"),
-        (len, ([1],), "a call of len as it is given launches nothing"),
-        (make_model, (), "got the function make_model, which makes a model: give what it makes"),
-        (nn.Linear, (3, 3), "got the class Linear itself: make one of it first"),
-        (nn.Linear(3, 3), (), "cannot be called as it is given: missing a required argument: 'inp"),
-        (lambda: 1, (torch.ones(3),), "cannot be called as it is given: too many positional"),
-        (offload.Captured(), (), "got a Captured, which was captured already"),
+        (lambda: 1, (), "a call of <lambda> with these arguments launches nothing that depends on"),
+        (lambda x: x, (torch.ones(3),), "a call of <lambda> with these arguments launches"),
+        (len, ([1],), "a call of len with these arguments launches nothing"),
+        (make_model, (), "got the function make_model, which makes a model: give the model"),
+        (nn.Linear, (3, 3), "got the class Linear itself: make an instance first"),
+        (nn.Linear(3, 3), (), "cannot be called with these arguments: missing a required argum"),
+        (lambda: 1, (torch.ones(3),), "cannot be called with these arguments: too many"),
+        (offload.Captured(), (), "got a Captured, which is already captured"),
     ],
 )
 def test_what_is_no_model_is_refused(model: Any, inputs: tuple[Any, ...], got: str) -> None:
@@ -151,7 +151,7 @@ def test_buffers_and_inputs_are_put_back_and_draws_are_told(grad: bool) -> None:
         found = diagnose(model, index, history=history)
     assert model.steps.item() == 0
     assert torch.equal(history, before)
-    assert sum("generator has moved on" in note for note in found.notes) == 1
+    assert sum("generator has advanced" in note for note in found.notes) == 1
     assert found.operators is not None, found.notes
     assert len(found.operators.operators) == found.operators.n_signatures
     assert any("autograd" in note for note in found.notes) == grad

@@ -54,4 +54,4 @@ def test_attention(has_tiles, dtype, rows):
 def test_long_attention(rows, columns):
     q, k = (torch.randn(1, 2, n, 8) for n in (rows, columns))
     found = kept(functional.scaled_dot_product_attention, q, k, k.clone())
-    assert ("finds in blocks" in found) == (rows > 16 and columns > 256)
+    assert ("computes in blocks" in found) == (rows > 16 and columns > 256)

@@ -61,7 +61,7 @@ def test_what_fails_runs_as_recorded_and_is_not_counted(captured, monkeypatch):
     assert (run.fusion.n_kernels, run.fusion.n_replaced) == (0, 0)
     assert len(run.fusion.regions) == run.proof.n_failed
     assert "fused: nothing" in run.explain()
-    assert "load again and begin with others" in run.explain()
+    assert "load again and begin with other inputs" in run.explain()
 
 
 @pytest.mark.usefixtures("failing")

@@ -382,7 +382,9 @@ def test_other_pooling_is_loops_unless_its_indices_are_used():
         assert torch.equal(got, expected)
         assert got.stride() == expected.stride()
     kept = {why: count for (name, why), count in run.fusion.kept.items() if "pool" in name}
-    assert kept == {"gives the places of largest numbers, of several NaN another one": 1}
+    assert kept == {
+        "returns the indices of maxima, and another index where several numbers are NaN": 1
+    }
 
 
 class UsedBetween(nn.Module):

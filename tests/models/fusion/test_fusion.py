@@ -362,7 +362,7 @@ def test_in_place_writes_and_random_numbers_stay_as_recorded():
     assert torch.equal(state, expected_state)
     assert run.fusion is not None
     reasons = {reason for _, reason in run.fusion.kept}
-    assert {"writes what it is given", "draws random numbers"} <= reasons
+    assert {"writes its arguments", "draws random numbers"} <= reasons
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ with warnings.catch_warnings():
 # Refused operators and a part of the reason. At most 25 of those that take float32.
 HOST_READ = "reads a tensor's value on the host"
 SHAPE = "shape depends on the data"
-UNWRITTEN = "memory that nobody wrote"
+UNWRITTEN = "uninitialised memory"
 LAYOUT = "only plain strided tensors"
 REFUSED = {
     "__getitem__": SHAPE,  # one sample indexes with a mask

@@ -106,7 +106,7 @@ def test_a_rank_that_never_records_is_named():
     found, _ = run_alone("failing_rank_cases", 2, "late_at_the_recording")
     first, _ = found.of("late_at_the_recording")
     assert first["kind"] == "ExecutionError"
-    assert "no word for 6 s, the timeout of group '0', from ranks [1]" in first["message"]
+    assert "no message for 6 s, the timeout of group '0', from ranks [1]" in first["message"]
 
 
 def test_executions_that_diverge_end_in_errors():
@@ -132,7 +132,7 @@ def test_a_rank_that_ends_in_a_load_is_named():
     assert codes[1] < 0
     failed = found.of_rank(0, "killed_in_the_load")
     assert failed["kind"] == "ExecutionError"
-    assert "no word for 6 s" in failed["message"]
+    assert "no message for 6 s" in failed["message"]
     assert "from ranks [1]" in failed["message"]
 
 

@@ -124,12 +124,12 @@ REFUSED = {
     "length": (lambda x: x * len(x), "may not vary"),
     "loop": (lambda x: sum(x[i] for i in range(x.shape[0])), "may not vary"),
     "recorded_size": (lambda x: x * 2 if x.shape[0] == 7 else x, "may not vary"),
-    "is_int": (lambda x: x + (1 if type(x.shape[0]) is int else 2), "does something else"),
+    "is_int": (lambda x: x + (1 if type(x.shape[0]) is int else 2), "behaves differently"),
     "is_int_and_great": (
         lambda x: x * (3 if type(x.shape[0]) is int and x.shape[0] > 50 else 2),
-        "does something else at n = 300",
+        "behaves differently at n = 300",
     ),
-    "key": (lambda x: x * {7: 2}.get(x.shape[0], 3), "cannot be over sizes that vary"),
+    "key": (lambda x: x * {7: 2}.get(x.shape[0], 3), "cannot be recorded over sizes that vary"),
     "text": (lambda x: x * {"7": 2}.get(str(x.shape[0]), 3), "may not vary"),
     "nonzero": (lambda x: x[x > 0], "aten"),
     "item": (lambda x: x * x.sum().item(), "aten"),
@@ -294,7 +294,7 @@ def test_each_of_several_dims_is_compared_at_its_ends_alone():
         return x.sum() * (3 if is_told else 2) + y.sum()
 
     shapes = ({0: N}, {0: Dim("m", min=1, max=200)})
-    with pytest.raises(offload.CaptureError, match="does something else at n = 300, m = 6"):
+    with pytest.raises(offload.CaptureError, match="behaves differently at n = 300, m = 6"):
         offload.capture(told, rows(7), rows(6), dynamic_shapes=shapes)
 
 
@@ -418,7 +418,7 @@ def test_a_family_says_what_varies():
 
 def test_sizes_are_checked_by_name():
     family = family_of(GOOD["mean"], rows(7)).family
-    for sizes, why in [({}, "n is missing"), ({"n": 3, "m": 2}, "m is missing, or no Dim")]:
+    for sizes, why in [({}, "n is missing"), ({"n": 3, "m": 2}, "m is missing, or is not a Dim")]:
         with pytest.raises(offload.BindingError, match=why):
             family.at(sizes)
     for size in (True, 3.0, "3"):

@@ -250,7 +250,7 @@ def test_kernels_and_promotion_are_asked_for_together():
     captured = captured_layers()
     with pytest.raises(offload.BindingError, match=r"Sizes\(promoted='256MiB'\)"):
         captured.load(sizes=offload.Sizes(), fuse=True)
-    with pytest.raises(offload.BindingError, match="say fuse=True or fuse='auto'"):
+    with pytest.raises(offload.BindingError, match="give fuse=True or fuse='auto'"):
         captured.load(sizes=offload.Sizes(promoted="1MiB"))
     with pytest.raises(offload.BindingError, match=r"sizes\.promoted: expected a number of bytes"):
         captured.load(sizes=offload.Sizes(promoted="much"), fuse=True)

@@ -221,7 +221,7 @@ def test_buckets_end_where_they_are_said_to():
         offload.BindingError, match=r"expected float32\[9\], got float32\[8\]; only"
     ):
         run(torch.randn(9, 4), out=torch.empty(8))
-    for wrong, match in [({"m": [4]}, "is no Dim"), ({"n": [-1]}, "whole numbers")]:
+    for wrong, match in [({"m": [4]}, "is not a Dim"), ({"n": [-1]}, "whole numbers")]:
         with pytest.raises(offload.BindingError, match=match):
             load(lambda x: x * 2, torch.randn(24, 4), buckets=wrong)
 

@@ -136,7 +136,9 @@ def test_generators_are_left_as_they_were(tmp_path: Path) -> None:
 
 def test_files_with_nothing_of_the_model_are_refused(tmp_path: Path) -> None:
     save_weights(nn.Sequential(nn.Sequential(nn.Linear(4, 4))), tmp_path)
-    message = r"lack 2 of the model's 2 tensors: 0\.weight .*that the model has not: 0\.0\.bias"
+    message = (
+        r"lack 2 of the model's 2 tensors: 0\.weight .*that the model does not have: 0\.0\.bias"
+    )
     with pytest.raises(offload.FileError, match=message):
         offload.capture(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), weights=tmp_path)
 
@@ -160,7 +162,7 @@ def renamed(content: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         (without_one, r"lack 1 of the model's 12 tensors: 2\.weight float32\[8, 8\]\. Capture"),
         (
             renamed,
-            r"lack 4 .*: 4\.weight .*, 5\.bias float32\[8\]\. They have 4 .*has not: head\.bias",
+            r"lack 4 .*: 4\.weight .*, 5\.bias float32\[8\]\. They have 4 .*not have: head\.bias",
         ),
         (lambda content: {"0.bias": content["0.bias"]}, r"lack 11 .* and 3 more\."),
     ],

@@ -366,7 +366,7 @@ def test_a_state_that_does_not_fit():
     pair.refused(r"exp_avg of model\.0\.weight .*expected a tensor of shape \[16, 8\]")
     items["exp_avg"] = kept
     items["more"] = torch.zeros(3)
-    pair.refused("got more, which the recorded step had not")
+    pair.refused("got more, which the recorded step did not have")
     del items["more"]
     pair.steps()
     pair.ours.optimizer.state.clear()

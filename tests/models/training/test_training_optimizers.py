@@ -95,7 +95,7 @@ def test_a_counter_that_goes_back_to_the_first_steps_is_noticed_before_anything_
     before = [one.detach().clone() for one in model.parameters()]
     for state in optimizer.state.values():
         state["step"].fill_(2.0)
-    with pytest.raises(offload.BindingError, match="a step counter of optimizer, as far as it had"):
+    with pytest.raises(offload.BindingError, match="a step counter of optimizer, at least its"):
         run(*batches()[0])
     assert all(map(torch.equal, before, model.parameters()))
     for state in optimizer.state.values():
@@ -116,7 +116,7 @@ def test_an_optimizer_of_some_parameters():
 REFUSED = [
     ("Adamax", {"foreach": True}, r"capturable=True where.*; or leave its step out"),
     ("ASGD", {}, r"capturable=True where.*; or leave its step out"),
-    ("Adafactor", {}, r"\(leave its step out of what is captured"),
+    ("Adafactor", {}, r"\(leave its step out of the captured call"),
     ("AdamW", {"lr": torch.tensor(0.01)}, r"fused=True, or capturable=True where"),
     ("SGD", {"lr": torch.tensor(0.01)}, r"give the optimizer fused=True, so"),
 ]
@@ -205,7 +205,7 @@ def test_an_optimizer_of_ones_own():
     ("how", "message"),
     [
         ("anew", r"mean of model\.0\.weight \(state of optimizer\) anew in each call"),
-        ("counting", r"'count' of model\.0\.weight.*number of Python \(1 became 2\).*a tensor"),
+        ("counting", r"'count' of model\.0\.weight.*Python number \(1 became 2\).*a tensor"),
     ],
 )
 def test_state_that_is_not_written_in_place_is_refused(how, message):

@@ -152,9 +152,9 @@ def test_hooks_are_refused_by_name():
     late = hooked(lambda model, _: model[2].bias.register_post_accumulate_grad_hook(nothing))
     assert "the gradient of model.2.bias has a hook" in late
     before = hooked(lambda _, optimizer: optimizer.register_step_pre_hook(nothing))
-    assert "optimizer (before or behind a step) has a hook" in before
+    assert "optimizer (before or after a step) has a hook" in before
     behind = hooked(lambda _, optimizer: optimizer.register_step_post_hook(nothing))
-    assert "optimizer (before or behind a step) has a hook" in behind
+    assert "optimizer (before or after a step) has a hook" in behind
     backward = hooked(lambda model, _: model[0].register_full_backward_hook(nothing))
     assert "a module (Linear, backward) has a hook" in backward
     anywhere = hooked(lambda *_: register_optimizer_step_post_hook(nothing))
@@ -305,7 +305,7 @@ def test_loads_and_files_that_are_refused(tmp_path):
     captured = offload.capture(step_with(), *batch(), training=True)
     with pytest.raises(offload.BindingError, match=r"weights_budget: .* writes every weight"):
         captured.load(weights_budget="1GiB")
-    with pytest.raises(offload.FileError, match=r"a step that trains.*state_dict"):
+    with pytest.raises(offload.FileError, match=r"a training step.*state_dict"):
         captured.save(tmp_path / "step.offload")
 
 

@@ -150,7 +150,7 @@ def test_kernels_of_ones_own_on_other_chips(soc_name, form, ascend, monkeypatch)
         return
     with captured.load(backend.name) as run:
         said = next(one for one in run.notes() if one.startswith("streams: "))
-        assert "this runtime does not tell how many a model has" in said
+        assert "this runtime does not report how many a model has" in said
 
 
 @pytest.mark.parametrize("function", ["aclrtRecordEvent", "aclrtStreamWaitEvent"])

@@ -29,7 +29,9 @@ def ask() -> int:
 
 def test_who_is_there_already_is_refused():
     """It would wait for itself."""
-    with pytest.raises(offload.CaptureError, match=r"inside of another one's capture.*: load it b"):
+    with pytest.raises(
+        offload.CaptureError, match=r"inside the capture of another program.*: load it b"
+    ):
         run_on_capture_thread(ask, "cuda")
     assert ask() != threading.get_ident()
 

@@ -90,7 +90,7 @@ def test_a_seed_where_another_capture_has_an_offset_is_refused() -> None:
     kernels = [[*KERNELS[0], (SEED, 0)], *KERNELS[1:]]
     captures = captured(program, kernels)
     captures[2] = dataclasses.replace(captures[2], cells=[CELLS[2][::-1]])
-    with pytest.raises(offload.CaptureError, match="is no address of an allocation"):
+    with pytest.raises(offload.CaptureError, match="is not an address of an allocation"):
         relocated_words(program, captures)
 
 
@@ -191,7 +191,7 @@ def test_what_a_launch_without_tasks_touches_is_copied_or_stays(
     found = relocated_words(program, captured(program, kernels, launches=rest))
     names = values(program)
     assert set(found.copied) == {names[name] for name in copied}
-    assert all("tells no task" in why for why in found.copied.values())
+    assert all("reports no task" in why for why in found.copied.values())
     assert found.why_fixed
     assert {name for _, _, name, _ in words_of(program, found)} == {"x", "out"} - copied
 
@@ -211,7 +211,7 @@ def test_a_launch_without_tasks_that_writes_an_input_fixes_the_pool() -> None:
     ]
     found = relocated_words(program, captures)
     assert set(found.copied) == {y}
-    assert "tells no task of aten::mul" in found.why_fixed
+    assert "reports no task of aten::mul" in found.why_fixed
     assert {word.value for word in found.discovery.words} == {x, out}
 
 
@@ -325,7 +325,7 @@ def test_what_a_kernel_with_an_unexplained_word_touches_is_copied_or_stays(
     found = relocated_words(program, captured(program, KERNELS, noise=noise))
     names = values(program)
     shown = ", ".join(f"0x{one:x}" for one in (numbers[0], *numbers))
-    why = rf"aten::.* byte 32.*differs between captures and is no address.*{shown}"
+    why = rf"aten::.* byte 32.*differs between captures and is not an address.*{shown}"
     assert set(found.copied) == {names[name] for name in copied}
     assert all(re.search(why, one) for one in found.copied.values())
     assert re.search(why, found.why_fixed)

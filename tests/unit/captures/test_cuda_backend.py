@@ -146,7 +146,7 @@ def test_a_backend_may_be_given_itself():
     ("changes", "message"),
     [
         ({"guard": 3}, "is read on the host"),
-        ({"guards_shape": True}, "has shapes that depend on it"),
+        ({"guards_shape": True}, "has shapes that depend on data"),
         ({"arguments": (Symbol("device", "cpu"),)}, "makes a tensor on cpu"),
     ],
 )

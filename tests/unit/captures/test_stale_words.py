@@ -87,7 +87,7 @@ def test_a_number_beside_it_that_differs_with_the_layout_is_refused():
         distance = (at[1] - at[0]) // 512
         return pack(at[0]) + struct.pack("<IQI", distance, FAR[at.number], 0)
 
-    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is not an address of an allocation"):
         found_in(captures_of(arguments, FAR))
 
 
@@ -137,7 +137,7 @@ def test_upper_halves_of_the_hosts_addresses_are_told_by_each_capture():
     """The heap and an anonymous mapping may be far apart."""
     halves = (0x5555, 0x5555, 0x7E12, 0x7E13)
     captures = captures_of(lambda at: pack(at[0]) + struct.pack("<II", 7, halves[at.number]))
-    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is not an address of an allocation"):
         found_in(captures)
     told = [
         dataclasses.replace(one, host_upper_halves=frozenset({half}))
@@ -146,7 +146,7 @@ def test_upper_halves_of_the_hosts_addresses_are_told_by_each_capture():
     (one,) = found_in(told).noise
     assert (one.offset_bytes, one.kind) == (8, NoiseKind.UPPER_HALF)
     told[3] = captures[3]
-    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is not an address of an allocation"):
         found_in(told)
 
 
@@ -211,7 +211,7 @@ def test_a_byte_that_follows_the_layout_is_noise():
 def test_bytes_of_a_larger_parameter_that_follow_the_layout_are_refused(sizes):
     """They may be part of a number that encodes a location."""
     stale = (0x4A, 0x4A, 0x5A, 0x6A)
-    with pytest.raises(CaptureError, match=r"parameter \d .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter \d .* is not an address of an allocation"):
         found_in(
             captures_of(
                 lambda at: struct.pack("<IB3xQ", 128, stale[at.number], at[0]),
@@ -224,7 +224,7 @@ def test_bytes_of_a_larger_parameter_that_follow_the_layout_are_refused(sizes):
 def test_what_is_no_address_of_the_host_in_every_capture_is_refused(number):
     captures = captures_of(lambda at: pack(at[0], STALE[at.number]))
     captures[number] = dataclasses.replace(captures[number], host_words=frozenset())
-    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is not an address of an allocation"):
         found_in(captures)
 
 
@@ -237,7 +237,7 @@ def test_an_address_of_the_pool_or_of_an_owner_is_never_the_hosts(place):
     captures = captures_of(lambda at: pack(at[0], words[at.number]), words)
     owned = [OwnedRange(HOST + 64, 64, "somebody")]
     captures = [dataclasses.replace(one, owned=owned) for one in captures]
-    with pytest.raises(CaptureError, match=r"parameter 1 .* is no address of an allocation"):
+    with pytest.raises(CaptureError, match=r"parameter 1 .* is not an address of an allocation"):
         found_in(captures)
 
 
@@ -245,11 +245,11 @@ def test_host_tables_and_operands_are_read_whole():
     """Every byte of the arguments of a copy or memset is used: there is no padding."""
     tables = captures_of(lambda at: (pack(0, at[2]), pack(at[0], STALE[at.number])),
                          make=lambda parts: memcpy(*parts))  # fmt: skip
-    with pytest.raises(CaptureError, match=r"byte 8 of a host table .* is no address"):
+    with pytest.raises(CaptureError, match=r"byte 8 of a host table .* is not an address"):
         found_in(tables)
 
     def memset(content: bytes) -> GraphNode:
         return GraphNode(1, NodeKind.MEMSET, "memset", (64,), (content,))
 
-    with pytest.raises(CaptureError, match=r"memset 'memset' .* is no address"):
+    with pytest.raises(CaptureError, match=r"memset 'memset' .* is not an address"):
         found_in(captures_of(lambda at: pack(STALE[at.number]), make=memset))

@@ -451,7 +451,7 @@ def test_an_operator_that_a_capture_forbids_is_named():
 @pytest.mark.parametrize("kind", [offload.CaptureError, offload.BindingError, offload.OutOfMemory])
 @pytest.mark.parametrize("of", ["cuda", "npu"])
 def test_an_error_of_offload_in_a_launch_stays_as_it_is(kind, of):
-    refusal = kind("came out otherwise")
+    refusal = kind("differed")
     one = capture_under_way()
     if of == "npu":
         one = OneCapture.__new__(OneCapture)

@@ -58,8 +58,8 @@ def test_a_launch_of_which_events_alone_are_told_is_blind(launch: int) -> None:
     names = values(program)
     (value,) = found.copied
     assert value == (names["x"] if launch == 0 else names["out"])
-    assert "the runtime tells no task of" in found.copied[value]
-    assert "the runtime tells no task of" in found.why_fixed
+    assert "the runtime reports no task of" in found.copied[value]
+    assert "the runtime reports no task of" in found.why_fixed
 
 
 @pytest.mark.parametrize("part", ["words", "copied", "why_fixed"])

@@ -74,7 +74,10 @@ def test_help_names_every_argument(command: list[str]) -> None:
 
 def test_help_names_the_environment() -> None:
     text = " ".join(offload_command("--help").output.split())
-    assert "OFFLOAD_DEBUG=1 says on stderr what is recorded and loaded, 2 what is planned" in text
+    assert (
+        "OFFLOAD_DEBUG=1 reports on stderr what is recorded and loaded, 2 also what is planned"
+        in text
+    )
     assert "OFFLOAD_DUMP=FOLDER keeps the program, the plan and the steps of each load" in text
 
 
@@ -108,7 +111,7 @@ def test_it_runs_as_a_module() -> None:
 @pytest.mark.parametrize("command", ["inspect", "run"])
 def test_a_file_that_is_no_program(tmp_path: Path, command: str) -> None:
     (tmp_path / "no.offload").write_text("no program")
-    assert "no.offload: it is no intact zip file" in failure_of(
+    assert "no.offload: it is not an intact zip file" in failure_of(
         offload_command(command, tmp_path / "no.offload")
     )
 

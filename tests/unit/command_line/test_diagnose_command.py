@@ -141,7 +141,7 @@ def test_what_cannot_be_diagnosed(target: str, message: str) -> None:
 
 def test_a_truncated_program(directory: Path) -> None:
     (directory / "m.offload").write_bytes(b"PK")
-    assert "it is no intact zip file" in failure_of(diagnose("m.offload"))
+    assert "it is not an intact zip file" in failure_of(diagnose("m.offload"))
 
 
 def test_inputs_are_for_saved_programs(directory: Path) -> None:

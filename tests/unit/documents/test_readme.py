@@ -91,7 +91,7 @@ def test_quickstart(run_page, tmp_path, capsys):
 def test_fusion(run_page, capsys):
     names = run_page(GUIDES / "fusion.md")
     printed = capsys.readouterr().out
-    assert "fused: 2 kernels in the place of 3 recorded launches" in printed
+    assert "fused: 2 kernels in place of 3 recorded launches" in printed
     assert names["run"].fusion.n_kernels == 2
     assert {report.mode for report in names["run"].launch_reports()} == {"kernel"}
 

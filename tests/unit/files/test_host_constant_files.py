@@ -102,7 +102,7 @@ def test_a_file_says_nothing_of_which_gpu_it_was(bound, tmp_path):
 def test_one_that_has_changed_cannot_be_saved(model, bound, tmp_path):
     with torch.no_grad():
         model.scale.fill_(math.nan)  # another NaN
-    with pytest.raises(offload.FileError, match="scale was given another value since the capture"):
+    with pytest.raises(offload.FileError, match="scale has another value since the capture"):
         save_program(bound, tmp_path / "m.offload")
     with torch.no_grad():
         model.scale.copy_(NAN_WITH_PAYLOAD)
@@ -158,7 +158,7 @@ def larger(root: Any) -> None:
         (written, "is written or returned"),
         (returned, "is written or returned"),
         (activation, "has the role activation in a program on cuda"),
-        (larger, "no single float32"),
+        (larger, "not a single float32"),
     ],
 )
 def test_lies_are_refused(bound, tmp_path, lie, message):

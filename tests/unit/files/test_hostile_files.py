@@ -53,7 +53,7 @@ def outputs_of(root: Any) -> set[int]:
 
 LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     "newer": (edit("version", 3), "newer offload"),
-    "other format": (edit("format", "torch"), "does not say"),
+    "other format": (edit("format", "torch"), "does not state"),
     "unknown key": (edit("extra", 1), "keys format, version"),
     "negative size": (
         edit("values.0.size_bytes", -1),
@@ -88,11 +88,11 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "reads hidden": (
         lambda root: launch_of(root, "aten::sort").update(reads=[]),
-        "not said to read or write",
+        "not declared to read or write",
     ),
     "writes hidden": (
         lambda root: launch_of(root, "aten::sort").update(writes=[]),
-        "just what it makes",
+        "exactly what it makes",
     ),
     "in-place write hidden": (
         lambda root: launch_of(root, "aten::add_.Tensor").update(writes=[]),
@@ -108,7 +108,7 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
     ),
     "result missing": (
         lambda root: launch_of(root, "aten::sort")["results"].pop(),
-        "write just what it makes",
+        "write exactly what it makes",
     ),
     "nobody makes the result": (
         lambda root: root["launches"].remove(
@@ -131,7 +131,7 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
         lambda root: root["results"][0]["view"].update(
             first_view(launch_of(root, "aten::sort")), conjugate=False
         ),
-        "nobody's to see|not the input",
+        "callers cannot see|not the input",
     ),
     "keyword that is no string": (edit("arguments_structure.children.1.kind", "list"), "tuple of"),
     "parameter named twice": (edit("keyword_only_names", ["x"]), "each parameter once"),
@@ -140,16 +140,16 @@ LIES: dict[str, tuple[Callable[[Any], None], str]] = {
         edit("arguments_structure.children.0.children.0.leaf", 9),
         "each input once",
     ),
-    "weight without holder": (edit("weights.0.holders", []), "are none"),
+    "weight without holder": (edit("weights.0.holders", []), "are missing"),
     "weight holds another": (edit("weights.0.holders.0.value", 0), "hold|covers"),
     "weight not listed": (lambda root: root["weights"].pop(), "role weight"),
     "no overlap": (
         edit("overlaps", [{"first": 0, "second": 1, "distance_bytes": 10**6}]),
-        "which do not",
+        "that do not overlap",
     ),
     "overlap with itself": (
         edit("overlaps", [{"first": 0, "second": 0, "distance_bytes": 0}]),
-        "no pair",
+        "not a pair",
     ),
     "another device": (
         lambda root: launch_of(root, "aten::_to_copy")["arguments"].__setitem__(
@@ -184,13 +184,13 @@ def test_one_lie(tmp_path: Path, lie: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"[" * 10**6, "no valid JSON"),
-        (b'{"a":' * 10**5, "no valid JSON"),
-        (b'{"format": NaN}', "NaN is no JSON number"),
+        (b"[" * 10**6, "not valid JSON"),
+        (b'{"a":' * 10**5, "not valid JSON"),
+        (b'{"format": NaN}', "NaN is not a JSON number"),
         (b'{"format": 1, "format": 1}', "repeated"),
-        (b"9" * 10**5, "no valid JSON"),
-        (b"\xff\xfe\x00", "no valid JSON"),
-        (b"[]", "does not say"),
+        (b"9" * 10**5, "not valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[]", "does not state"),
         (b'{"format": "offload program", "version": true}', "expected an integer"),
     ],
 )
@@ -271,11 +271,11 @@ def test_other_members(tmp_path: Path, names: list[str]) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(offload.FileError, match="no such file"):
         open_saved(tmp_path / "missing")
-    with pytest.raises(offload.FileError, match="no regular file"):
+    with pytest.raises(offload.FileError, match="not a regular file"):
         open_saved(tmp_path)
     os.mkfifo(tmp_path / "pipe")
     begin = time.monotonic()
-    with pytest.raises(offload.FileError, match="no regular file"):
+    with pytest.raises(offload.FileError, match="not a regular file"):
         open_saved(tmp_path / "pipe")
     assert time.monotonic() - begin < 10
 

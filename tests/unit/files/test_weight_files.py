@@ -108,7 +108,7 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": GOOD | {"more": 1}}, "an object with the keys"),
         ({"a": GOOD | {"shape": [-2]}}, "an integer from 0"),
         ([], "expected an object"),
-        (b"{", "no valid JSON"),
+        (b"{", "not valid JSON"),
         (b'{"a": 1, "a": 2}', "a key is repeated"),
     ],
 )

@@ -335,13 +335,13 @@ def test_what_templates_do_not_take_is_refused():
     by_row = region_of(torch.addmm, torch.randn(4, 5), x, w)
     assert "bias by row" in refused(by_row.program)
     of_one_number = region_of(torch.addmm, torch.tensor(2.0), x, w)
-    assert "a bias that is no row" in refused(of_one_number.program)
+    assert "whose bias is not a row" in refused(of_one_number.program)
     wide = region_of(torch.mm, x.double(), w.double())
-    assert "float32 and bfloat16, not of float64" in refused(wide.program)
+    assert "float32 and bfloat16, not for float64" in refused(wide.program)
     sparse = region_of(torch.mm, x, torch.randn(12, 10)[::2, ::2])
-    assert "neither rows nor columns" in refused(sparse.program)
+    assert "rows and columns are not contiguous" in refused(sparse.program)
     turned = region_of(lambda a, b: torch.bmm(a.mT, b), x.T[None].contiguous(), w[None])
-    assert "whose rows do not lie side by side" in refused(turned.program)
+    assert "whose rows are not contiguous" in refused(turned.program)
 
 
 def test_tensors_of_several_dtypes_are_refused():

@@ -611,7 +611,7 @@ def test_groups_must_be_some_of_the_tasks():
 def test_explanation():
     found = place(golden())
     text = found.explain()
-    assert text.startswith("latency: 73 ns, of which no placement has less than ")
+    assert text.startswith("latency: 73 ns; no placement has less than ")
     assert "HEFT 80" in text
     assert "PEFT 85" in text
     assert text.count("segment ") == len(found.segments())

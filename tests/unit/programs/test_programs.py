@@ -231,12 +231,12 @@ def cut(one: Launch, **changes: object) -> Launch:
 
 
 WRONG = {
-    "launches\\[0\\] uses %4 .*no launch before gives content": lambda a, b, c: [c],
-    "the result shows %5 .*no launch before gives content": lambda a, b, c: [b],
+    "launches\\[0\\] uses %4 .*no earlier launch writes": lambda a, b, c: [c],
+    "the result contains %5 .*no earlier launch writes": lambda a, b, c: [b],
     "before it is made": lambda a, b, c: [a, c, b],
     "a second time": lambda a, b, c: [a, b, b, c],
-    "not said to read or write": lambda a, b, c: [cut(b, reads=(2,)), c],
-    "not said to write just what it makes": lambda a, b, c: [b, cut(c, writes=(5, 0))],
+    "not declared to read or write": lambda a, b, c: [cut(b, reads=(2,)), c],
+    "not declared to write exactly what it makes": lambda a, b, c: [b, cut(c, writes=(5, 0))],
     "name %99, and there are 6 values": lambda a, b, c: [b, cut(c, reads=(4, 1, 99))],
     "covers bytes 16 to 48": lambda a, b, c: [
         b, cut(c, results=(dataclasses.replace(view(5), offset_bytes=16),))
@@ -270,21 +270,21 @@ BROKEN = {
     "expected an Operator, an Opaque or a Kernel as its callee": {
         "launches": (launch(0, (1,), 0, callee="aten::add.Tensor"),)
     },
-    "says that it is %3": {"values": tuple(value(3, role) for role in ROLES)},
-    "says that it is launch 7": {"launches": (launch(7, (2, 3), 4),)},
+    "has the index %3": {"values": tuple(value(3, role) for role in ROLES)},
+    "has the index 7": {"launches": (launch(7, (2, 3), 4),)},
     "spans 32 bytes, and its size is 4": {
         "values": (dataclasses.replace(value(0, Role.ACTIVATION), size_bytes=4), *make().values[1:])
     },
     "the values of role weight are not those": {"weight_views": {}},
-    "the holders of %3 are none": {"weight_views": {3: ()}},
+    "the holders of %3 are missing": {"weight_views": {3: ()}},
     "arguments_structure does not hold each input once": {
         "arguments_structure": Structure(
             "tuple", (Structure("tuple", leaves(1)), Structure("dict"))
         )
     },
     "is the activation %0": {"results": (Result(view(0)), Result(view(5)))},
-    "is no pair of the 2 inputs": {"overlaps": (Overlap(0, 2, 0),)},
-    "inputs meet which do not": {"overlaps": (Overlap(0, 1, 32),)},
+    "is not a pair of the 2 inputs": {"overlaps": (Overlap(0, 2, 0),)},
+    "lists inputs that do not overlap": {"overlaps": (Overlap(0, 1, 32),)},
 }
 
 
@@ -299,7 +299,7 @@ def test_memory_that_begins_without_content_is_no_lost_content():
     filling = launch(0, (0,), 0, arguments=(view(0),), results=(None,))
     program = make(launches=(filling, launch(1, (2, 3), 4), launch(2, (4, 0), 5)))
     assert len(rewrite(program, list(program.launches)).program.launches) == 3
-    with pytest.raises(ProgramError, match=r"uses %0 .*no launch before gives content"):
+    with pytest.raises(ProgramError, match=r"uses %0 .*no earlier launch writes"):
         rewrite(program, program.launches[1:])
 
 

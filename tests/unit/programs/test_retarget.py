@@ -95,7 +95,7 @@ def test_why_launches_stay():
     assert why_not_on(program, own, "xpu") == "only_on_cpu::twice has no kernel on xpu"
     formatted = dataclasses.replace(program.values[0], device_format="FRACTAL_NZ")
     other = dataclasses.replace(program, values=(formatted, *program.values[1:]))
-    assert "lies in a format of the device's" in why_not_on(other, launch, "meta")
+    assert "lies in a format of the device" in why_not_on(other, launch, "meta")
 
 
 @pytest.mark.parametrize("operator", ["aten::add.Tensor", "aten::mm", "aten::silu", "aten::view"])

@@ -222,14 +222,14 @@ def test_the_checker_refuses_a_table_that_stays_or_has_pieces():
     with pytest.raises(PlanError, match=r"weight 0: .* must stay"):
         check_streaming(dataclasses.replace(demand, weights=weights), found)
     resident = plan(demand, full_of(demand))
-    with pytest.raises(PlanError, match=r"values \[0\] are weights without pieces, or pieces of"):
+    with pytest.raises(PlanError, match=r"values \[0\] are weights without pieces, or have pieces"):
         check_streaming(demand, dataclasses.replace(resident, gathers=found.gathers))
 
 
 @pytest.mark.parametrize(("row_bytes", "n_rows"), [(8, ()), (0, (1,)), (8, (1, 2)), (8, (-1,))])
 def test_rows_that_do_not_fit_the_launches_are_refused(row_bytes, n_rows):
     weight = WeightUse(0, 8192, (0,), "words", False, row_bytes, n_rows)
-    with pytest.raises(PlanError, match="words: expected how many rows each of 1 launches reads"):
+    with pytest.raises(PlanError, match="words: expected a number of rows for each of 1 launches"):
         plan(WeightDemand((1.0,), (weight,)), 1 << 20)
 
 

@@ -112,12 +112,12 @@ def test_the_case_itself_is_enforced():
 def test_copies_in_another_order_than_transfers(order):
     copies = tuple(STREAMED.copies[one] for one in order)
     said = refusal(dataclasses.replace(STREAMED, copies=copies))
-    assert said.startswith("copies do not stand in the order of transfers")
+    assert said.startswith("copies are not in the order of transfers")
 
 
 def test_a_copy_for_the_next_execution_that_is_none():
     assert refusal(replaced(0, for_next_pass=True)).startswith(
-        "copies do not stand in the order of transfers"
+        "copies are not in the order of transfers"
     )
 
 
@@ -132,9 +132,9 @@ def test_two_weights_for_the_next_execution_at_one_place():
     streaming = streaming_of((0, 0, 1, 1))
     said = refusal(streamed_copies_of_one_place(), streaming)
     assert said == (
-        "w1 and w0 would be brought to one place before the execution begins that reads both"
+        "w1 and w0 would be copied to one place before the execution that reads both begins"
     )
-    with pytest.raises(CaptureError, match=r"w1 and w0 would be brought to one place"):
+    with pytest.raises(CaptureError, match=r"w1 and w0 would be copied to one place"):
         streamed_graph(PROGRAM, GRAPH, streaming)
 
 

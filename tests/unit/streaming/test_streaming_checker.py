@@ -214,7 +214,7 @@ def test_steps_that_are_no_order():
         "recorded twice": with_steps(plan, 1, [*copies, copies[-1]]),
         "each of 3 launches once": with_steps(plan, 0, [*launches, Run(4, 5)]),
         "each of 3 launches": with_steps(plan, 0, launches[:-1]),
-        "in wrong order": with_steps(plan, 0, [Run(1, 2), Run(0, 1), Run(2, 3)]),
+        "in the wrong order": with_steps(plan, 0, [Run(1, 2), Run(0, 1), Run(2, 3)]),
         "an event of this execution or the one before": with_steps(
             plan, 1, [Wait(copies[0].event, age=2), *copies]
         ),
@@ -281,10 +281,10 @@ def test_pieces_and_budget():
             offset_bytes=GRANULE - 256,
             size_bytes=2 * GRANULE + 256,
         ),
-        "pieces of no weight": moved(right, 2, value=7),
-        "piece 0 of weight 0 is copied, and is no streamed": replaced(right, 0, piece=0),
+        "have pieces but are not weights": moved(right, 2, value=7),
+        "piece 0 of weight 0 is copied, but is not a streamed": replaced(right, 0, piece=0),
         "nothing copies weight 0": dataclasses.replace(right, lanes=(launch_lane(2),)),
-        "do not stand side by side": dataclasses.replace(
+        "are not adjacent": dataclasses.replace(
             right, pieces=(right.pieces[0], right.pieces[2], right.pieces[1])
         ),
     }

@@ -146,7 +146,7 @@ def test_a_refused_capture_leaves_the_enqueue_test() -> None:
 def test_a_clock_that_stands_still() -> None:
     model = VirtualModel(0, 0, 0, has_queue=False, submit_ns=0)
     measured = model.measured()
-    assert measured.gain == UnknownGain("a replay took no time that the clock can tell")
+    assert measured.gain == UnknownGain("a replay was too short for the clock to measure")
     assert measured.findings[0].fraction == 0
 
 

@@ -159,7 +159,7 @@ class AscendBackend:
     def _missing_functions(self, has: dict[str, bool]) -> list[str]:
         missing = []
         if not has["kernel_launch"]:
-            missing.append("the runtime cannot launch kernels of our own (aclrtLaunchKernel)")
+            missing.append("the runtime cannot launch custom kernels (aclrtLaunchKernel)")
         forms = {"build": "explicit_build", "capture": "capture"}
         wanted = [self._form] if self._form else list(forms)
         if not any(has[forms[form]] for form in wanted):
@@ -282,7 +282,7 @@ class AscendBackend:
             npu.current_stream(index).synchronize()
         except RuntimeError as error:
             raise failure_of_torch(
-                error, f"taking memory for the {size_bytes} bytes of weights failed"
+                error, f"allocating {size_bytes} bytes for weights failed"
             ) from error
         return WeightMemory(tensor, functools.partial(tensor.untyped_storage().resize_, 0))
 

@@ -177,8 +177,8 @@ class BinaryCapturer:
         for launch in program.launches:
             if launch.name not in self._kernels:
                 raise CaptureError(
-                    f"{launch.place}: no kernel was named for {launch.name}; there are some for "
-                    f"{', '.join(sorted(self._kernels)) or 'none'}: add it to kernels="
+                    f"{launch.place}: no kernel was given for {launch.name}; kernels= has kernels "
+                    f"for {', '.join(sorted(self._kernels)) or 'none'}: add one"
                 )
 
     def _load(self, device: int) -> _native.AscendBinary:
@@ -213,9 +213,7 @@ def _kernel(
             addresses.append(Address(at, view.value, view.offset_bytes))
     n_blocks = one.n_blocks(launch) if callable(one.n_blocks) else one.n_blocks
     if n_blocks < least_blocks:
-        raise CaptureError(
-            f"{_what(launch, one)} runs on {n_blocks} blocks: at least one is needed"
-        )
+        raise CaptureError(f"{_what(launch, one)}: expected at least one block, got {n_blocks}")
     block += bytes(-len(block) % ADDRESS_BYTES)
     own = []
     most_bytes = len(block)
@@ -244,17 +242,17 @@ def _tiling_data(
     if one.tile is None or len(tilings) != 1:
         raise CaptureError(
             f"{_what(launch, one)} has {len(tilings)} arguments that are Tiling and "
-            f"{'no' if one.tile is None else 'a'} function tile: expected one of each, or none"
+            f"{'no' if one.tile is None else 'a'} function tile: expected one of each, or neither"
         )
     content = one.tile(launch)
     if not isinstance(content, (bytes, bytearray)):
         raise CaptureError(
-            f"{_what(launch, one)}: its function tile gave {content!r}: expected bytes"
+            f"{_what(launch, one)}: its function tile returned {content!r}: expected bytes"
         )
     if len(content) > tilings[0].most_bytes:
         raise CaptureError(
             f"{_what(launch, one)} is given {len(content)} bytes of tiling data: expected at most "
-            f"{tilings[0].most_bytes}: give Tiling more, or tile less"
+            f"{tilings[0].most_bytes}: give Tiling more, or return less from tile"
         )
     return (bytes(content),)
 
@@ -288,19 +286,21 @@ def _view(
     view = views[argument.index] if 0 <= argument.index < len(views) else None
     if view is None:
         raise CaptureError(
-            f"{_what(launch, one)} takes tensor {argument.index} that is {kind}, which there is "
-            f"not: {launch}"
+            f"{_what(launch, one)} takes tensor {argument.index} that is {kind}, which does not "
+            f"exist: {launch}"
         )
     value = program.values[view.value]
     if problem := _problem(view, one, argument.dtype, on_host=value.on_host):
-        raise CaptureError(f"{_what(launch, one)}: {value.name}, which it is {kind}, {problem}")
+        raise CaptureError(
+            f"{_what(launch, one)}: {value.name}, a tensor that is {kind}, {problem}"
+        )
     return view
 
 
 def _problem(view: TensorView, one: BinaryKernel, dtype: str, *, on_host: bool) -> str:
     """Return why the kernel does not take the view; empty if it does."""
     if on_host:
-        return "is a constant of the host"
+        return "is a constant on the host"
     if view.dtype != dtype:
         return f"is of {view.dtype}, not {dtype}"
     if view.conjugate or view.negative:
@@ -308,8 +308,8 @@ def _problem(view: TensorView, one: BinaryKernel, dtype: str, *, on_host: bool) 
     in_a_row = same_strides(view.shape, view.strides, contiguous_strides(view.shape))
     if not one.takes_strides and not in_a_row:
         return (
-            f"has strides {view.strides} at shape {view.shape}, and it takes tensors in a row "
-            "alone (takes_strides=True says otherwise)"
+            f"has strides {view.strides} at shape {view.shape}, and the kernel takes only "
+            "contiguous tensors (unless it has takes_strides=True)"
         )
     return ""
 

@@ -125,10 +125,12 @@ def _refuse_ownerless(
             if is_there and (node, offset_bytes) not in known:
                 raise CaptureError(
                     unexplained.get((node, offset_bytes))
-                    or f"{node_text(graph, names, node)}: "
-                    f"{place_text(graph, node, 0, offset_bytes)} is always 0x{word:x}, an address "
-                    "of memory that neither the Program nor the capture owns, so nobody says how "
-                    "long it lives"
+                    or (
+                        f"{node_text(graph, names, node)}: "
+                        f"{place_text(graph, node, 0, offset_bytes)} is always 0x{word:x}, an "
+                        "address of memory that neither the Program nor the capture owns, so "
+                        "its lifetime is not known"
+                    )
                 )
 
 
@@ -258,13 +260,13 @@ class _Decision:
         working = self._working(launch)
         if any(self._tasks[node].is_blind for node in working):
             return (
-                f"{launch.name} at {launch.source} has a task whose addresses cannot be read "
-                "(a copy, a memset, or one of the AI CPU)"
+                f"{launch.name} at {launch.source} has a task whose addresses cannot be read (a "
+                "copy, a memset, or a task of the AI CPU)"
             )
         if not working and self._touches_memory(launch):
             return (
-                f"the runtime tells no task of {launch.name} at {launch.source}, whose "
-                "addresses cannot be read (one of the AI CPU, say)"
+                f"the runtime reports no task of {launch.name} at {launch.source}, so its "
+                "addresses cannot be read (a task of the AI CPU, for example)"
             )
         return self._unexplained.get(launch.index, "")
 
@@ -301,8 +303,8 @@ class _Decision:
         n_naming = len(self._named_by.get(launch.index, {}).get(value, ()))
         if n_naming > 1:
             self.copied[value] = (
-                f"{n_naming} kernels of {launch.name} at {launch.source} name its memory, "
-                "of which some may have used it before it was made"
+                f"{n_naming} kernels of {launch.name} at {launch.source} receive its address, and "
+                "some may have used the memory before it was made"
             )
 
     def _place_in_pool(self, capture: ModelCapture, value: int) -> tuple[int, int] | None:

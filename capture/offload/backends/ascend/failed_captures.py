@@ -53,8 +53,8 @@ def refused_advice(error: RuntimeError) -> str:
     if "CAPTURE_STATUS_ACTIVE" not in str(error):
         return ""
     return (
-        "; the runtime refuses captures here (207000): chips of the series 910 and 310B have none, "
-        "and others need a driver and firmware that fit CANN"
+        "; the runtime refuses captures here (207000): chips of the series 910 and 310B do not "
+        "support them, and others need a driver and firmware that match CANN"
     )
 
 

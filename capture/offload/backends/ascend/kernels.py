@@ -143,8 +143,8 @@ def refuse_random(program: Program) -> None:
     for launch in program.launches:
         if launch.random:
             raise CaptureError(
-                f"{launch.source}: {launch.name} draws random numbers, which a kernel of one's "
-                "own on an Ascend device could only repeat: a capturer does not tell where kernels "
+                f"{launch.source}: {launch.name} draws random numbers, which a custom kernel on "
+                "an Ascend device could only repeat: a capturer does not report where kernels "
                 "read seed and offset"
             )
 
@@ -158,7 +158,7 @@ def refuse_own_formats(program: Program) -> None:
     for value in program.values:
         if value.device_format:
             raise CaptureError(
-                f"{value.name} lies in the device's format {value.device_format}, which a kernel "
-                "of one's own would take for plain memory: cast it with "
+                f"{value.name} lies in the device's format {value.device_format}, which a custom "
+                "kernel would treat as plain memory: cast it with "
                 "torch_npu.npu_format_cast(tensor, 2) before the capture"
             )

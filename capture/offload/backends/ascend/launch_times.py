@@ -91,10 +91,12 @@ def timed_launches(rounds: Sequence[Sequence[_native.AscendLaunchTime]]) -> Time
         ahead = [one.time_ns for one in launch if one.host_was_ahead]
         n_gaps += not ahead
         times_ns.append(statistics.median(ahead or [one.time_ns for one in launch]))
-    how = f"medians of {len(rounds) - 1} rounds, by events around each launch, which count too"
+    how = (
+        f"medians of {len(rounds) - 1} rounds, by events around each launch, whose time is included"
+    )
     if n_gaps:
         how += (
-            f"; {n_gaps} of {len(times_ns)} launches include what the device waited for the host, "
+            f"; {n_gaps} of {len(times_ns)} launches include waits of the device for the host, "
             "which was slower"
         )
     return TimedLaunches(tuple(times_ns), how)

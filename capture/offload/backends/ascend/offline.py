@@ -96,7 +96,7 @@ class OfflineModelBackend:
             f"an offline model: its feature map ({model.work_bytes} bytes) lies where it was "
             f"loaded, its weights take {model.weight_bytes} bytes",
             f"data buffers given another address so far: {model.n_updates}",
-            "streams: the runtime does not tell how many an offline model takes",
+            "streams: the runtime does not report how many an offline model uses",
         )
 
     def prove(self, prepared: Prepared, plan: Plan) -> None:
@@ -181,9 +181,9 @@ def _values(
             raise CaptureError(f"{path}: {role} {name!r} has data type {kind}, which torch lacks")
         if format_number not in _PLAIN_FORMATS:
             raise CaptureError(
-                f"{path}: {role} {name!r} has format {format_number}, in which its elements lie "
-                "otherwise than its shape says; compile the model with inputs and outputs in "
-                "format ND"
+                f"{path}: {role} {name!r} has format {format_number}, in which the layout of its "
+                "elements does not follow from its shape; compile the model with inputs and "
+                "outputs in format ND"
             )
         if math.prod(shape) * ITEM_BYTES[dtype] != size_bytes or min(shape, default=0) < 0:
             raise CaptureError(

@@ -227,7 +227,7 @@ def _failure(launch: Launch, error: Exception) -> OffloadError:
     """Convert the exception of a launch under capture to an error of offload."""
     what, why = f"{launch.source}: {launch.name}", first_line(error)
     if isinstance(error, torch.OutOfMemoryError):
-        return OutOfMemory(f"{what} found no memory in the capture: {why}")
+        return OutOfMemory(f"{what} ran out of memory in the capture: {why}")
     if isinstance(error, RuntimeError):
         check_streams(error, f"{what} cannot be captured")
     return CaptureError(f"{what} cannot be captured by torch_npu: {why}")

@@ -86,8 +86,8 @@ class CellFinder:
         if len(numbers) != 2:
             raise CaptureError(
                 f"{launch.source}: {launch.name} draws random numbers, and under capture makes "
-                f"{len(numbers)} numbers on the device's default stream, where it was to make a "
-                "seed and an offset: each execution would draw the same"
+                f"{len(numbers)} numbers on the device's default stream: expected a seed and an "
+                "offset there, else each execution would draw the same numbers"
             )
         first, second = numbers
         self._cells[position] = (first, second) if self._is_seed_first else (second, first)
@@ -184,9 +184,9 @@ class _Trial:
         is_same = replayed == expected and self._generator.get_offset() == end
         if not is_same or sorted(held) != sorted(state):
             raise CaptureError(
-                "torch_npu keeps the state of random generators in another way than is known "
-                f"here: a replay from seed and offset {state} leaves {held} in the memory that its "
-                f"capture made, and draws {'what' if is_same else 'other numbers than'} eager does"
+                "torch_npu keeps the state of random generators in an unknown way: a replay from "
+                f"seed and offset {state} leaves {held} in the memory that its capture made, and "
+                f"draws {'the numbers that' if is_same else 'other numbers than'} eager does"
             )
         return held == state
 

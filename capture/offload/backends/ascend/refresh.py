@@ -36,9 +36,9 @@ def choose_gather(refresh: Refresh, capturer: Capturer, device: int) -> Gather |
     missing = _native.ascend_missing_operators()
     if missing:
         raise BackendUnavailable(
-            "refresh='gather': what gathers addresses on the device is not built: the capturer "
-            f"has no kernel for it, and the operator libraries have no {missing}; install "
-            "CANN's operators, or use refresh='host'"
+            "refresh='gather': addresses cannot be gathered on the device: the capturer has no "
+            f"kernel for it, and the operator libraries have no {missing}; install CANN's "
+            "operators, or use refresh='host'"
         )
     return "operators"
 
@@ -52,7 +52,7 @@ def refresh_note(counts: dict[str, int], gather: Gather | None) -> str:
     """
     copied = f"{counts['copies']} copies of {counts['bytes_copied']} bytes so far"
     if gather is None:
-        return f"the host writes what changed, and copies it at once ({copied})"
+        return f"the host writes the changed addresses, and copies them at once ({copied})"
     if gather == "operators":
         return (
             "aclnnIndexSelect and aclnnAdd gather them on the device "
@@ -82,7 +82,7 @@ def stages_note(*, gathers: bool = False, drains: bool = False, copies_inputs: b
     )
     stages = [
         "convert = convert",
-        *(["drain: it has none"] if drains else []),
+        *(["drain: no stage there"] if drains else []),
         "policy = policy",
         "patch = update host args",
     ]

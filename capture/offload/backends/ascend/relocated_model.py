@@ -150,7 +150,7 @@ class _Provable:
         self._resident.patch(patches)
 
     def overwrite(self, word: tuple[int, int, int], content: bytes) -> None:
-        raise AssertionError("no word of a captured model is noise")
+        raise AssertionError("a captured model has no words that are noise")
 
     def execute(self) -> None:
         self._resident.set_stream(self._stream)
@@ -195,8 +195,8 @@ class ProofMemory:
         except RuntimeError as error:
             raise failure_of_torch(
                 error,
-                f"the proof found no other {size_bytes} bytes of device memory "
-                "(load(verify=False) leaves it out)",
+                f"the proof needs another {size_bytes} bytes of device memory (load(verify=False) "
+                "leaves it out)",
             ) from error
         torch.get_device_module("npu").synchronize(self._device)  # its former users have ended
         return block
@@ -252,8 +252,8 @@ def notes_of(
     model = bound.model
     if bound.words is None:
         return (
-            "one model, captured by torch_npu: activations, and copies of inputs and outputs, lie "
-            f"in {model.pool_bytes} bytes of its pool, for good",
+            "one model, captured by torch_npu: activations, and copies of inputs and outputs, "
+            f"stay in {model.pool_bytes} bytes of its pool",
             f"inputs and outputs: {_who_copies(model.copies, resident)}; kernels' own arguments "
             f"are not relocated: {bound.why_copied}",
         )
@@ -272,7 +272,7 @@ def notes_of(
         for value, why in sorted(words.copied.items())
     ]
     if model.moving:
-        notes.append(f"what is copied: {_who_copies(model.copies, resident)}")
+        notes.append(f"copied: {_who_copies(model.copies, resident)}")
     return (*notes, *bound.proved)
 
 
@@ -282,7 +282,7 @@ def _who_copies(
     counts: Mapping[str, int] = resident.copy_counts
     if copies is not None and copies.form == "captured":
         return (
-            "tasks of the model copy them, which read addresses from a table "
-            f"({counts['refreshes']} refreshes of {counts['bytes_refreshed']} bytes so far)"
+            f"tasks of the model copy them, with addresses from a table ({counts['refreshes']} "
+            f"refreshes of {counts['bytes_refreshed']} bytes so far)"
         )
     return f"the host copies them around the model ({counts['enqueued']} copies so far)"

@@ -65,7 +65,7 @@ class ScheduledAscendBackend:
         found = self._whole.machine(index)
         if not _native.ascend_capabilities()["host_args"]:
             raise BackendUnavailable(
-                "the runtime takes no kernel arguments from the host "
+                "the runtime accepts no kernel arguments from the host "
                 "(aclrtLaunchKernelWithHostArgs): install CANN 8.5 or later, or load each choice "
                 "of sizes by itself: scheduling='offload'"
             )

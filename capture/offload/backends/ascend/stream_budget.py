@@ -35,13 +35,13 @@ def _says(device: int, held: int, *, is_told: bool) -> str:
     if budget is None:
         of_device = f"how many {soc_name} has is not documented"
     else:
-        of_device = f"{soc_name} has {budget} for all that use it"
+        of_device = f"{soc_name} has {budget} for all its users"
     if is_told:
         return (
-            f"streams: {held}, as the runtime tells; those that it adds to a full one it does not "
-            f"tell; {of_device}"
+            f"streams: {held}, as the runtime reports; it does not report streams that it adds "
+            f"when one is full; {of_device}"
         )
     return (
-        f"streams: {held} at least; this runtime does not tell how many a model has "
+        f"streams: {held} at least; this runtime does not report how many a model has "
         f"(aclmdlRIGetStreams, CANN 9.1); {of_device}"
     )

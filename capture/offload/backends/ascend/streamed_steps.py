@@ -238,5 +238,5 @@ def step_order(
     if not tails[Stream.COPIES] <= tails[Stream.LAUNCHES]:
         raise CaptureError("the stream of the copies would not be joined to that of the launches")
     if ready is None:
-        raise CaptureError("nothing says when the model's outputs are ready")
+        raise CaptureError("no event marks that the model's outputs are ready")
     return edges, tuple(sorted(ready))

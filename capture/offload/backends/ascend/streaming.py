@@ -189,10 +189,10 @@ def streaming_notes(
         when = "outputs are ready before the last copies, which are for the next execution"
     else:
         when = (
-            "outputs are ready when the last copies have ended, since this runtime makes no events "
-            "that cross the border of a model (ACL_EVENT_EXTERNAL)"
+            "outputs are ready when the last copies have ended, since this runtime has no events "
+            "that cross the boundary of a model (ACL_EVENT_EXTERNAL)"
         )
     return (
-        "weights are copied by the model, on a stream of its own beside that of its launches; it "
-        f"runs on one more; {when}",
+        "the model copies weights on a second stream beside that of its launches, and runs on a "
+        f"third one; {when}",
     )

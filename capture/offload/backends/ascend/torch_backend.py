@@ -71,9 +71,9 @@ class TorchAscendBackend(AscendBackend):
         torch_capturer: TorchCapturer | None = None,
         copies: Literal["captured", "enqueued"] | None = None,
         relocation: bool | None = None,
-        why_copied: str = "not asked for",
+        why_copied: str = "not requested",
         argument_table: bool = True,
-        why_no_table: str = "not asked for",
+        why_no_table: str = "not requested",
     ) -> None:
         """Capture with torch_npu.
 
@@ -287,11 +287,11 @@ class TorchAscendBackend(AscendBackend):
             prove_relocation(prepared, plan, bound, device, stream)
         except CaptureError as error:
             if bound.model.table is not None:
-                why = f"the proof at load failed with one: {error}"
+                why = f"the proof at load failed with an argument table: {error}"
                 raise Unproved(why, self._without_table(why)) from error
             if self._relocation:
                 raise CaptureError(
-                    f"{error}; TorchAscendBackend(relocation=False) has inputs and outputs copied"
+                    f"{error}; TorchAscendBackend(relocation=False) copies inputs and outputs"
                 ) from error
             why = f"the proof at load failed: {error}"
             raise Unproved(why, self._copying(why)) from error

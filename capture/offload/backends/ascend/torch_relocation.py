@@ -106,7 +106,7 @@ class Relocator:
         stay = [one for one in device_weights(program) if one.index not in streamed.storages]
         self._weights = ranges_of(bound, stay)
         if streamed.storages:  # one range: transfers change the weight at an address
-            self._weights.append(OwnedRange(*streamed.memory, "weights that are brought"))
+            self._weights.append(OwnedRange(*streamed.memory, "streamed weights"))
         self.bound: BoundModel | None = None
 
     def improve(self, first: CapturedModel, capture: Capture) -> CapturedModel:
@@ -162,7 +162,7 @@ class Relocator:
                 if not words.same_choice(found):
                     raise _NotRelocatable(
                         CaptureError(
-                            "a third capture does not tell the same addresses as two before"
+                            "a third capture does not have the same addresses as the two before"
                         )
                     )
                 if not why:
@@ -188,7 +188,7 @@ class Relocator:
         except CaptureError as error:
             raise _NotRelocatable(error) from error
         if not found.discovery.words:
-            reasons = "; ".join(sorted(set(found.copied.values()))) or "none is used"
+            reasons = "; ".join(sorted(set(found.copied.values()))) or "no input or output is used"
             raise _NotRelocatable(
                 CaptureError(f"no address of an input or output can be followed: {reasons}")
             )
@@ -228,13 +228,13 @@ class Relocator:
 def _described(table: _native.AscendCapturedTable | None, why_none: str) -> str:
     if table is None:
         return (
-            "of the runtime's, each copied when a word of it changed, as they are not in one table "
-            f"({why_none})"
+            "of the runtime, each copied when one of its words changed, since they are not in one "
+            f"table ({why_none})"
         )
     return (
-        f"of one table of {table.size_bytes} bytes, which the kernels were given at load "
-        f"({table.n_set} tasks set, {table.n_updates} update) and of which one copy brings what "
-        "changed"
+        f"of one table of {table.size_bytes} bytes, which the kernels received at load "
+        f"({table.n_set} tasks set, {table.n_updates} update), and whose changes one copy "
+        "transfers"
     )
 
 
@@ -250,7 +250,7 @@ def _once_more(capture: Capture, copied: Sequence[CopiedValue]) -> CapturedModel
         return capture(copied)
     except (OutOfMemory, OutOfStreams) as error:
         raise _NotRelocatable(
-            type(error)(f"no room for the captures that relocation takes: {error}")
+            type(error)(f"no memory for the captures that relocation needs: {error}")
         ) from error
 
 

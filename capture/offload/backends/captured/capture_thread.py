@@ -51,8 +51,8 @@ def run_on_capture_thread(work: Callable[[], T], device_type: str) -> T:
     """
     if getattr(_thread.inside, "active", False):
         raise CaptureError(
-            "a program is being loaded inside of another one's capture, for which it would wait: "
-            "load it before"
+            "a program is being loaded inside the capture of another program, and would wait for "
+            "that capture: load it before"
         )
 
     def inside() -> T:

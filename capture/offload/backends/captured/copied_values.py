@@ -54,7 +54,7 @@ def why_uncopiable(program: Program, value: int) -> str:
     for view in program.inputs:
         if view.value == value and is_written and not is_dense(view.shape, view.strides):
             return (
-                f"{name} is written, and has gaps between its elements: a captured model copies it "
-                "back whole, and would write what lies in them; pass it contiguous"
+                f"{name} is written, and has gaps between its elements: a captured model copies "
+                "it back as a whole, and would also write the gaps; pass it contiguous"
             )
     return ""

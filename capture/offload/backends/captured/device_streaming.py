@@ -65,12 +65,12 @@ def refuse_unstored(bound: BoundProgram) -> None:
     program = bound.program
     if program.opaque is not None:
         raise BackendUnavailable(
-            "a program that is one opaque launch keeps its weights where they are, so that none "
-            f"can be streamed ({program.opaque.reason}): load without weights_budget="
+            "a program that is one opaque launch keeps its weights where they are, so they cannot "
+            f"be streamed ({program.opaque.reason}): load without weights_budget="
         )
     if not bound.bindings.stored:
         raise BackendUnavailable(
-            "the model's weights lie on the device already, and streaming brings them from the "
+            "the model's weights lie on the device already, and streaming copies them from the "
             "host: capture with weights=, the folder or files that hold them"
         )
 

@@ -85,7 +85,7 @@ class DrawLog:
         if len(moved) > 1:
             raise CaptureError(
                 f"{launch.source}: {launch.name} draws from {len(moved)} random generators at "
-                "once, and where its kernels find which is not known: draw from one"
+                "once, and which of them its kernels read is not known: draw from one generator"
             )
         if moved:
             self.generator_of[launch.index] = moved[0]
@@ -108,8 +108,8 @@ class DrawLog:
         if self._offsets() != self._last:
             names = sorted({launches[index].name for index in self.generator_of})
             raise CaptureError(
-                f"{', '.join(names)}: random numbers were drawn when they were captured, so that "
-                "each execution would draw the same"
+                f"{', '.join(names)}: random numbers were drawn during the capture, so each "
+                "execution would draw the same numbers"
             )
 
     def _offsets(self) -> list[int]:

@@ -199,8 +199,8 @@ def check_order(
         (one, one < n_early) for one in _in_order(n_copies, n_early)
     ]:
         raise CaptureError(
-            "copies do not stand in the order of transfers, those for the next execution, which "
-            f"are its first ones, at the end; {ADVICE}"
+            "copies are not in the order of transfers, with those for the next execution (its "
+            f"first ones) at the end; {ADVICE}"
         )
     earlier = _earlier(graph.n_nodes + n_copies, edges, graph.overlapping)
     for node in range(graph.n_nodes + 1, graph.n_nodes + n_copies):
@@ -241,8 +241,8 @@ class _Order:
         for one, other in itertools.combinations(early, 2):
             if _overlap(one, other):
                 raise CaptureError(
-                    f"{self._name(other)} and {self._name(one)} would be brought to one place "
-                    f"before the execution begins that reads both; {ADVICE}"
+                    f"{self._name(other)} and {self._name(one)} would be copied to one place "
+                    f"before the execution that reads both begins; {ADVICE}"
                 )
 
     def check_reader(self, node: int, index: int) -> None:

@@ -136,14 +136,14 @@ def _failure(error: Exception, launch: Launch, inputs: str) -> OffloadError:
     """The error of a launch in the warm-up as offload's error; `inputs` describes its inputs."""
     what, why = f"{launch.source}: {launch.name}", first_line(error)
     if isinstance(error, torch.OutOfMemoryError):
-        return OutOfMemory(f"{what} found no memory in the warm-up: {why}")
+        return OutOfMemory(f"{what} ran out of memory in the warm-up: {why}")
     if isinstance(error, torch.AcceleratorError):  # possibly of an earlier launch
         return ExecutionError(
-            f"{what}: the device failed in the warm-up, there or before, which runs on {inputs}: "
-            f"{why}; {AFTER_A_FAULT}"
+            f"{what}: the device failed at this launch or before, in the warm-up, which runs on "
+            f"{inputs}: {why}; {AFTER_A_FAULT}"
         )
     return CaptureError(
-        f"{what} failed in the warm-up, which runs on {inputs}, as the model must: {why}"
+        f"{what} failed in the warm-up, which runs on {inputs} (the model must support them): {why}"
     )
 
 
@@ -152,7 +152,7 @@ def _inputs_text(bound: BoundProgram, given: Sequence[torch.Tensor] | None) -> s
     if given is not None:
         return "the inputs that were given"
     if not program.inputs:
-        return "no inputs, as it has none"
+        return "no inputs, since the model has none"
     made_up = "made-up inputs (numbers between 0 and 1, every integer 0: "
     if not bound.bindings.input_samples:
         return f"{made_up}a file holds no inputs)"

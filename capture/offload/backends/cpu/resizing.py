@@ -26,8 +26,8 @@ class CpuSizes:
     """Loads Programs whose sizes vary; see `SizeChanger`."""
 
     one_host_core = (
-        "on the CPU operators infer shapes and tile inside of the launch, which computes on the "
-        "cores that stages would take"
+        "on the CPU operators infer shapes and tile inside the launch, which computes on the "
+        "cores that stages would use"
     )
 
     def on_host_cores(self, n_cores: int) -> CpuSizes:

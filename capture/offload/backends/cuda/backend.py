@@ -133,8 +133,8 @@ class CudaBackend:
         try:
             if _native.cuda_driver_version() < _LEAST_DRIVER:
                 missing.append(
-                    f"the driver is for CUDA {_native.cuda_driver_version() / 1000:g}, and 12.4 is "
-                    "the first that tells the arguments of a kernel"
+                    f"the driver is for CUDA {_native.cuda_driver_version() / 1000:g}, and 12.4 "
+                    "is the first version that reports the arguments of a kernel"
                 )
             n_devices = _native.cuda_device_count()
             if not n_devices:

@@ -66,12 +66,12 @@ class FixedMemory:
         for one in self.fixed:
             if _is_slot(program, one):
                 yield (
-                    f"{one.name} is copied by the graph, whose kernels have it at an address that "
-                    f"stays ({one.size_bytes} bytes): {one.why}"
+                    f"{one.name} is copied by the graph, whose kernels use it at a fixed address "
+                    f"({one.size_bytes} bytes): {one.why}"
                 )
             else:
                 yield (
-                    f"{one.name} lies outside of the feature map, at an address that stays "
+                    f"{one.name} lies outside the feature map, at a fixed address "
                     f"({one.size_bytes} bytes): {one.why}"
                 )
 

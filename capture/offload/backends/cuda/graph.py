@@ -162,7 +162,7 @@ def set_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
     told = sorted((start, end) for start, end, ports in _read_edges(graph) if not any(ports))
     if told != sorted(edges):
         raise ExecutionError(
-            f"the driver tells {len(told)} full edges of a graph that was given {len(edges)}"
+            f"the driver reports {len(told)} full edges of a graph that has {len(edges)}"
         )
 
 
@@ -281,8 +281,8 @@ class NodeReader:
                 operand.host = operand.device
         if destination.memory_type == HOST:
             raise CaptureError(
-                "the captured graph copies to the host, and nobody could say when a caller may "
-                "read that: return the tensor, and copy it after the execution"
+                "the captured graph copies to the host, and when a caller may read the copy is "
+                "not known: return the tensor, and copy it after the execution"
             )
         if destination.memory_type != DEVICE or source.memory_type not in (HOST, DEVICE):
             raise CaptureError(

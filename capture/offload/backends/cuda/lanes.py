@@ -59,8 +59,8 @@ class CudaLanes:
         captured: TemplateGraph = prepared.state
         if captured.fixed.fixed:
             return (
-                "some of its memory keeps its address, and no word of a kernel tells which "
-                "launches use that"
+                "some of its memory keeps its address, and no word of a kernel shows which "
+                "launches use that memory"
             )
         return ""
 

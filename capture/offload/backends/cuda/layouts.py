@@ -173,11 +173,11 @@ def check_decoy(
     words = [describe(one) for one in captured.discovery.noise if one.kind in kinds]
     if not words:
         raise CaptureError(
-            "a kernel writes to memory that it was captured with, and none of its words holds an "
-            f"address of that (a texture or a variable of its module may); {advice.FIND_THE_LAUNCH}"
+            "a kernel writes to memory of its capture, and none of its words holds an address of "
+            f"that memory (a texture or a variable of its module may); {advice.FIND_THE_LAUNCH}"
         )
     raise CaptureError(
-        f"a kernel writes through a word that was taken for what nobody initialised: one of "
+        "a kernel writes through a word that was treated as uninitialised: one of "
         f"{', '.join(words)}; {advice.INITIALISE}"
     )
 

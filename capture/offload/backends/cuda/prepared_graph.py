@@ -58,8 +58,8 @@ def prepare_captured(
         except CapturesDiffer as error:
             differ = str(error)
     raise CaptureError(
-        f"{differ}; captured {_MAXIMUM_TRIES} times over, it never came out alike: expected "
-        f"the same kernels, edges and allocations each time; {advice.SAME_KERNELS}"
+        f"{differ}; {_MAXIMUM_TRIES} captures all differed: expected the same kernels, edges and "
+        f"allocations each time; {advice.SAME_KERNELS}"
     )
 
 
@@ -73,8 +73,8 @@ def _known(bound: BoundProgram, capturer: Capturer, known: KnownKernels) -> Prep
     prepared = _prepared(bound, dataclasses.replace(captured, discovery=found, is_known=True))
     n_kernels = sum(one.kind is NodeKind.KERNEL for one in captured.capture.nodes)
     note = (
-        f"one capture has told which words are addresses: its {n_kernels} kernel nodes are of "
-        "kernels that graphs have which were proved before"
+        f"one capture was enough to find the addresses: its {n_kernels} kernel nodes run kernels "
+        "of graphs that were proved before"
     )
     return dataclasses.replace(prepared, notes=(note,))
 

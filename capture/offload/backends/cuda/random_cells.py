@@ -52,8 +52,8 @@ def random_cells(
     random = next((launch for launch in program.launches if launch.random), None)
     if random is not None and (capture.random is None or not found):
         raise CaptureError(
-            f"{random.source}: {random.name} draws random numbers, and where its kernels find "
-            "the generator's state is not known here, so that each execution would draw the same; "
+            f"{random.source}: {random.name} draws random numbers, and where its kernels read the "
+            "generator's state is not known, so each execution would draw the same numbers; "
             f"{_DRAW_BEFORE}"
         )
     pairs = _pairs(found)
@@ -61,7 +61,7 @@ def random_cells(
         if pairs:
             raise CaptureError(
                 f"{_name(capture, min(pairs))}: it reads the state of a random generator that no "
-                "launch is known to draw from, so that each execution would draw the same; "
+                "launch is known to draw from, so each execution would draw the same numbers; "
                 f"{_DRAW_BEFORE}"
             )
         return [], _noise(capture, found, decoy_address)
@@ -110,9 +110,9 @@ def _state(
     for word, other in pairs.items():
         if set(other) != set(state) and word not in left_over:
             raise CaptureError(
-                f"{_name(capture, word)}: it finds the state of a random generator elsewhere than "
-                "the kernels before it; draw from one generator, torch's default one or one that "
-                "is passed"
+                f"{_name(capture, word)}: it reads the state of a random generator at another "
+                "address than the kernels before it; draw from one generator, torch's default one "
+                "or one that is passed"
             )
         if other != state and word in says:  # which is the seed?
             raise _unpaired(capture, word)
@@ -136,9 +136,9 @@ def _is_philox_state(capture: GraphCapture, found: Mapping[NodeWord, int], word:
 
 def _unpaired(capture: GraphCapture, word: NodeWord) -> CaptureError:
     return CaptureError(
-        f"{_name(capture, word)}: the addresses of a random generator's seed and offset do not "
-        f"stand side by side, and in one order everywhere, at byte {word[2]} of its arguments, so "
-        f"that they cannot be told apart; {_DRAW_BEFORE}"
+        f"{_name(capture, word)}: the addresses of a random generator's seed and offset are not "
+        f"side by side and in the same order everywhere, at byte {word[2]} of its arguments, so "
+        f"they cannot be told apart; {_DRAW_BEFORE}"
     )
 
 

@@ -137,9 +137,9 @@ class TorchCapturer:
             pool.rewind()
         names = sorted(program.values[index].name for index in self._copied)
         raise CaptureError(
-            f"{', '.join(names)}: torch gave these results memory that was something else before, "
-            f"in each of {_MAXIMUM_TRIES} captures, so that their words cannot be told apart: "
-            "leave the operators that make them out of the captured model"
+            f"{', '.join(names)}: torch allocated these results in reused memory in each of "
+            f"{_MAXIMUM_TRIES} captures, so their words cannot be told apart: leave the operators "
+            "that make them out of the captured model"
         )
 
 
@@ -348,7 +348,7 @@ def _warm_up_drawing(
     drawn = draws.states()
     if len(drawn) > 1:
         raise CaptureError(
-            "the program draws from several random generators, and a graph has room for one: draw "
+            "the program draws from several random generators, and a graph supports one: draw "
             "from torch's default one, or from one that is passed"
         )
     return next(iter(drawn.values()), None)

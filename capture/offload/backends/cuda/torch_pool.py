@@ -65,8 +65,8 @@ class PoolMemory:
         """
         if torch._C._cuda_isHistoryEnabled():
             raise CaptureError(
-                "torch's memory history is being recorded, which loading a program needs for "
-                "itself: end it with torch.cuda.memory._record_memory_history(None)"
+                "torch's memory history is being recorded, and loading a program needs that "
+                "recording for itself: end it with torch.cuda.memory._record_memory_history(None)"
             )
         _native.DiscoveryPool.set_current(self._pool)
         try:

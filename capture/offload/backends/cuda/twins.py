@@ -135,8 +135,8 @@ class TwinTimer:
             rounds = timed_rounds(bound, placed, memory, twin.time_launches, _N_TIMED)
         return TimedLaunches(
             tuple(min(times) for times in zip(*rounds, strict=True)),
-            f"the least of {_N_TIMED} rounds, by events in a graph of launches one behind the "
-            "other, which count too",
+            f"the least of {_N_TIMED} rounds, by events in a graph of launches in sequence, whose "
+            "time is included",
         )
 
 

@@ -123,7 +123,7 @@ def _check_weights(bound: BoundProgram) -> None:
     for index in bound.bindings.weights:
         if bound.program.values[index].device_format:
             raise BindingError(
-                f"{bound.program.values[index].name}: it lies in a format of the device's own, "
-                "which only the storage knows that it was loaded with: capture and load again to "
-                "use others"
+                f"{bound.program.values[index].name}: it lies in a device format, which is known "
+                "only for the storage that it was loaded with: capture and load again to use "
+                "others"
             )

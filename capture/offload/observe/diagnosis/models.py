@@ -286,7 +286,7 @@ def measure(contenders: Contenders, clock: Clock, effort: Effort) -> Measurement
 
 def _measured_gain(eager_ns: tuple[float, ...], replay_ns: tuple[float, ...]) -> Gain:
     if not all(replay_ns):
-        return UnknownGain("a replay took no time that the clock can tell")
+        return UnknownGain("a replay was too short for the clock to measure")
     ratios = tuple(one / other for one, other in zip(eager_ns, replay_ns, strict=True))
     lower, median, upper = quartiles(ratios)
     return MeasuredGain(median, lower, upper)
@@ -370,8 +370,8 @@ def _note_of_draws(before: torch.Tensor) -> tuple[str, ...]:
     if torch.equal(before, torch.get_rng_state()):
         return ()
     return (
-        "torch's random generator has moved on: the model drew from it in each eager call (or "
-        "another thread has), and it is not put back, since other threads may draw from it",
+        "torch's random generator has advanced: the model drew from it in each eager call (or "
+        "another thread did), and it is not restored, since other threads may draw from it",
     )
 
 

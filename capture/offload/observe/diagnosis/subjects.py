@@ -33,10 +33,10 @@ def check_subject(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any
         raise DiagnosisError(f"{_EXPECTED}; got a {type(model).__qualname__}{hint}")
     name = callable_name(model)
     if isinstance(model, type):
-        raise DiagnosisError(f"{_EXPECTED}; got the class {name} itself: make one of it first")
+        raise DiagnosisError(f"{_EXPECTED}; got the class {name} itself: make an instance first")
     if isinstance(model, Captured | Executable):
         raise DiagnosisError(
-            f"{_EXPECTED}; got a {name}, which was captured already, so that there is nothing to "
+            f"{_EXPECTED}; got a {name}, which is already captured, so there is nothing to "
             "compare it with: give the model itself"
         )
     _check_arguments(model, name, args, kwargs)
@@ -44,8 +44,9 @@ def check_subject(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any
         made = model()
         if isinstance(made, tuple) and made and callable(made[0]):
             raise DiagnosisError(
-                f"{_EXPECTED}; got the function {name}, which makes a model: give what it makes, "
-                f"or its name to the command: `offload diagnose package.module:{name}`"
+                f"{_EXPECTED}; got the function {name}, which makes a model: give the model, or "
+                "the name of the function to the command: `offload diagnose "
+                f"package.module:{name}`"
             )
 
 
@@ -57,7 +58,8 @@ def check_program(name: str, program: Program) -> None:
     """
     if not program.launches:
         raise DiagnosisError(
-            f"{_EXPECTED}; a call of {name} as it is given launches nothing that depends on tensors"
+            f"{_EXPECTED}; a call of {name} with these arguments launches nothing that depends on "
+            "tensors"
         )
     refuse_ranks(name, program)
 
@@ -70,9 +72,9 @@ def refuse_ranks(name: str, program: Program) -> None:
     """
     if program.groups:
         raise DiagnosisError(
-            f"{name} exchanges tensors with other ranks, and each rank would time as many calls as "
-            "its own times ask for, while the others wait: time as many calls on all ranks "
-            "(executable.timeline())"
+            f"{name} exchanges tensors with other ranks, and each rank would choose its own "
+            "number of calls to time, while the others wait: time the same number of calls on all "
+            "ranks (executable.timeline())"
         )
 
 
@@ -93,5 +95,5 @@ def _check_arguments(
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise DiagnosisError(
-            f"{_EXPECTED}; {name}{signature} cannot be called as it is given: {error}"
+            f"{_EXPECTED}; {name}{signature} cannot be called with these arguments: {error}"
         ) from None

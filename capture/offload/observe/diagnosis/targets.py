@@ -85,6 +85,6 @@ def _make_model(
         case (model, tuple() as args, dict() as kwargs):
             return model, args, kwargs
     raise DiagnosisError(
-        f"{target} returned a {type(made).__qualname__} of other parts; {_EXPECTED}, with args a "
-        "tuple and kwargs a dict"
+        f"{target} returned a {type(made).__qualname__} with other items; {_EXPECTED}, with args "
+        "a tuple and kwargs a dict"
     )

@@ -42,7 +42,7 @@ def diagnose_trace(
         FileError: the file cannot be read, is no such trace, or has no work of a device.
     """
     trace = read_kineto(path)
-    reason = "it is a recorded trace, and no model to call"
+    reason = "it is a recorded trace, not a model to call"
     return _diagnose_work(
         trace.work,
         subject=os.fspath(path),
@@ -70,7 +70,7 @@ def diagnose_timeline(timeline: Timeline, *, kernel_gap_ns: int = KERNEL_GAP_NS)
             "transfer on a device: execute inside its with-block, and diagnose after it"
         )
     subject = f"timeline of {len(timeline.executions)} executions"
-    reason = "it is a recorded timeline, and no model to call"
+    reason = "it is a recorded timeline, not a model to call"
     return _diagnose_work(
         work,
         subject=subject,

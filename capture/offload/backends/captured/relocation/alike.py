@@ -25,8 +25,8 @@ def check_alike(captures: Sequence[GraphCapture], launch_names: Sequence[str]) -
         if list(first.edges) != list(other.edges):
             raise CapturesDiffer(
                 "the graph",
-                f"its {len(first.edges)} edges lead elsewhere than the {len(other.edges)} of "
-                "another capture",
+                f"its {len(first.edges)} edges differ from the {len(other.edges)} of another "
+                "capture",
             )
         if _kinds(first) != _kinds(other):
             raise CapturesDiffer(
@@ -35,7 +35,7 @@ def check_alike(captures: Sequence[GraphCapture], launch_names: Sequence[str]) -
                 "another",
             )
     if [one.address for one in first.allocations] != [one.address for one in again.allocations]:
-        raise CapturesDiffer("the graph", "two captures in one layout have other addresses")
+        raise CapturesDiffer("the graph", "two captures in one layout have different addresses")
 
 
 def _check_nodes(first: GraphCapture, other: GraphCapture, launch_names: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ def _check_nodes(first: GraphCapture, other: GraphCapture, launch_names: Sequenc
         if not same or list(map(len, one.parts)) != list(map(len, two.parts)):
             raise CapturesDiffer(
                 where,
-                f"another capture has {two.kind} {two.name!r} there, or launches it otherwise",
+                f"another capture has {two.kind} {two.name!r} there, or launches it differently",
             )
         if first.launches[node] != other.launches[node]:
             raise CapturesDiffer(where, "another launch made it in another capture")

@@ -111,14 +111,14 @@ class Constants:
         if self._meanings.is_of_pool(value):
             what_to_do = advice.ALLOCATE_EACH_TIME
             why = (
-                "memory of one capture, which is gone after it: something keeps that address "
+                "memory of one capture, which is freed after it: something keeps that address "
                 "between calls (a cache, or a plan of a library)"
             )
         else:
             what_to_do = advice.HOLD_IT
             why = (
-                "memory that neither the Program nor a known library owns, so nobody says how long "
-                "it lives, or who writes it meanwhile (a library's handle or plan, say)"
+                "memory that neither the Program nor a known library owns, so its lifetime and "
+                "its writers are not known (a library's handle or plan, for example)"
             )
         raise CaptureError(
             f"{node_text(self._capture, self._names, node)}: {place} is always {described}, an "

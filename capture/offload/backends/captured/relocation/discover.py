@@ -333,7 +333,7 @@ class _Search:
                 else None
             )
             if replaced is None:
-                what = "is no address of an allocation in all of them"
+                what = "is not an address of an allocation in each of them"
                 self._refuse(node, part, begin, what, words)
             self.noise.append(Noise(node, part, begin, first, *replaced))
             return
@@ -354,9 +354,9 @@ class _Search:
         )
         if len(order) > 1 and order[0][0] == order[1][0]:
             raise Unfollowed(
-                f"{self.where(node)}: {self._parameter(node, offset)} is as near to one allocation "
-                "as to another in every layout: expected an address that is nearest to one, as "
-                "nothing else tells whose it is",
+                f"{self.where(node)}: {self._parameter(node, offset)} is equally near to two "
+                "allocations in every layout: expected an address that is nearest to one, since "
+                "nothing else shows to which allocation it belongs",
                 advice.LEAVE_OUT,
             )
         return order[0][1:]

@@ -23,7 +23,7 @@ from offload.backends.captured.relocation.words import (
 from offload.errors import CaptureError
 from offload.program import Program, Role
 
-FIXED_OWNER = "memory of the graph's own for "
+FIXED_OWNER = "the graph's own memory for "
 """The owner of fixed memory: this text, followed by the name of what is in it."""
 
 
@@ -98,7 +98,7 @@ def refuse(program: Program, capture: GraphCapture, found: Discovery) -> Capture
     ]
     why = next(filter(None, reasons), "")
     more = (
-        f" (what its launch uses cannot stay at one address: {why})"
+        f" (the operands of its launch cannot stay at one address: {why})"
         if why
         else " (also where the inputs and results of its launch stay at one address)"
     )
@@ -117,7 +117,7 @@ def with_fixed(
     for one, address in zip(fixed, addresses, strict=True):
         there = capture.allocations[one.number] if one.number < len(capture.allocations) else None
         if there is None or (there.address, there.value) != (address, one.value):
-            raise CapturesDiffer("the graph", f"another capture has {one.name} somewhere else")
+            raise CapturesDiffer("the graph", f"another capture has {one.name} at another address")
     owned = [
         OwnedRange(address, one.size_bytes, one.owner)
         for one, address in zip(fixed, addresses, strict=True)

@@ -159,9 +159,9 @@ def prove(
             break
     else:
         raise CaptureError(
-            "the captured graph computes other bits each time that it is executed, in "
-            f"{differs}, but did not in {N_UNSTEADY} executions where it was captured: an operator "
-            "adds in any order, for example. Whether it can be relocated cannot be proved; "
+            f"the captured graph computes different bits of {differs} at each execution, but did "
+            f"not in {N_UNSTEADY} executions at the captured addresses: an operator adds in no "
+            "fixed order, for example. Whether it can be relocated cannot be proved; "
             f"{advice.NOT_PROVED}"
         )
     weights.fixed.free()
@@ -210,7 +210,7 @@ class _Proof:
         if differs is not None and change is None:
             unsteady = self._explained(old, new, first, expected, steadiness)
         if not unsteady:
-            _refuse(differs, "gives another result at other addresses: {} differs")
+            _refuse(differs, "gives a different result at other addresses: {} differs")
             _refuse(change, "was moved and still writes to its old addresses, in {}")
         old.free()
         new.free()
@@ -320,8 +320,10 @@ def _refuse(difference: Difference | None, message: str) -> None:
     expected = (
         "the same bits"
         if apart is None
-        else f"less than the {apart.largest:.3g} by which it does, as executions of the same input "
-        "where it was captured are nearer"
+        else (
+            f"a difference below {apart.largest:.3g}, since executions of the same input at "
+            "the captured addresses differ less"
+        )
     )
     raise CaptureError(
         f"the captured graph {message.format(difference.name)} from byte {difference.offset_bytes} "
@@ -354,8 +356,7 @@ def _refuse_noise(
         noise = found
     more = f" (or one of {len(noise) - 1} other words)" if len(noise) > 1 else ""
     raise CaptureError(
-        f"{describe(noise[0])}{more} {noise[0].kind} "
-        f"(0x{noise[0].first[::-1].hex()}, 0x{noise[0].again[::-1].hex()}), so it was taken for "
-        "padding, and the results depend on it: what the kernel would be given is not known; "
-        f"{advice.INITIALISE}"
+        f"{describe(noise[0])}{more} {noise[0].kind} (0x{noise[0].first[::-1].hex()}, "
+        f"0x{noise[0].again[::-1].hex()}), so it was treated as padding, but the results depend "
+        f"on it: which value the kernel needs is not known; {advice.INITIALISE}"
     )

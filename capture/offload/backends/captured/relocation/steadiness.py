@@ -57,9 +57,10 @@ class Steadiness:
     def notes(self) -> tuple[str, ...]:
         """What the proof allowed, in sentences for users; empty if all results had equal bits."""
         return tuple(
-            f"{name} is other bits at each execution ({one.n_apart} numbers, by up to "
-            f"{one.largest:.3g}, in {self.n_executions} executions where it was captured); the "
-            f"proof allowed {_MARGIN:g} times that at other addresses, and the same bits elsewhere"
+            f"{name} has different bits at each execution ({one.n_apart} numbers, by up to "
+            f"{one.largest:.3g}, in {self.n_executions} executions at the captured addresses); "
+            f"the proof allowed {_MARGIN:g} times that at other addresses, and required the same "
+            "bits of other results"
             for name, one in self.measured.items()
         )
 
@@ -103,7 +104,7 @@ def _check_small(memory: ComparedMemory, stretch: Stretch, allowed: Spread) -> N
     if allowed.mean_square < size.mean_square:  # false if some are no numbers
         return
     raise CaptureError(
-        f"the captured graph computes other bits each time that it is executed, in {stretch.name}, "
-        "as when an operator adds in any order, and they are too far apart to tell a wrong result "
-        f"by. Whether it can be relocated cannot be proved; {advice.NOT_PROVED}"
+        f"the captured graph computes different bits of {stretch.name} at each execution, as when "
+        "an operator adds in no fixed order, and they differ too much to detect a wrong result. "
+        f"Whether it can be relocated cannot be proved; {advice.NOT_PROVED}"
     )

@@ -72,8 +72,8 @@ class NoiseKind(enum.StrEnum):
 
     DIFFERS = "differs between two captures in one layout"
     HOST = "holds an address of the host's memory in every capture, which kernels cannot read"
-    UPPER_HALF = "holds the upper half of an address, beside no lower one"
-    SMALL = "differs between layouts, in a single byte, too small to say where anything lies"
+    UPPER_HALF = "holds the upper half of an address without the lower half beside it"
+    SMALL = "differs between layouts, in a single byte, too small to be an address"
     CELL = "holds an address of a random generator's state, from which nothing is drawn"
 
 
