@@ -38,8 +38,8 @@ def check_sendable(value: Value, reached: int) -> None:
     """
     if reached > message_bytes(value):
         raise ProgramError(
-            f"%{value.index} ({value.name}) is more than its first tensor: whoever uses it belongs "
-            "to who made it"
+            f"%{value.index} ({value.name}) is larger than its first tensor: launches that use it "
+            "belong with the launch that made it"
         )
 
 

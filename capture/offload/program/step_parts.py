@@ -113,18 +113,18 @@ def step_parts(program: Program) -> StepParts:
 def _refuse(program: Program) -> None:
     why = ""
     if program.opaque is not None:
-        why = f"it is one launch, which nothing divides: {program.opaque.reason}"
+        why = f"it is one launch, which cannot be divided: {program.opaque.reason}"
     elif program.groups:
-        why = "it has collectives of its own"
+        why = "it has collectives already"
     elif program.overlaps:
-        why = "inputs share memory, which ranks do not"
+        why = "inputs share memory, and ranks do not"
     elif all(launch.backward_pass is None for launch in program.launches):
         why = "it writes inputs or weights, and has no backward pass"
     inputs = {view.value for view in program.inputs}
     kinds = {
         EffectKind.GENERATOR: "draws random numbers, which ranks would draw in another order: turn "
         "dropout off",
-        EffectKind.UNSEEN: "is not one of torch's operators, and may do what nobody sees",
+        EffectKind.UNSEEN: "is not one of torch's operators, and may have unseen effects",
     }
     for launch in program.launches:
         where = f"{launch.place}: {launch.name}"
