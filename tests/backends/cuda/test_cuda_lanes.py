@@ -351,9 +351,9 @@ def test_each_lane_has_its_own_workspace(simulator, monkeypatch, graphs, is_know
     """Or products keep their order, where memory is not declared a workspace."""
     import simulated_backend
 
-    backend = simulated_backend.install(simulator, monkeypatch)
     capturer = WorkspaceCapturer(simulator, WORKSPACE_BYTES if is_known else 0)
-    monkeypatch.setattr(backend, "_capturer", capturer)
+    backend = simulated_backend.SimulatedBackend(simulator, capturer)
+    simulated_backend.install(simulator, monkeypatch, backend)
     captured = captured_of(Towers())
     simulator.set_node_order(order, 3)
     with captured.load(device=DEVICE, lanes=3) as run:

@@ -35,8 +35,7 @@ class PromotingBackend(simulated_backend.SimulatedBackend):
 def backend(simulator, monkeypatch):
     capturing.at_once(monkeypatch)
     monkeypatch.setattr(cuda_backend, "_known", {})
-    simulated_backend.install(simulator, monkeypatch)
-    return PromotingBackend(simulator)
+    return simulated_backend.install(simulator, monkeypatch, PromotingBackend(simulator))
 
 
 def test_feature_maps_lie_in_one_arena_that_is_poisoned_between(backend):

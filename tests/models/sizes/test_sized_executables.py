@@ -24,11 +24,12 @@ def model():
     ).eval()
 
 
-def for_each_size(captured, sizes):
-    """A device whose residents support only one size."""
+def for_each_size(captured, sizes, before=lambda: None):
+    """A device whose residents support only one size; `before` each of them is loaded."""
     pipeline = importlib.import_module("offload.load.pipeline")
 
     def load(bound):
+        before()
         return pipeline.load_program(
             bound,
             "cpu",
@@ -217,19 +218,19 @@ def test_weights_that_are_bound_again_are_so_in_every_instance(loaded):
         assert torch.equal(run(x), one(x))
 
 
-def test_sizes_that_are_ready_do_not_wait_for_others(monkeypatch):
+def test_sizes_that_are_ready_do_not_wait_for_others():
     one = model()
-    run = for_each_size(captured_model(one), offload.Sizes())
-    run(torch.randn(2, 8, 16))
     begun, may_end = threading.Event(), threading.Event()
-    load = run._load
+    may_end.set()
 
-    def slow(bound):
+    def wait():
         begun.set()
         assert may_end.wait(60)
-        return load(bound)
 
-    monkeypatch.setattr(run, "_load", slow)
+    run = for_each_size(captured_model(one), offload.Sizes(), wait)
+    run(torch.randn(2, 8, 16))
+    begun.clear()
+    may_end.clear()
     x, results = torch.randn(2, 8, 16), []
     other = threading.Thread(target=lambda: results.append(run(torch.randn(2, 9, 16))))
     other.start()

@@ -77,7 +77,11 @@ class SimulatedBackend(CudaBackend):
 
 
 def install(
-    simulator: Simulator, monkeypatch: pytest.MonkeyPatch, *, records: bool = False
+    simulator: Simulator,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: SimulatedBackend | None = None,
+    *,
+    records: bool = False,
 ) -> SimulatedBackend:
     """Let `load(device="cuda-simulated")` find the backend for the rest of the test.
 
@@ -87,7 +91,7 @@ def install(
     """
     simulator.set_host_is_device(True)
     simulator.set_eager(True)  # tensors of the CPU are read without synchronising
-    backend = SimulatedBackend(simulator)
+    backend = backend or SimulatedBackend(simulator)
     known = {**backends._BACKENDS, backend.name: lambda: backend}
     if records:
         known["cpu"] = lambda: backend
