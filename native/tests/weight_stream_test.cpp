@@ -347,6 +347,23 @@ void a_launch_that_forks_fails_in_the_child() {
   CHECK_THAT(status_of(child) == 0);
   fixture.run();
 }
+
+// Nothing is ever copied here: not even a copy that the fork interrupted is told.
+void a_child_without_transfers_tells_none() {
+  StreamPlan plan;
+  plan.memory_bytes = 5000;
+  plan.n_launches = 2;
+  plan.weights.push_back({"resident", 5000, {{0, 5000, 0, false}}});
+  Fixture fixture(std::move(plan));
+  fixture.stream->load(nullptr);
+  fixture.run();
+  const pid_t child = fork();
+  if (child == 0) {
+    fixture.run(/*traced=*/true);
+    _exit(fixture.stream->take_report().transfers.empty() ? offload::test::result() : 1);
+  }
+  CHECK_THAT(status_of(child) == 0);
+}
 #endif
 
 void interpreter_exit_ends_busy_workers() {
@@ -388,6 +405,7 @@ int main() {
   forks_find_a_stream_at_rest(ring_plan(3, 2));
   forks_find_a_stream_at_rest(aliasing_plan());
   a_launch_that_forks_fails_in_the_child();
+  a_child_without_transfers_tells_none();
 #endif
   interpreter_exit_ends_busy_workers();
   return offload::test::result();

@@ -272,6 +272,16 @@ def test_guards_after_a_change_are_refused(function):
     assert HERE in message
 
 
+def test_guards_are_told_with_their_lines():
+    captured = offload.capture(
+        lambda x: x if x.sum() > 0 else -x, torch.ones(3), host_reads="guard"
+    )
+    told = captured.program.host_reads
+    assert told
+    assert all(one.startswith("guarded: ") and HERE in one for one in told)
+    assert offload.capture(torch.neg, torch.ones(3), host_reads="guard").program.host_reads == ()
+
+
 def test_guards_tell_zeros_and_find_nan():
     def function(x, scale):
         return x / scale.item()

@@ -178,6 +178,24 @@ def test_a_resident_that_follows_its_words_is_proved_and_leaves_no_memory():
     assert memory.blocks == {}
 
 
+def test_each_execution_is_waited_for():
+    class Later(MixingResident):
+        """Executes only once it is waited for, as a device may."""
+
+        n_submitted = 0
+
+        def execute(self) -> None:
+            self.n_submitted += 1
+
+        def finish(self) -> None:
+            while self.n_executions < self.n_submitted:
+                super().execute()
+
+    resident = Later(NODES)
+    run_proof(make_bound(ROLES), resident)
+    assert resident.n_executions == 2
+
+
 def test_the_plan_apart_shares_nothing():
     bound = make_bound(ROLES)
     plan = place_values(bound.program, MACHINE, lifetimes=[Lifetime(0, 1), Lifetime(0, 1)] * 2)

@@ -146,6 +146,12 @@ def test_a_node_that_no_launch_made_waits_for_all_and_all_for_it():
         check_node_order(program, plan, free)
 
 
+def test_launches_before_and_after_a_node_that_no_launch_made_conflict():
+    program = program_of([IN, OUT, OUT, OUT], [([0], [1]), ([0], [2]), ([0], [3])])
+    assert node_conflicts(program, chain_of(program, [0, -1, 1, 2])) == ((0, 1), (0, 2))
+    assert node_conflicts(program, chain_of(program, [0, 1, -1, 2])) == ((0, 2), (1, 2))
+
+
 def test_a_touch_that_the_program_does_not_know_is_taken_for_a_write():
     program = program_of([IN, OUT, OUT], [([0], [1]), ([], [2])])
     captured = chain_graph(program, [1, 1], extra=[(1, 0)])  # the second one names the input

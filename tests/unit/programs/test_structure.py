@@ -180,6 +180,14 @@ def test_what_cannot_be_taken_apart(make: Callable[[], Any], message: str) -> No
         taken_apart({"tree": make()})
 
 
+def test_a_cycle_without_tensors_is_a_constant() -> None:
+    node = types.SimpleNamespace()
+    node.parent = types.SimpleNamespace(child=node)
+    found, structure = taken_apart([A, node])
+    assert found == [A]
+    assert [one.kind for one in structure.children] == ["tensor", "constant"]
+
+
 def test_the_same_container_twice_is_no_cycle() -> None:
     shared = [A]
     assert taken_apart([shared, shared])[0] == [A, A]
