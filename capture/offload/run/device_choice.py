@@ -16,6 +16,10 @@ from offload.program import Value
 _NEWEST = 0.5
 _FORGOTTEN = 0.02
 
+# The most by which one observation counts as larger or smaller than the pace: a thread that another
+# process preempts for 10 ms is no device that became a hundred times slower.
+_MOST_CHANGE = 2.0
+
 # Smaller changes of a pace since the last choice lead to no new choice.
 _CHANGED = 0.05
 
@@ -108,8 +112,8 @@ class Crossings:
 class DeviceChoice:
     """Chooses devices for the segments of each execution.
 
-    A device's pace is the measured duration of its segments over the expected one, smoothed. The
-    pace of a device that executes nothing decays, so that it is tried again.
+    A device's pace is the measured duration of its segments over the expected one, smoothed and
+    without outliers. The pace of a device that executes nothing decays, so that it is tried again.
 
     `hybrid` begins with the plan, and searches single segments, pairs and runs of them to move
     while the paces predict an improvement: a limited number in each choice, so that a search takes
@@ -192,8 +196,10 @@ class DeviceChoice:
                 took[device] += ns
         for device, expected_ns in enumerate(expected):
             if expected_ns:
+                pace = self._paces[device]
                 newest = took[device] / expected_ns
-                self._paces[device] += _NEWEST * (newest - self._paces[device])
+                newest = min(max(newest, pace / _MOST_CHANGE), pace * _MOST_CHANGE)
+                self._paces[device] += _NEWEST * (newest - pace)
             else:
                 self._paces[device] += _FORGOTTEN * (1.0 - self._paces[device])
 

@@ -117,8 +117,11 @@ class PlacedExecutable(Submitting):
         if self._is_whole:
             return self._called(args, kwargs)
         queued = self._queued(args, kwargs, self._asked(()))
-        errors = [one._outcome() for one in queued.tickets]  # all have ended before one is raised
-        error = _origin(errors)
+        try:  # all have ended before an error is raised
+            error = _origin([one._outcome() for one in queued.tickets])
+        except BaseException as interrupted:
+            self._observe(queued.devices, interrupted)
+            raise
         self._observe(queued.devices, error)
         if error is not None:
             raise error

@@ -65,6 +65,18 @@ def test_small_changes_move_nothing():
     assert choice.n_moved == 0
 
 
+def test_one_outlier_moves_nothing():
+    """A thread was preempted for long; what lasts is followed all the same."""
+    segments = chain([[100 * US, 160 * US]] * 4, [0] * 4)
+    choice = DeviceChoice(segments, Placement.HYBRID, US)
+    for _ in range(5):
+        assert executed(choice, segments, [1.0, 1.0], 5) == (0, 0, 0, 0)
+        assert executed(choice, segments, [1000.0, 1.0], 1) == (0, 0, 0, 0)
+    assert choice.n_moved == 0
+    assert max(choice.paces) <= 2.0
+    assert executed(choice, segments, [1000.0, 1.0], 5) == (1, 1, 1, 1)
+
+
 def test_throughput_divides_the_work():
     segments = chain([[100 * US, 100 * US]] * 6, [0, 0, 0, 1, 1, 1])
     choice = DeviceChoice(segments, Placement.HYBRID, US, is_throughput=True)
