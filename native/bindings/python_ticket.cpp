@@ -34,8 +34,9 @@ std::shared_ptr<py::object> shared(py::object function) {
           }};
 }
 
-// Refuses to wait on a thread for work that the same thread must do.
-void refuse_own_wait(const Ticket& ticket) {
+// Refuses to wait on a thread for work that the same thread must do, or that begins after an
+// execution that the same thread is in. `bound`: the work's execution; without a call if unknown.
+void refuse_own_wait(Ticket& ticket, const BoundCall& bound) {
   if (Lane::is_own_work(ticket)) {
     throw ExecutionError(
         "a launch, or a done-callback, waits for an execution that its own thread has to do: "
@@ -45,6 +46,12 @@ void refuse_own_wait(const Ticket& ticket) {
     throw ExecutionError(
         "a done-callback waits for another ticket, and keeps the thread that called it from going "
         "on: add a callback to that ticket, or wait in a thread of your own");
+  }
+  if (bound.call != nullptr && bound.replay->replay().is_inside_launch() &&
+      !ticket.wait_for_issue(nanoseconds(0))) {
+    throw ExecutionError(
+        "a launch waits for another execution of its own executable, which begins once this one "
+        "has ended: return first");
   }
 }
 
@@ -122,7 +129,7 @@ void PythonTicket::wait_in_slices(std::optional<double> timeout_s,
 void PythonTicket::await_end(std::optional<double> timeout_s) const {
   const std::shared_ptr<Ticket> ticket = ticket_;
   if (ticket->done()) return;
-  refuse_own_wait(*ticket);
+  refuse_own_wait(*ticket, bound_);
   wait_in_slices(timeout_s, [&](nanoseconds time) { return ticket->wait_for(time); });
 }
 
@@ -174,7 +181,7 @@ py::object PythonTicket::promised() {
 std::optional<c10::Stream> PythonTicket::issued_to() const {
   const std::shared_ptr<Ticket> ticket = ticket_;
   if (!ticket->done()) {
-    refuse_own_wait(*ticket);
+    refuse_own_wait(*ticket, bound_);
     wait_in_slices(std::nullopt, [&](nanoseconds time) { return ticket->wait_for_issue(time); });
   }
   if (const std::exception_ptr error = ticket->error()) std::rethrow_exception(error);

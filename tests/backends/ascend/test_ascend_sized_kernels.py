@@ -370,6 +370,31 @@ def test_a_tile_that_executes_the_executable_is_refused(host_cores, load):
 
 
 @pytest.mark.parametrize("host_cores", [1, 3])
+def test_a_tile_that_waits_for_the_ticket_of_another_thread_is_refused(host_cores, load):
+    """That execution begins once this one has ended."""
+    runs, tickets = [], []
+
+    def submit(run):
+        tickets.append(run.submit(*inputs(11)))
+
+    def waiting(launch):
+        while runs:
+            thread = threading.Thread(target=submit, args=(runs.pop(),))
+            thread.start()
+            thread.join()
+            tickets[0].result()
+        return tile(launch)
+
+    with load(model, *inputs(6), kernels=with_tile(waiting), host_cores=host_cores) as run:
+        runs.append(run)
+        with pytest.raises(offload.ExecutionError, match="waits for another execution"):
+            run(*inputs(9))
+        tickets[0].result()
+        given = inputs(9)
+        assert torch.equal(run(*given), model(*given))
+
+
+@pytest.mark.parametrize("host_cores", [1, 3])
 def test_several_threads_call(host_cores, load):
     results = []
     with load(model, *inputs(6), host_cores=host_cores, options={"instances": 4000}) as run:

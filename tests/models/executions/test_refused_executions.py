@@ -294,3 +294,30 @@ def test_a_launch_of_a_call_may_not_wait_for_what_is_queued(scheduling, within):
     assert len(queued) == (within == "call")
     for ticket in [*queued, run.submit(torch.zeros(3))]:
         assert torch.equal(ticket.result(), torch.ones(3))
+
+
+@pytest.mark.parametrize("scheduling", ["offload", "host"])
+@pytest.mark.parametrize("form", ["call", "submit"])
+def test_a_launch_may_not_wait_for_the_ticket_of_another_thread(scheduling, form):
+    """That execution begins once this one has ended; one that has ended may be asked for."""
+    runs: list[offload.Executable] = []
+    tickets: list[offload.Ticket] = []
+
+    @torch.library.custom_op(f"offload_tests::asks_{scheduling}_{form}", mutates_args=())
+    def asks(x: torch.Tensor) -> torch.Tensor:
+        if not runs:
+            return x.clone()
+        assert torch.equal(tickets[0].result(), torch.ones(3))
+        with ThreadPoolExecutor(1) as pool:
+            tickets.append(pool.submit(runs.pop().submit, torch.zeros(3)).result())
+        return tickets[1].result() if form == "submit" else tickets[1].wait() or x.clone()
+
+    run = offload.capture(lambda x: asks(x) + 1, torch.zeros(3)).load(scheduling=scheduling)
+    run(torch.zeros(3))
+    tickets.append(run.submit(torch.zeros(3)))
+    tickets[0].wait()
+    runs.append(run)
+    with pytest.raises(offload.ExecutionError, match="waits for"):
+        run(torch.zeros(3)) if form == "call" else run.submit(torch.zeros(3)).result()
+    assert torch.equal(tickets[1].result(), torch.ones(3))
+    assert torch.equal(run(torch.zeros(3)), torch.ones(3))
