@@ -449,13 +449,10 @@ def test_an_update_of_all_parameters_at_once_is_refused():
         optimizer.zero_grad(set_to_none=False)
         loss = model(x).square().mean()
         scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        optimizer.step()
+        scaler.step(optimizer)
+        scaler.update()
         return loss.detach()
 
-    try:
-        captured = offload.capture(step, torch.randn(3, 8), training=True)
-    except offload.CaptureError as error:
-        pytest.skip(f"the step is not recorded: {error}")
+    captured = offload.capture(step, torch.randn(3, 8), training=True)
     with pytest.raises(PlanError, match="weights of several stages at once"):
         cut(captured, 2)
