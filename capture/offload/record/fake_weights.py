@@ -86,8 +86,8 @@ class FakeWeights:
             )
         if isinstance(model, torch.jit.ScriptModule):
             raise CaptureError(
-                "weights= cannot give a ScriptModule other parameters: capture the nn.Module that "
-                "it was made from"
+                "weights= cannot give a ScriptModule other parameters: capture the original "
+                "nn.Module"
             )
         self._make_twins(model)
         replaced: list[tuple[dict[str, Any], str, Any]] = []
