@@ -204,9 +204,9 @@ class FakeWeights:
         ):
             if begin < other_end and other_begin < end:
                 raise CaptureError(
-                    f"{name} shares memory with {other}, whose content is in the files: which "
-                    "part of it this is, is not known. Let the model hold the same Parameter "
-                    f"twice, or compute the view in the forward from {other}"
+                    f"{name} shares memory with {other}, whose content is in the files: the "
+                    "shared part is not known. Let the model hold the same Parameter twice, or "
+                    f"compute the view in the forward from {other}"
                 )
 
     def _find(self, names: list[str]) -> StoredTensor | None:
