@@ -24,7 +24,7 @@ def status_bytes(field: str) -> int:
         name, _, value = line.partition(":")
         if name == field:
             return int(value.split()[0]) * 1024
-    raise RuntimeError(f"this system does not tell {field}")
+    raise RuntimeError(f"this system does not report {field}")
 
 
 def main(kind: str, path: str) -> None:

@@ -35,7 +35,7 @@ PROBES = (
         "A0",
         "Which functions does the runtime have, and can tasks of a captured model be read?",
         "all of CANN 9.1, and firmware with software SQ",
-        "what needs a newer one is refused, or done by copies, and says so",
+        "what needs a newer runtime is refused by name, or replaced by copies",
         "probes_rules:what_is_there",
     ),
     Probe(
@@ -43,7 +43,7 @@ PROBES = (
         "Does a model read a table that copies on the executions' stream wrote behind its making, "
         "each execution its own?",
         "yes, captured and built",
-        "no own table: copies into fixed memory",
+        "no separate table: copies into fixed memory",
         "probes_tables:table_behind_the_making",
         ("capture", "build"),
     ),
@@ -123,8 +123,8 @@ PROBES = (
     ),
     Probe(
         "A12",
-        "May a kernel of a captured model be given arguments in memory of ours, once, which its "
-        "executions then read?",
+        "May a kernel of a captured model be given arguments once, in memory of offload, which "
+        "its executions then read?",
         "yes",
         "its block is the runtime's, and each is copied",
         "probes_tables:blocks_of_ours",

@@ -115,8 +115,8 @@ PROBES = (
     ),
     Probe(
         "P10",
-        "What do captured copies of 8 to 256 MiB reach beside products, what does each node add, "
-        "what does a fork add to a launch?",
+        "What rate do captured copies of 8 to 256 MiB reach beside products, and what do each "
+        "node and a fork add to a launch?",
         "about 50 GB/s, 8 us for a node",
         "larger units",
         "probes_launching:captured_copies",
@@ -146,8 +146,8 @@ PROBES = (
     ),
     Probe(
         "P14",
-        "Is the first word of a TMA descriptor its address, and all that depends on it? Does a "
-        "graph take another one there?",
+        "Is the first word of a TMA descriptor its address, and the only word that depends on it? "
+        "Does a graph accept another address there?",
         "both, and every word of kernels that take descriptors is named",
         "set whole descriptors, as cuTensorMapReplaceAddress makes them",
         "probes_descriptors:descriptors",

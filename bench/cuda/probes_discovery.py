@@ -55,7 +55,7 @@ def _tell_discovery(found: Discovered) -> None:
     tell("noise words by kernel", found.noise)
     tell("unexplained words by kernel", found.unexplained)
     tell("of which unknown to the driver in every capture", found.host)
-    tell("memory of nobody known that constant words name, by kernel", found.constant)
+    tell("memory of no known owner in constant words, by kernel", found.constant)
     tell("kernels that changed", found.changed)
 
 

@@ -299,7 +299,7 @@ def test_failures_of_an_execution(function: str, form: str, simulated_npu: Ascen
 def test_what_a_captured_model_cannot_do_is_refused() -> None:
     captured = offload.capture(nn.Linear(4, 4).npu(), torch.ones(2, 4).npu())
     with captured.load() as run:
-        with pytest.raises(offload.BindingError, match="lies where it was loaded"):
+        with pytest.raises(offload.BindingError, match="stays where it was loaded"):
             run(torch.ones(2, 4).npu(), feature_map=torch.empty(64, dtype=torch.uint8).npu())
         with pytest.raises(offload.BindingError, match="stay where they were"):
             run.rebind_weights()

@@ -213,7 +213,7 @@ def test_without_software_sq_tensors_are_copied(firmware: AscendSimulator) -> No
         check_same(run(x), torch.full((4,), 2.0))
         assert COPIED in notes(run)
         assert "207000" in notes(run)
-        with pytest.raises(offload.BindingError, match="lies where it was loaded"):
+        with pytest.raises(offload.BindingError, match="stays where it was loaded"):
             run(x, feature_map=torch.empty(64, dtype=torch.uint8).npu())
     with pytest.raises(offload.BackendUnavailable, match="software SQ"):
         TorchAscendBackend(relocation=True).prepare(captured.bound)
@@ -311,7 +311,7 @@ def test_what_an_unreadable_task_touches_is_copied(
         assert "copied: tasks of the model copy them" in notes(run)
         assert "the feature map stays there" in notes(run)
         assert run._loaded.resident.refresh_counts["copies"]
-        with pytest.raises(offload.BindingError, match="lies where it was loaded"):
+        with pytest.raises(offload.BindingError, match="stays where it was loaded"):
             run(x.npu(), y.npu(), feature_map=torch.empty(1 << 22, dtype=torch.uint8).npu())
 
 

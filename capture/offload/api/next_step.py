@@ -83,7 +83,7 @@ class NextStep:
             if again := recorder.end_step():
                 recorder.abandon()
                 raise CaptureError(
-                    f"the step makes {again} anew in each call{', ' * bool(made)}{made}: a replay "
+                    f"the step creates {again} in each call{', ' * bool(made)}{made}: a replay "
                     "would not pass it on to the next step; write it in place"
                 )
             _, recording = recorder.finish(result)

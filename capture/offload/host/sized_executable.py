@@ -111,7 +111,7 @@ class SizedExecutable(Executable):
         def publish(sizes: Choice, run: Executable) -> _native.Replay:
             found = own()
             if found is None:
-                raise NotPromoted("the executable has gone meanwhile")
+                raise NotPromoted("the executable was freed meanwhile")
             run._native.join(found._native)
             return run._native
 

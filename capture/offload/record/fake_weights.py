@@ -86,8 +86,8 @@ class FakeWeights:
             )
         if isinstance(model, torch.jit.ScriptModule):
             raise CaptureError(
-                "weights= cannot give a ScriptModule other parameters: capture the nn.Module that "
-                "it was made from"
+                "weights= cannot give a ScriptModule other parameters: capture the original "
+                "nn.Module"
             )
         self._make_twins(model)
         replaced: list[tuple[dict[str, Any], str, Any]] = []
@@ -204,9 +204,9 @@ class FakeWeights:
         ):
             if begin < other_end and other_begin < end:
                 raise CaptureError(
-                    f"{name} shares memory with {other}, whose content is in the files: which "
-                    "part of it this is, is not known. Let the model hold the same Parameter "
-                    f"twice, or compute the view in the forward from {other}"
+                    f"{name} shares memory with {other}, whose content is in the files: the "
+                    "shared part is not known. Let the model hold the same Parameter twice, or "
+                    f"compute the view in the forward from {other}"
                 )
 
     def _find(self, names: list[str]) -> StoredTensor | None:

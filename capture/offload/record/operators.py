@@ -290,7 +290,7 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
     elif hasattr(tensor, "to_local"):
         advice = "; use its .to_local(), which is this rank's part"
     elif not has_plain_memory(tensor):
-        advice = "; use the plain tensors that it holds or stands for"
+        advice = "; use the plain tensors that it holds or represents"
     elif not is_plain_class(tensor):
         advice = "; pass it .as_subclass(torch.Tensor)"
     raise CaptureError(

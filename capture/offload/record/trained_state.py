@@ -213,7 +213,7 @@ class TrainedState:
             if isinstance(stepped.optimizer, torch.optim.RAdam):
                 for one in counters[: 1 if stepped.name in alike.values() else None]:
                     log.guard_least(
-                        one, (f"a step counter of {stepped.name}, at least its recorded value")
+                        one, f"a step counter of {stepped.name}, at least its recorded value"
                     )
 
         def shared(counter: torch.Tensor) -> Hashable | None:

@@ -257,7 +257,7 @@ class WeightStreaming:
         if last.pass_ns is None:
             return (
                 f"measured: {show_bytes(last.bytes_streamed)} brought for the last execution; how "
-                "long copies and launches take here is measured inside run.timeline() alone, if at "
+                "long copies and launches take here is measured only inside run.timeline(), if at "
                 "all, and not with scheduling by the host"
             )
         text = f"measured: {last.pass_ns / 1e6:.3f} ms by {which}, "

@@ -111,4 +111,4 @@ def test_a_runtime_without_such_events_measures_nothing(run, ascend, deep):
             ascend.fail("aclrtCreateEventExWithFlag", EVENT_REFUSED)
             check(run, [given], [wanted])
             assert run.last_execution.pass_ns is None
-    assert "is measured inside run.timeline() alone, if at" in run.streaming.explain()
+    assert "is measured only inside run.timeline(), if at" in run.streaming.explain()

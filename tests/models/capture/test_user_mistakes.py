@@ -341,7 +341,7 @@ def test_a_closed_executable_says_what_to_do():
 def test_parts_of_offload_say_what_to_call(name, advice):
     part = importlib.import_module(f"offload.{name}")
     assert getattr(offload, name) is part
-    with pytest.raises(offload.BindingError, match=f"offload.{name} is a part of .*: {advice}"):
+    with pytest.raises(offload.BindingError, match=f"offload.{name} is a module of .*: {advice}"):
         part("model.offload", device="cpu")
     # Before any use of offload there is no such attribute.
     script = f"import offload; offload.{name}('model.offload')"
@@ -351,7 +351,7 @@ def test_parts_of_offload_say_what_to_call(name, advice):
     last = done.stderr.splitlines()[-1]
     assert re.match(
         rf"AttributeError: module 'offload' has no attribute '{name}': {advice}"
-        rf"|offload.errors.BindingError: offload.{name} is a part of .*: {advice}",
+        rf"|offload.errors.BindingError: offload.{name} is a module of .*: {advice}",
         last,
     )
 

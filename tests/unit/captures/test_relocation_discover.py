@@ -479,7 +479,7 @@ def test_captures_of_other_graphs_are_told_apart_from_refusals(number, changes, 
 
 def test_two_captures_in_one_layout_must_have_its_addresses():
     captures = [capture(kernel(pack(1)), layout=LAYOUTS[number]) for number in (0, 2, 2, 3)]
-    with pytest.raises(CapturesDiffer, match="other addresses"):
+    with pytest.raises(CapturesDiffer, match="different addresses"):
         discover(captures, 2)
 
 

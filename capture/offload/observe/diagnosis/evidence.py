@@ -139,7 +139,7 @@ def idle_test(idle: DeviceIdle, *, profiled: bool) -> Finding:
     if whole.n_unlinked > _MOST_UNLINKED * whole.n_work:
         caveats.append(
             f"{whole.n_unlinked} of {whole.n_work} pieces of device work have no launch record, "
-            "so that waiting for the host cannot be told from other waiting"
+            "so waiting for the host cannot be distinguished from other waiting"
         )
     if whole.other_ns > SHARE_THRESHOLDS.device * whole.span_ns:
         caveats.append(
