@@ -20,6 +20,7 @@ from offload.errors import (
 )
 from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.retarget import why_not_on
+from offload.load.device_memory import MemoryLeft
 from offload.load.device_options import DeviceOptions, Watts
 from offload.load.fitted_placement import FittedPlacement
 from offload.load.launch_times import known_or_measured_ns
@@ -364,7 +365,13 @@ class _DevicesLoad:
         devices = self._devices
         groups = self._placing.grouped(bound, tasks, placement)
         segments = load_segments(
-            groups, devices, tasks, kind=self._placement, copies=self._copies, load=self._load
+            groups,
+            devices,
+            tasks,
+            kind=self._placement,
+            copies=self._copies,
+            load=self._load,
+            has_room=MemoryLeft(bound.program, groups, devices).take,
         )
         choice = DeviceChoice(
             [one.costs for one in segments],

@@ -112,10 +112,15 @@ class PlacedExecutable(Submitting):
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute, and return what the model returns."""
+        """Execute, and return what the model returns.
+
+        Raises:
+            ExecutionError: also in a done-callback, where several segments cannot be waited for.
+        """
         _refuse_buffers(kwargs)
         if self._is_whole:
             return self._called(args, kwargs)
+        refuse_in_callback()
         queued = self._queued(args, kwargs, self._asked(()))
         errors = [one._outcome() for one in queued.tickets]  # all have ended before one is raised
         if (error := _origin(errors)) is not None:
@@ -263,7 +268,8 @@ class PlacedExecutable(Submitting):
         found = {id(run): run._surroundings() for run in self._runs()} if is_later else {}
         if self._has_others:
             check_caller(self.bound)
-        return Asked(tuple(after), found, self._queue.home.mark() if self._has_others else None)
+        ready = self._queue.home.mark() if self._has_others else None
+        return Asked(tuple(after), found, ready, torch.is_grad_enabled())
 
     def _queue_for(self, whole: Ticket, args: Args, kwargs: Kwargs, asked: Asked) -> None:
         """Queue the segments; the ticket ends when all of them have."""
@@ -320,16 +326,16 @@ class PlacedExecutable(Submitting):
         ticket._call_when_done(lambda: self._observe(devices))
         return ticket
 
-    def _tensors(self, args: Args, kwargs: Kwargs) -> list[torch.Tensor]:
+    def _tensors(self, args: Args, kwargs: Kwargs, *, in_grad_mode: bool) -> list[torch.Tensor]:
         """Return the tensors of a call, checked."""
         if self._closed:
             raise ExecutionError("the executable is closed")
         tensors = tensors_of_call(self.bound, args, kwargs)
-        self._checks.check(tensors)
+        self._checks.check(tensors, in_grad_mode=in_grad_mode)
         return tensors
 
     def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
-        given = self._tensors(args, kwargs)
+        given = self._tensors(args, kwargs, in_grad_mode=asked.in_grad_mode)
         with self._lock:
             devices = self.choice.choose()
             if self._has_others or self._leaves_something:
@@ -339,11 +345,14 @@ class PlacedExecutable(Submitting):
             after = (*asked.after, *end_of(self._before))
             begun: list[Ticket] = []
             try:
-                return self._queue.queued(
+                found = self._queue.queued(
                     devices, given, dataclasses.replace(asked, after=after), begun
                 )
-            finally:
-                self._before = tuple(begun) or self._before
+            except BaseException:  # what it had queued may end before the execution before it
+                self._before += tuple(begun)
+                raise
+            self._before = tuple(begun)
+            return found
 
     def _result(self, queued: Queued) -> Any:
         """Return what the model returns, with views of memory that the execution has filled."""

@@ -51,15 +51,23 @@ class InputChecks:
         self._weights = tuple(ranges.values()) if self._written else ()
         self._written_weights = tuple(ranges[value] for value in ranges if value in written)
 
-    def check(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Refuse what no segment would detect.
+    def check(self, tensors: Sequence[torch.Tensor], *, in_grad_mode: bool) -> None:
+        """Refuse what no segment would detect, or a later one than the first.
+
+        Args:
+            tensors: of the call, in the order of the Program's inputs.
+            in_grad_mode: whether the thread that calls or submits records gradients.
 
         Raises:
-            BindingError: a tensor has another layout than the recorded one, or shares written
-                memory in another way.
+            BindingError: a tensor is not plain, has another layout than the recorded one, has lost
+                its memory, requires gradients in grad mode, or shares written memory in another
+                way.
         """
-        for view, tensor in zip(self._program.inputs, tensors, strict=True):
+        for leaf, (view, tensor) in enumerate(zip(self._program.inputs, tensors, strict=True)):
             self._check_layout(view, tensor)
+            _native.check_memory(self._name(leaf), tensor)
+            if in_grad_mode:
+                self._check_gradients(leaf, tensor)
         for first, second in self._pairs:
             self._check_pair(first, second, tensors)
         if not self._weights and not self._written_weights:
@@ -75,6 +83,18 @@ class InputChecks:
 
     def _name(self, leaf: int) -> str:
         return self._program.values[self._program.inputs[leaf].value].name
+
+    def _check_gradients(self, leaf: int, tensor: torch.Tensor) -> None:
+        base = tensor._base
+        if tensor.requires_grad:
+            what = "it requires gradients, and an execution records none"
+        elif leaf in self._written and base is not None and base.requires_grad:
+            what = "it is written, and a view of a tensor that requires gradients"
+        else:
+            return
+        raise BindingError(
+            f"{self._name(leaf)}: {what}; call under torch.no_grad(), or pass its .detach()"
+        )
 
     def _check_layout(self, view: TensorView, tensor: torch.Tensor) -> None:
         program, shape = self._program, tuple(tensor.shape)
