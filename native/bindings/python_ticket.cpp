@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gil.hpp"
+#include "offload/calling_back.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane.hpp"
 #include "raise_as.hpp"
@@ -190,10 +191,12 @@ std::optional<c10::Stream> PythonTicket::issued_to() const {
 
 void PythonTicket::set_result(py::object result) {
   result_ = std::move(result);
+  const CallingBack calling_back;
   ticket_->finish(nullptr);
 }
 
 void PythonTicket::set_error(py::object error) {
+  const CallingBack calling_back;
   ticket_->finish(std::make_exception_ptr(RaisedInPython(std::move(error))));
 }
 
@@ -202,6 +205,7 @@ bool PythonTicket::fail_as(const PythonTicket& other) {
     check_dependency(other.ticket_->error());
     return false;
   } catch (...) {
+    const CallingBack calling_back;
     ticket_->finish(std::current_exception());
     return true;
   }

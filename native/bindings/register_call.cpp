@@ -4,6 +4,7 @@
 #include "registers.hpp"
 #include "run/call.hpp"
 #include "run/device_storages.hpp"
+#include "run/held_storages.hpp"
 #include "run/weights.hpp"
 
 namespace py = pybind11;
@@ -25,6 +26,14 @@ WeightSpec weight_spec(std::string name, std::size_t slot, std::size_t size_byte
   weight.packed = packed;
   if (!moved.is_none()) weight.moved = to_tensor(moved);
   return weight;
+}
+
+std::shared_ptr<HeldStorages> held_storages(const py::list& tensors) {
+  StoragePins pins;
+  for (const at::Tensor& tensor : to_tensors(tensors)) {
+    pins.push_back(StoragePin::of(tensor.storage()));
+  }
+  return std::make_shared<HeldStorages>(Holder::kExecution, nullptr, std::move(pins));
 }
 
 HostConstantSpec host_constant_spec(std::string name, const py::bytes& content, TensorLayout layout,
@@ -78,6 +87,9 @@ void register_call(py::module_& module) {
       [](const std::string& name, py::handle tensor) { check_memory(name, to_tensor(tensor)); },
       py::arg("name"), py::arg("tensor"),
       "Refuse a tensor that is not plain, or whose memory was freed or shrunk: BindingError.");
+  py::class_<HeldStorages, std::shared_ptr<HeldStorages>>(
+      module, "HeldStorages", "While it lives, torch refuses to resize the storages of its tensors.")
+      .def(py::init(&held_storages), py::arg("tensors"));
   module.def("check_weight", &check_laid_out_as_recorded, py::arg("weight"),
              "Refuse a weight whose tensors are laid out otherwise than recorded: BindingError.");
   py::class_<HostConstantSpec>(module, "HostConstantSpec")

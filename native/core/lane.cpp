@@ -14,6 +14,7 @@
 
 #include "core/look_for.hpp"
 #include "core/start_thread.hpp"
+#include "offload/calling_back.hpp"
 #include "offload/thread_owner.hpp"
 
 namespace offload {
@@ -138,9 +139,8 @@ void run(const std::shared_ptr<LaneState>& state) {
     if (ends) task.ticket->end(std::move(error));  // locked, so that a fork sees it complete
     lock.unlock();
     if (ends) {
-      is_calling_back = true;
+      const CallingBack calling_back;
       task.ticket->call_back();
-      is_calling_back = false;
     }
     // The ticket and the error are released here, without the lock: releasing Python objects takes
     // the GIL, and a thread that holds the GIL may wait for the lock.
@@ -148,6 +148,10 @@ void run(const std::shared_ptr<LaneState>& state) {
 }
 
 }  // namespace
+
+CallingBack::CallingBack() noexcept : before_(is_calling_back) { is_calling_back = true; }
+
+CallingBack::~CallingBack() { is_calling_back = before_; }
 
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();

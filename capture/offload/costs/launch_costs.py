@@ -21,6 +21,9 @@ LEAST_MEASUREMENTS = 3
 """Measurements after which a duration is used without measuring again. Each is the median of
 several executions; StarPU, which counts single ones, asks for 10."""
 
+ANY = "*"
+"""In place of a machine's name: any machine's, or several machines'."""
+
 MOST_RATIO = 1.5
 """A measurement further than this from the mean is an outlier (StarPU's default of 50 %)."""
 
@@ -90,18 +93,22 @@ class LaunchCosts:
         Args:
             path: of the file, which need not exist; None: of this process alone.
             machine: the name that the file must have been measured on, by default this processor's
-                name as the first load finds it. "*" accepts any machine's measurements.
+                name as the first load finds it. "*" accepts any machine's measurements. A file that
+                was saved with those of several machines is accepted only by "*".
 
         Raises:
             CostModelError: the file is damaged, of another format, or of another machine.
         """
         self._path = None if path is None else Path(path)
         self._lock = threading.Lock()
-        self._machine = machine
+        self._accepts_any = machine == ANY
+        self._machine = "" if self._accepts_any else machine
         self._costs: Costs = {}
-        self._added: list[tuple[str, str, float]] = []
+        self._added: list[tuple[str, str, float]] = []  # what `save` adds to the file
+        self._added_on: set[str] = set()  # machines
         if self._path is not None:
-            self._machine, self._costs = self._read(machine)
+            found, self._costs = self._read()
+            self._machine = self._machine or found
 
     @property
     def machine(self) -> str:
@@ -143,10 +150,12 @@ class LaunchCosts:
         for launch, ns in zip(program.launches, launch_ns, strict=True):
             by_signature.setdefault(signature_of(launch), []).append(max(ns, 1.0))
         with self._lock:
-            self._machine = self._machine or machine
+            self._machine = _joined({self._machine, machine})
+            self._added_on.add(machine)
             for signature, times in by_signature.items():
                 one = (device, signature, math.fsum(times) / len(times))
-                self._added.append(one)
+                if self._path is not None:
+                    self._added.append(one)
                 _add(self._costs, *one)
 
     def save(self) -> Path:
@@ -158,7 +167,8 @@ class LaunchCosts:
         if self._path is None:
             raise CostModelError("these costs have no file: make them with LaunchCosts(path)")
         with self._lock, self._file_lock():
-            machine, costs = self._read(self._machine)
+            found, costs = self._read()
+            machine = _joined({found, *self._added_on}) or self._machine
             for one in self._added:
                 _add(costs, *one)
             document = {
@@ -171,11 +181,15 @@ class LaunchCosts:
             }
             partial = self._path.with_suffix(f".{os.getpid()}.partial")
             try:
-                partial.write_text(json.dumps(document, indent=1))
+                partial.write_text(json.dumps(document, indent=1), encoding="utf-8")
                 partial.replace(self._path)
             except OSError as error:
+                with contextlib.suppress(OSError):
+                    partial.unlink()
                 raise CostModelError(f"costs cannot be written: {error}") from error
+            self._machine = machine
             self._costs, self._added = costs, []
+            self._added_on.clear()
         return self._path
 
     def __str__(self) -> str:
@@ -191,32 +205,40 @@ class LaunchCosts:
         return "\n".join(lines)
 
     def _check(self, machine: str) -> None:
-        if self._machine not in ("", "*", machine):
+        if self._machine not in ("", machine) and not self._accepts_any:
+            of = "several machines" if self._machine == ANY else self._machine
             raise CostModelError(
-                f"expected durations of {machine}, got those of {self._machine}: measure here, or "
+                f"expected durations of {machine}, got those of {of}: measure here, or "
                 'accept them with LaunchCosts(path, machine="*")'
             )
 
-    def _read(self, machine: str) -> tuple[str, Costs]:
+    def _read(self) -> tuple[str, Costs]:
         assert self._path is not None
         try:
-            text = self._path.read_text()
+            content = self._path.read_bytes()
         except FileNotFoundError:
-            return machine, {}
-        except OSError as error:
+            return "", {}
+        except (OSError, ValueError) as error:  # ValueError: a path with a null character
             raise CostModelError(f"costs cannot be read: {error}") from error
         try:
-            found, costs = _decode(json.loads(text))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found, costs = _decode(json.loads(content))
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
             raise CostModelError(
                 f"{self._path} is damaged ({type(error).__name__}: {error}): delete it and measure "
                 "again"
             ) from error
-        if machine not in ("", "*", found):
+        if not self._accepts_any and found and self._machine not in ("", found):
             raise CostModelError(
-                f"{self._path}: expected durations of {machine}, got those of {found}"
+                f"{self._path}: expected durations of {self._machine}, got those of {found}"
             )
-        return (machine or found), costs
+        return found, costs
 
     @contextlib.contextmanager
     def _file_lock(self) -> Iterator[None]:
@@ -233,6 +255,12 @@ class LaunchCosts:
             raise CostModelError(f"costs cannot be written: {error}") from error
 
 
+def _joined(machines: set[str]) -> str:
+    """The name for measurements of these machines; empty names are unknown ones."""
+    known = machines - {""}
+    return ANY if len(known) > 1 else "".join(known)
+
+
 def _add(costs: Costs, device: str, signature: str, duration_ns: float) -> None:
     known = costs.setdefault(device, {})
     before = known.get(signature)
@@ -242,13 +270,17 @@ def _add(costs: Costs, device: str, signature: str, duration_ns: float) -> None:
 def _decode(document: dict[str, Any]) -> tuple[str, Costs]:
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']}, expected {FORMAT}")
+    if not isinstance(document["machine"], str):
+        raise TypeError(f"machine {document['machine']!r}, expected a name")
     costs: Costs = {}
     for device, known in document["devices"].items():
         costs[str(device)] = {str(name): _cost(*values) for name, values in known.items()}
-    return str(document["machine"]), costs
+    return document["machine"], costs
 
 
 def _cost(n_measurements: int, mean_ns: float, squares_ns2: float, n_outliers: int) -> LaunchCost:
-    if not (n_measurements >= 1 and 0 < mean_ns < math.inf and squares_ns2 >= 0 <= n_outliers):
+    if not (1 <= n_measurements < 2**53 and 0 < mean_ns < math.inf and 0 <= squares_ns2 < math.inf):
         raise ValueError(f"{n_measurements} measurements of {mean_ns} ns on average")
+    if not 0 <= n_outliers < 2**53:
+        raise ValueError(f"{n_outliers} outliers")
     return LaunchCost(int(n_measurements), float(mean_ns), float(squares_ns2), int(n_outliers))

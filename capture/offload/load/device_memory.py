@@ -32,17 +32,53 @@ def taken_bytes(
     Counts weights once for each memory; the activations of each segment, as they are placed
     together; and Values that cross from one segment to another, wherever they lie.
     """
-    return {memory: _taken(program, groups, devices, memory, limits[memory]) for memory in limits}
+    return {
+        memory: _taken(program, _planned_in(groups, devices, memory), devices, memory, limit_bytes)
+        for memory, limit_bytes in limits.items()
+    }
+
+
+class MemoryLeft:
+    """The room for segments on other devices than the planned ones.
+
+    Owner: one load.
+    """
+
+    def __init__(
+        self, program: Program, groups: Sequence[PlacedGroup], devices: PlacedDevices
+    ) -> None:
+        """Begin with the segments on their planned devices."""
+        self._program, self._devices = program, devices
+        self._limits = memory_limits(devices)
+        self._here = {memory: _planned_in(groups, devices, memory) for memory in self._limits}
+
+    def take(self, group: PlacedGroup, device: int) -> bool:
+        """Take the room for a segment on a device that may run it. False: there is none."""
+        memory = self._devices.memories[device]
+        if device == group.planned or memory not in self._limits:
+            return True
+        here = [*self._here[memory], group]
+        limit_bytes = self._limits[memory]
+        if _taken(self._program, here, self._devices, memory, limit_bytes) > limit_bytes:
+            return False
+        self._here[memory] = here
+        return True
+
+
+def _planned_in(
+    groups: Sequence[PlacedGroup], devices: PlacedDevices, memory: Memory
+) -> list[PlacedGroup]:
+    return [one for one in groups if devices.memories[one.planned] is memory]
 
 
 def _taken(
     program: Program,
-    groups: Sequence[PlacedGroup],
+    here: Sequence[PlacedGroup],
     devices: PlacedDevices,
     memory: Memory,
     limit_bytes: int,
 ) -> int:
-    here = [one for one in groups if devices.memories[one.planned] is memory]
+    """The bytes that these segments take of a memory; exact only above the limit."""
     weights = {
         one.part.values[value.index]
         for one in here
@@ -59,10 +95,7 @@ def _taken(
     )
     if taken + most <= limit_bytes:
         return taken + most  # it fits without regard to lifetimes
-    return taken + sum(_activation_bytes(one, devices) for one in here)
-
-
-def _activation_bytes(group: PlacedGroup, devices: PlacedDevices) -> int:
-    memory = devices.memories[group.planned]
-    machine = devices.backends[group.planned].machine(memory.device.index)
-    return place_values(group.part.bound.program, machine).feature_map_bytes
+    machine = devices.backends[devices.memories.index(memory)].machine(memory.device.index)
+    return taken + sum(
+        place_values(one.part.bound.program, machine).feature_map_bytes for one in here
+    )

@@ -31,10 +31,21 @@ class Watts:
         Raises:
             BindingError: they are negative or no numbers, or `idle` exceeds `busy`.
         """
-        if not (0 <= self.idle <= self.busy and math.isfinite(self.busy)):
+        if not (_is_finite(self.idle) and _is_finite(self.busy) and 0 <= self.idle <= self.busy):
             raise BindingError(
-                f"Watts: expected 0 <= idle <= busy, finite, got idle={self.idle}, busy={self.busy}"
+                f"Watts: expected finite numbers with 0 <= idle <= busy, got idle={self.idle!r}, "
+                f"busy={self.busy!r}"
             )
+
+
+def _is_finite(given: object) -> bool:
+    """Whether something is a number that a float can hold; booleans are none."""
+    if not isinstance(given, (int, float)) or isinstance(given, bool):
+        return False
+    try:
+        return math.isfinite(given)
+    except OverflowError:
+        return False
 
 
 def one_device(device: Device | list[Device] | None) -> Device | None:
@@ -122,8 +133,7 @@ def _checked_watts(watts: Sequence[Watts], n_devices: int) -> tuple[Watts, ...]:
 
 
 def _checked_slowdown(slowdown: float) -> float:
-    is_number = isinstance(slowdown, (int, float)) and not isinstance(slowdown, bool)
-    if not (is_number and 1 <= slowdown < math.inf):
+    if not (_is_finite(slowdown) and slowdown >= 1):
         raise BindingError(f"max_slowdown: expected a number of 1 or more, got {slowdown!r}")
     return float(slowdown)
 

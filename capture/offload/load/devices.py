@@ -20,6 +20,7 @@ from offload.errors import (
 )
 from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.retarget import why_not_on
+from offload.load.device_memory import MemoryLeft
 from offload.load.device_options import DeviceOptions, Watts
 from offload.load.energy_trial import EnergyTrial, costs_at
 from offload.load.fitted_placement import FittedPlacement
@@ -389,7 +390,13 @@ class _DevicesLoad:
         devices = self._devices
         groups = self._placing.grouped(bound, tasks, placement)
         segments = load_segments(
-            groups, devices, tasks, kind=self._placement, copies=self._copies, load=self._load
+            groups,
+            devices,
+            tasks,
+            kind=self._placement,
+            copies=self._copies,
+            load=self._load,
+            has_room=MemoryLeft(bound.program, groups, devices).take,
         )
         program = bound.program
         choice = DeviceChoice(

@@ -185,10 +185,12 @@ def load_segments(
     kind: Placement,
     copies: WeightCopies,
     load: LoadSegment,
+    has_room: Callable[[PlacedGroup, int], bool] = lambda *_: True,
 ) -> list[PlacedSegment]:
     """Load each segment on its device, and on the others where it may be moved there.
 
-    If a load fails, loaded segments are closed.
+    If a load fails, loaded segments are closed. `has_room` says whether a device has the memory for
+    a segment that may be moved there; where it has not, the segment is not loaded.
 
     Raises:
         CannotRun: a device with separate memory cannot run a segment that was placed on it.
@@ -208,7 +210,7 @@ def load_segments(
                 cost = _sum(tasks.graph.tasks[task].costs_ns[device] for task in group.tasks)
                 is_wanted = device == group.planned or kind is not Placement.STATIC
                 run = None
-                if is_wanted and cost is not None:
+                if is_wanted and cost is not None and has_room(group, device):
                     run = _loaded(group, device, devices, copies, load)
                 if run is not None:
                     loaded.callback(run.close)

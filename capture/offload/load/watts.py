@@ -68,7 +68,7 @@ def rapl_watts(
         root: has a folder `intel-rapl:N` for each package (AMD's as well).
 
     Raises:
-        BindingError: there are no counters, or they cannot be read.
+        BindingError: there are no counters, they cannot be read, or they do not count.
     """
     packages = [
         one
@@ -82,23 +82,37 @@ def rapl_watts(
 
 
 def _drawn_watts(packages: list[Path], function: Callable[[], object]) -> float:
-    begin = [int(_text(one / "energy_uj")) for one in packages]
+    begin = [_count(one / "energy_uj") for one in packages]
     begin_ns = time.perf_counter_ns()
     function()
     took_ns = time.perf_counter_ns() - begin_ns
     total_uj = 0
     for one, before in zip(packages, begin, strict=True):
-        drawn_uj = int(_text(one / "energy_uj")) - before
+        drawn_uj = _count(one / "energy_uj") - before
         if drawn_uj < 0:  # the counter has wrapped around
-            drawn_uj += int(_text(one / "max_energy_range_uj")) + 1
+            drawn_uj += _count(one / "max_energy_range_uj") + 1
+        if drawn_uj <= 0:
+            raise BindingError(
+                f"watts of the processor: {one / 'energy_uj'} did not count for "
+                f"{took_ns / 1e6:.0f} ms: {_GIVE}"
+            )
         total_uj += drawn_uj
     return total_uj * 1e3 / took_ns
+
+
+def _count(path: Path) -> int:
+    text = _text(path)
+    if not text.isdecimal():
+        raise BindingError(
+            f"watts of the processor: {path} holds {text!r}, which is no count: {_GIVE}"
+        )
+    return int(text)
 
 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise BindingError(
             f"watts of the processor: {path} cannot be read: {error}: {_GIVE}"
         ) from error

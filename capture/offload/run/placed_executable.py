@@ -112,10 +112,15 @@ class PlacedExecutable(Submitting):
         }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute, and return what the model returns."""
+        """Execute, and return what the model returns.
+
+        Raises:
+            ExecutionError: also in a done-callback, where several segments cannot be waited for.
+        """
         _refuse_buffers(kwargs)
         if self._is_whole:
             return self._called(args, kwargs)
+        refuse_in_callback()
         queued = self._queued(args, kwargs, self._asked(()))
         try:  # all have ended before an error is raised
             error = _origin([one._outcome() for one in queued.tickets])
@@ -375,11 +380,14 @@ class PlacedExecutable(Submitting):
         after = (*asked.after, *end_of(self._before))
         begun: list[Ticket] = []
         try:
-            return self._queue.queued(
+            found = self._queue.queued(
                 devices, given, dataclasses.replace(asked, after=after), begun
             )
-        finally:
-            self._before = tuple(begun) or self._before
+        except BaseException:  # what it had queued may end before the execution before it
+            self._before += tuple(begun)
+            raise
+        self._before = tuple(begun)
+        return found
 
     def _result(self, queued: Queued) -> Any:
         """Return what the model returns, with views of memory that the execution has filled."""

@@ -80,6 +80,7 @@ class Queued:
         given: the tensors of the call, in the order of the Program's inputs.
         held: the tensors in the caller's memory, by Value.
         kept: all memory that it uses, alive until it has ended.
+        pins: keep the inputs' memory where it is: torch refuses to resize it.
     """
 
     devices: Sequence[int]
@@ -87,6 +88,7 @@ class Queued:
     given: Sequence[torch.Tensor]
     held: Mapping[int, torch.Tensor]
     kept: Held
+    pins: _native.HeldStorages
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class PlacedQueue:
         route = self.route(devices)
         for memory in route.memories:
             memory.check()
+        pins = _native.HeldStorages(list(given))
         held = self._memory(route, given)
         self.n_queued += 1
         queue = _Queueing(self, route, held, asked)
@@ -199,7 +202,7 @@ class PlacedQueue:
             if begun is not None:
                 begun += queue.tickets()
         home = {value: tensor for (value, memory), tensor in held.items() if memory is self.home}
-        return Queued(devices, tickets, given, home, held)
+        return Queued(devices, tickets, given, home, held, pins)
 
     def _made(self, devices: Sequence[int]) -> Route:
         memories = tuple(self.memories[one] for one in devices)
@@ -237,7 +240,7 @@ class PlacedQueue:
         """Allocate all memory of an execution, before anything is queued."""
         values, home = self._program.values, self.home
         held: Held = {
-            (view.value, home): _without_bits(one, view)
+            (view.value, home): _as_bytes(one, view)
             for view, one in zip(self._program.inputs, given, strict=True)
         }
         wanted = [
@@ -291,29 +294,55 @@ class PlacedQueue:
             return {}
         while self._readers and self._readers[0].done():
             self._readers.popleft()
-        stale: dict[Memory, list[WeightCopy]] = {}
-        for one in self._copies.stale():
-            stale.setdefault(one.memory, []).append(one)
-        for memory, copies in stale.items():
-            self._refresh(memory, copies, ready)
-        found = {
+        # First: what has failed by now is stale below, what fails later is waited for.
+        left = {
             memory: [one for one in tickets if not one.done()]
             for memory, tickets in self._refreshing.items()
         }
-        self._refreshing = {memory: tickets for memory, tickets in found.items() if tickets}
-        return {memory: found[memory] for memory in found.keys() & memories}
+        self._refreshing = {memory: tickets for memory, tickets in left.items() if tickets}
+        stale: dict[Memory, list[WeightCopy]] = {}
+        for one in self._copies.stale():
+            stale.setdefault(one.memory, []).append(one)
+        try:
+            for memory, copies in stale.items():
+                ticket = self._refreshed(self._copies, memory, copies, ready)
+                self._refreshing.setdefault(memory, []).append(ticket)
+        except BaseException:  # an interrupt: they count as copied, and are not
+            for copies in stale.values():
+                self._copies.copied(copies, is_right=False)
+            raise
+        return {
+            memory: tuple(tickets)
+            for memory, tickets in self._refreshing.items()
+            if memory in memories
+        }
 
-    def _refresh(self, memory: Memory, stale: Sequence[WeightCopy], ready: Any) -> None:
-        copies = self._copies
-        assert copies is not None  # only copies can be stale
+    def _refreshed(
+        self, copies: WeightCopies, memory: Memory, stale: Sequence[WeightCopy], ready: Any
+    ) -> Ticket:
+        """Copy weights again; the ticket ends once `copies` knows whether this succeeded.
+
+        The ticket cannot be cancelled, as several executions may wait for it.
+        """
         before = (*end_of(tuple(self._readers)), *end_of(self._refreshing.get(memory, ())))
         pieces = copies.pieces(stale)
         what = f"weights that were written to {memory.device}"
-        ticket = self.links.copy(
+        copied = self.links.copy(
             self.home, memory, pieces, what, number=self.n_queued, after=before, ready=(ready,)
         )
-        ticket._call_when_done(lambda: copies.copied(stale, is_right=ticket._outcome() is None))
-        self._refreshing.setdefault(memory, []).append(ticket)
+        ended = Ticket()
+        ended._begin()
+
+        def end() -> None:
+            error = copied._outcome()
+            copies.copied(stale, is_right=error is None)
+            if error is None:
+                ended._set_result(None)
+            else:
+                ended._set_error(error)
+
+        copied._call_when_done(end)
+        return ended
 
     def under_way(self) -> list[Ticket]:
         """Return the tickets of executions that have not ended."""
@@ -340,8 +369,13 @@ def _alive(tickets: Sequence[weakref.ref[Ticket]]) -> Iterator[Ticket]:
     return (one for one in (each() for each in tickets) if one is not None)
 
 
-def _without_bits(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:
-    """Return an input as segments take it: its bytes, without the recorded lazy bits."""
+def _as_bytes(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:
+    """Return an input as segments take it: its bytes, without the recorded lazy bits.
+
+    A separate tensor object: the caller's may get other memory (`.data =`) before segments are
+    bound.
+    """
+    tensor = tensor.detach()
     if view.conjugate:
         tensor = torch._conj(tensor)
     return torch._neg_view(tensor) if view.negative else tensor

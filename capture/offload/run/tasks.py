@@ -187,7 +187,8 @@ class Tasks:
 
     def _raise_untold(self) -> None:
         outcomes = [one._outcome() for one in self._failed if not one._is_told]
-        errors = [error for error in outcomes if error is not None]
+        # Dependents of a task that raised an exit or an interrupt have the same exception.
+        errors = list({id(error): error for error in outcomes if error is not None}.values())
         self._failed.clear()
         if len(errors) == 1:
             raise errors[0]

@@ -337,8 +337,17 @@ def _copy(one: Piece) -> None:
 
 
 def _bytes(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
-    """View this many bytes from the tensor's first element on, even if made in inference mode."""
+    """View this many bytes from the tensor's first element on, even if made in inference mode.
+
+    Raises:
+        ExecutionError: its memory was freed or shrunk; `set_` would enlarge it again, unwritten.
+    """
     begin = int(tensor.storage_offset()) * tensor.element_size()
+    if tensor.untyped_storage().nbytes() < begin + size_bytes:
+        raise ExecutionError(
+            "a tensor's memory was freed or shrunk between the submission and its copy to another "
+            "device: leave it until the ticket is done"
+        )
     found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return found.set_(tensor.untyped_storage(), begin, (size_bytes,), (1,))
 

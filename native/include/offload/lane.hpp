@@ -39,7 +39,7 @@ class Lane {
   // Whether the calling thread is this lane's worker, where waiting for the lane would deadlock.
   bool is_current_thread() const;
 
-  // Whether the calling thread is a lane's worker that is running a ticket's callbacks.
+  // Whether the calling thread is running a ticket's callbacks (`CallingBack`).
   static bool calls_back() noexcept;
 
   // Whether the calling thread is the worker that must do a ticket's work.

@@ -337,6 +337,204 @@ def test_a_refresh_that_fails_is_made_again(monkeypatch):
         assert all(map(torch.equal, run(x), model(x)))
 
 
+@torch.no_grad()
+def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatch):
+    """The execution does not read the stale copies."""
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run:
+        run(x)
+        copied, copy = transfers._copy, transfers.Links.copy
+
+        def fail(piece):
+            if piece.size_bytes == 256:
+                raise RuntimeError("the link is down")
+            copied(piece)
+
+        def copy_weights_now(self, origin, target, pieces, what, **order):
+            ticket = copy(self, origin, target, pieces, what, **order)
+            if what.startswith("weights"):
+                ticket._outcome(60)
+            return ticket
+
+        model.weight.mul_(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(transfers, "_copy", fail)
+            patch.setattr(transfers.Links, "copy", copy_weights_now)
+            for call in (run, lambda x: run.submit(x).result(60)):
+                with pytest.raises(offload.ExecutionError, match="weights that were written"):
+                    call(x)
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@pytest.mark.parametrize("kind", [Placement.STATIC, Placement.DYNAMIC])
+@torch.no_grad()
+def test_an_execution_that_is_refused_does_not_cancel_what_another_waits_for(kind, monkeypatch):
+    """Both wait for the same copies of weights; the second fails while it is queued."""
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    costs_ns = None if kind is Placement.STATIC else [2e3, 1e3]
+    with apart(captured.bound, {0: 1, 3: 1}, 2, kind, None, costs_ns) as run:
+        run(x)
+        go_on, copied = threading.Event(), transfers._copy
+        refused, segment = [], placed_queue._Queueing._segment
+
+        def slowly(piece):
+            go_on.wait(60)
+            copied(piece)
+
+        def refuse(self, *args):
+            if refused and len(self._segments) == len(run.segments) - 1:
+                raise offload.BindingError("not this one")
+            return segment(self, *args)
+
+        monkeypatch.setattr(transfers, "_copy", slowly)
+        monkeypatch.setattr(placed_queue._Queueing, "_segment", refuse)
+        model.weight.mul_(2)
+        ticket = run.submit(x)
+        refused.append(True)
+        with pytest.raises(offload.BindingError, match="not this one"):
+            run(x)
+        refused.clear()
+        go_on.set()
+        assert all(map(torch.equal, ticket.result(60), model(x)))
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@torch.no_grad()
+def test_inputs_are_refused_as_on_one_device():
+    """Read only in another memory, by a copy of their bytes."""
+    captured = offload.capture(lambda x: x.sin() * 2, normal(4))
+
+    def dual(call):
+        with torch.autograd.forward_ad.dual_level():
+            call(torch.autograd.forward_ad.make_dual(normal(4), normal(4)))
+
+    def shrunk(call):
+        x = normal(4)
+        x.untyped_storage().resize_(8)
+        call(x)
+
+    def with_gradients(call):
+        with torch.enable_grad():
+            call(normal(4).requires_grad_())
+
+    cases = (
+        (dual, "plain strided tensor"),
+        (shrunk, "freed or shrunk"),
+        (with_gradients, "requires gradients"),
+        (lambda call: call(torch._efficientzerotensor(4)), "plain strided tensor"),
+    )
+    for where in ({0: 1, 1: 1}, {0: 1}):
+        with apart(captured.bound, where) as run, captured.load() as single:
+            for refused, match in cases:
+                for call in (single, run, run.submit):
+                    with pytest.raises(offload.BindingError, match=match):
+                        refused(call)
+            assert run._queue.links.n_copies == 0
+            x = normal(4).requires_grad_()
+            assert torch.equal(run(x), x.sin() * 2)
+
+
+@torch.no_grad()
+def test_a_written_view_of_a_tensor_that_requires_gradients_is_refused():
+    def write(x, y):
+        x.add_(1)
+        return y.sin() * x
+
+    captured = offload.capture(write, normal(4), normal(4))
+    x = normal(2, 4).requires_grad_()
+    with apart(captured.bound, {1: 1}) as run, captured.load() as single, torch.enable_grad():
+        with torch.no_grad():
+            row = x[0]
+        for call in (single, run, run.submit):
+            with pytest.raises(offload.BindingError, match="requires gradients"):
+                call(row, normal(4))
+
+
+@torch.no_grad()
+def test_tensor_objects_may_change_after_the_submission(monkeypatch):
+    """Their memory at the submission is read, and torch refuses to resize it."""
+
+    def model(x, y):
+        return (x.sin() * 2 + y).cos(), x * y
+
+    captured = offload.capture(model, normal(4), normal(4))
+    copied = transfers._copy
+    for where in filter(lambda way: any(way.values()), all_ways(captured.program)):
+        with apart(captured.bound, where) as run, offload.tasks() as t:
+            x, y = normal(4), normal(4)
+            kept = x.detach(), y.detach()
+            expected, go_on = model(x, y), threading.Event()
+
+            def slowly(piece, go_on=go_on):
+                go_on.wait(60)
+                copied(piece)
+
+            monkeypatch.setattr(transfers, "_copy", slowly)
+            ticket = run.after(t.submit(go_on.wait, 60)).submit(x, y)
+            try:
+                for one in kept:
+                    with pytest.raises(RuntimeError, match="not resizable"):
+                        one.untyped_storage().resize_(0)
+                x.data = torch.zeros(4)
+                y.set_(torch.zeros(4))
+            finally:
+                go_on.set()
+            assert all(map(torch.equal, ticket.result(60), expected))
+
+
+@torch.no_grad()
+def test_a_weight_that_shrinks_before_it_is_copied_again(monkeypatch):
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run:
+        run(x)
+        copied, kept = transfers._copy, model.weight.detach().clone()
+
+        def shrinking(piece):
+            if piece.size_bytes == 256:
+                model.weight.untyped_storage().resize_(0)
+            copied(piece)
+
+        model.weight.mul_(2)
+        with monkeypatch.context() as patch:
+            patch.setattr(transfers, "_copy", shrinking)
+            with pytest.raises(offload.ExecutionError, match="freed or shrunk"):
+                run(x)
+        model.weight.data = kept
+        run.rebind_weights()
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
+def test_callbacks_do_not_wait_for_transfers_that_their_thread_makes():
+    """The last segment's result is copied back: the link's thread ends the ticket."""
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, dict.fromkeys(range(5), 1)) as run:
+        for wait in (run, lambda x: run.submit(x).result(60), lambda _: run.close()):
+            errors, ended = [], threading.Event()
+
+            def call(_, wait=wait, errors=errors, ended=ended):
+                try:
+                    wait(x)
+                except offload.ExecutionError as error:
+                    errors.append(str(error))
+                ended.set()
+
+            go_on = threading.Event()
+            with offload.tasks() as t:
+                ticket = run.submit(t.submit(lambda go_on=go_on: (go_on.wait(60), x)[1]))
+                ticket.add_done_callback(call)
+                go_on.set()
+            assert ended.wait(60)
+            assert len(errors) == 1
+            assert "done-callback" in errors[0]
+            assert all(map(torch.equal, run(x), model(x)))
+
+
 class Table(nn.Module):
     def __init__(self, n=1000):
         super().__init__()
@@ -394,6 +592,23 @@ def test_activations_count_as_well(monkeypatch):
     with captured.load(["cpu", "cpu"]) as run:
         assert {one.costs.planned for one in run.segments} == {0}
         torch.testing.assert_close(run(x), model(x))
+
+
+@pytest.mark.parametrize("placement", ["hybrid", "dynamic"])
+@torch.no_grad()
+def test_segments_that_may_be_moved_are_loaded_where_there_is_room(placement, monkeypatch):
+    model, tokens = Table(100), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    weights = sum(one.nbytes for one in model.parameters())
+    for limit in (1, weights // 2, weights, 10 * weights):
+        let_devices_be(monkeypatch, [1e6, 1.2e6], (CpuBackend(threads=1), Limited(limit)))
+        with captured.load(["cpu", "cpu"], placement=placement) as run:
+            there = run._queue.memories[1]
+            assert (run._copies.size_bytes(there) if run._copies else 0) <= limit
+            assert all(one.runs[0] is not None for one in run.segments)
+            n_there = sum(one.runs[1] is not None for one in run.segments)
+            assert {1: n_there == 0, 10 * weights: n_there == len(run.segments)}.get(limit, True)
+            assert torch.equal(run(tokens), model(tokens))
 
 
 @torch.no_grad()

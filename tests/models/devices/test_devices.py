@@ -299,6 +299,7 @@ def test_what_is_refused(tmp_path):
         ({"device": TWO, "objective": "power"}, "expected one of latency, throughput, energy"),
         ({"device": TWO, "objective": "energy", "watts": [WATTS]}, "for each of 2 devices"),
         ({"device": TWO, "objective": "energy", "max_slowdown": 0.5}, "a number of 1 or more"),
+        ({"device": TWO, "objective": "energy", "max_slowdown": 10**400}, "a number of 1 or more"),
         ({"device": TWO, "watts": [WATTS, WATTS]}, "are for objective='energy'"),
         ({"device": TWO, "max_slowdown": 2.0}, "are for objective='energy'"),
         ({"device": "cpu", "watts": [WATTS]}, "expected a list of at least one"),
@@ -309,7 +310,11 @@ def test_what_is_refused(tmp_path):
     ):
         with pytest.raises(offload.BindingError, match=message):
             captured.load(**options)
-    for idle, busy in ((2.0, 1.0), (-1.0, 1.0), (0.0, float("inf"))):
+    nan = float("nan")
+    for idle, busy in (
+        *((2.0, 1.0), (-1.0, 1.0), (0.0, float("inf")), (nan, 1.0), (0.0, nan)),
+        *((0, 10**400), ("1", 2), (None, 1.0), (False, True)),
+    ):
         with pytest.raises(offload.BindingError, match="0 <= idle <= busy"):
             offload.Watts(idle=idle, busy=busy)
     for made in (lambda: CpuBackend(threads=0), lambda: CpuBackend(duty=0)):

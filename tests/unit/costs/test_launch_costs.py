@@ -123,10 +123,56 @@ def test_durations_of_another_machine_are_refused_or_accepted(tmp_path):
     assert accepted.known_ns("another", DEVICE, program()) == (1_000.0,) * 3
 
 
+def test_a_file_says_which_machines_were_measured(tmp_path):
+    path = tmp_path / "costs.json"
+    taught(LaunchCosts(path), 3).save()
+    LaunchCosts(path, machine="*").save()  # nothing is added: still of one machine
+    assert LaunchCosts(path).machine == MACHINE
+    both = LaunchCosts(path, machine="*")
+    both.take("another", DEVICE, program(), [1_000.0] * 3)
+    both.save()
+    assert both.machine == "*"
+    with pytest.raises(CostModelError, match="got those of several machines"):
+        LaunchCosts(path).known_ns(MACHINE, DEVICE, program())
+    assert LaunchCosts(path, machine="*").known_ns(MACHINE, DEVICE, program()) is not None
+
+
+def test_a_failed_write_leaves_no_file(tmp_path, monkeypatch):
+    path = tmp_path / "costs.json"
+    costs = taught(LaunchCosts(path), 1)
+
+    def fail(*_):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(path), "replace", fail)
+        with pytest.raises(CostModelError, match="no space left"):
+            costs.save()
+    assert [one.name for one in tmp_path.iterdir()] == ["costs.lock"]
+    costs.save()
+    assert LaunchCosts(path).costs == costs.costs
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", bytes(range(256)), b"[" * 100_000, b"\x80"])
+def test_a_file_that_is_no_text_is_refused(tmp_path, content):
+    path = tmp_path / "costs.json"
+    path.write_bytes(content)
+    with pytest.raises(CostModelError, match=r"costs\.json is damaged"):
+        LaunchCosts(path)
+    with pytest.raises(CostModelError, match="cannot be read"):
+        LaunchCosts("a\0b")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"format": 2},
+        {"machine": None},
+        {"machine": []},
+        {"devices": {DEVICE: {"x": [math.inf, 1.0, 0.0, 0]}}},
+        {"devices": {DEVICE: {"x": [10**400, 1.0, 0.0, 0]}}},
+        {"devices": {DEVICE: {"x": [3, 1.0, math.inf, 0]}}},
+        {"devices": {DEVICE: {"x": [3, 1.0, 0.0, math.inf]}}},
         {"devices": {DEVICE: {"x": [0, 1.0, 0.0, 0]}}},
         {"devices": {DEVICE: {"x": [1, -1.0, 0.0, 0]}}},
         {"devices": {DEVICE: {"x": [1, 1.0]}}},

@@ -57,6 +57,20 @@ def test_counters_that_are_not_there_or_not_to_be_read(tmp_path, monkeypatch):
         watts.rapl_watts(lambda: None, lambda: None, tmp_path)
 
 
+@pytest.mark.parametrize("content", ["", "many", "-5", "1.5", "1\n2", "\u00b2"])
+def test_counters_that_hold_no_count(tmp_path, content):
+    counter = Counter(tmp_path / "intel-rapl:0")
+    with pytest.raises(offload.BindingError, match=r"energy_uj.*give watts="):
+        watts.rapl_watts(lambda: counter.file.write_text(content), lambda: None, tmp_path)
+
+
+def test_counters_that_do_not_count(tmp_path):
+    """As in virtual machines: no placement is planned by no power."""
+    counter = Counter(tmp_path / "intel-rapl:0")
+    with pytest.raises(offload.BindingError, match=r"energy_uj did not count.*give watts="):
+        watts.rapl_watts(lambda: counter.move(5), lambda: None, tmp_path)
+
+
 class Nvml:
     """Four functions of the library."""
 

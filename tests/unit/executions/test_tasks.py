@@ -348,6 +348,41 @@ def test_an_interrupt_in_the_block_leaves_it(run):
     assert ticket.done()
 
 
+@pytest.mark.parametrize("raised", [SystemExit, KeyboardInterrupt])
+def test_an_exit_of_a_callable_is_raised_once(run, raised):
+    """Its dependents have the same exception."""
+
+    def leave():
+        raise raised
+
+    with pytest.raises(raised), offload.tasks() as t:
+        left = t.submit(leave)
+        t.submit(run, left)
+        t.submit(torch.clone, left)
+
+
+def test_callbacks_on_threads_of_callables_do_not_wait():
+    """The only thread would wait for a callable that it has to call."""
+    go_on, ended, errors = threading.Event(), threading.Event(), []
+
+    def wait(_):
+        try:
+            later.result(60)
+        except offload.ExecutionError as error:
+            errors.append(str(error))
+        ended.set()
+
+    with offload.tasks(max_workers=1) as t:
+        first = t.submit(go_on.wait, 60)
+        later = t.submit(lambda: 1)
+        first.add_done_callback(wait)
+        go_on.set()
+    assert ended.wait(60)
+    assert later.result() == 1
+    assert len(errors) == 1
+    assert "a done-callback waits" in errors[0]
+
+
 def test_no_thread_and_no_tensor_is_left(run):
     before = threading.active_count()
     x = torch.zeros(4)
