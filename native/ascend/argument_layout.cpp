@@ -22,7 +22,7 @@ void check_words(const std::vector<ArgumentBlock>& blocks, const std::vector<Arg
     if (word.offset_bytes % 8 == 0 && n_bytes >= 8 && word.offset_bytes <= n_bytes - 8) continue;
     throw std::invalid_argument(
         "word " + std::to_string(index) + " (block " + std::to_string(word.block) + ", byte " +
-        std::to_string(word.offset_bytes) + ") lies in no block, or at no multiple of 8 bytes");
+        std::to_string(word.offset_bytes) + ") lies in no block, or not at a multiple of 8 bytes");
   }
 }
 

@@ -48,7 +48,7 @@ void AscendWeightStream::make_order() {
   lane_.emplace(runtime_, 0);
   is_counted_.emplace();
   begin_.emplace(runtime_);
-  const char* const what = "making an event that crosses the border of a model";
+  const char* const what = "making an event that crosses the boundary of a model";
   if (makes_events(runtime_, kEventExternal, what)) {
     ready_.emplace(runtime_, kEventExternal);
   } else {

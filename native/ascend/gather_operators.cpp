@@ -39,8 +39,8 @@ class Libraries {
 
 [[noreturn]] void fail_to_describe(const Runtime& runtime, const char* function) {
   const char* const message = runtime.get_recent_error_message();
-  throw ExecutionError("describing what the refresh of kernel arguments works on: " +
-                       std::string(function) + " gave nothing" +
+  throw ExecutionError("describing the operands of the refresh of kernel arguments: " +
+                       std::string(function) + " returned nothing" +
                        (message != nullptr && *message != '\0' ? ": " + std::string(message) : ""));
 }
 
@@ -145,8 +145,8 @@ OperatorExecutor FixedOperator::plan() {
   if (n_bytes <= workspace_bytes_) return executor;
   destroy(executor);
   throw ExecutionError("planning " + name_ + ": it needs " + std::to_string(n_bytes) +
-                       " bytes of workspace, and has asked for " +
-                       std::to_string(workspace_bytes_) + " when the program was loaded");
+                       " bytes of workspace, and requested " + std::to_string(workspace_bytes_) +
+                       " when the program was loaded");
 }
 
 void FixedOperator::enqueue(const DeviceMemory& workspace, Stream stream) {

@@ -27,8 +27,8 @@ LaunchTimer::LaunchTimer(int device)
     : runtime_(Runtime::get()), device_(runtime_, device), n_copies_(kFewestCopies) {
   const ContextScope scope(runtime_, device_);
   const RelaxedCapture relaxed(runtime_);
-  if (!makes_events(runtime_, kTimed, "making an event that tells the time")) {
-    throw BackendUnavailable("the runtime makes no events that tell times (ACL_EVENT_TIME_LINE)");
+  if (!makes_events(runtime_, kTimed, "making an event that records the time")) {
+    throw BackendUnavailable("the runtime makes no events that record times (ACL_EVENT_TIME_LINE)");
   }
   memory_ = std::make_unique<DeviceMemory>(runtime_, kCopyBytes, "allocating memory to time with");
   try {

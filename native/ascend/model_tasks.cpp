@@ -30,7 +30,7 @@ std::vector<Handle> handles(const Runtime& runtime, const Ask& ask, const char* 
 }
 
 std::vector<Stream> streams_of(const Runtime& runtime, Model model) {
-  runtime.require(Capability::kTaskParameters, "telling the tasks of a captured model");
+  runtime.require(Capability::kTaskParameters, "listing the tasks of a captured model");
   return handles<Stream>(
       runtime,
       [&](Stream* streams, std::uint32_t* count) {

@@ -181,8 +181,8 @@ std::unique_ptr<MovingCopies> make_moving_copies(const Runtime& runtime,
   runtime.require(Capability::kMemcpyOffset, "capturing copies whose addresses move");
   throw BackendUnavailable(
       "capturing copies whose addresses move: this chip or its firmware refuses copies that read "
-      "their addresses from memory (aclrtMemcpyAsyncWithOffset: 207000; Ascend 310P and 310B have "
-      "none): let the host copy (copies='enqueued', or copies= left out)");
+      "their addresses from memory (aclrtMemcpyAsyncWithOffset: 207000; Ascend 310P and 310B do "
+      "not support them): let the host copy (copies='enqueued', or copies= left out)");
 }
 
 }  // namespace offload::acl

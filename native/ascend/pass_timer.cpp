@@ -13,7 +13,7 @@ constexpr double kNsInMs = 1e6;
 }  // namespace
 
 bool PassTimer::is_possible(const Runtime& runtime) {
-  return makes_events(runtime, kTimed, "making an event that tells the time");
+  return makes_events(runtime, kTimed, "making an event that records the time");
 }
 
 PassTimer::PassTimer(const Runtime& runtime)

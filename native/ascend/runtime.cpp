@@ -24,7 +24,7 @@ constexpr const char* kCapabilityNames[kCapabilities] = {
 
 constexpr const char* kForked =
     "this process was forked from one that had opened the Ascend runtime, which does not work in "
-    "the child: load the program in a process that was started anew (multiprocessing's \"spawn\")";
+    "the child: load the program in a newly started process (multiprocessing's \"spawn\")";
 
 // RelaxedCapture permits these where the runtime supports it.
 constexpr const char* kOtherCapture =
@@ -126,7 +126,7 @@ void Runtime::open() {
     throw BackendUnavailable(
         "the Ascend runtime has no " + core + " in " + libraries.names +
         (libraries.reason.empty() ? "" : " (not opened: " + libraries.reason + ")") +
-        "; offload needs CANN 8.1 or later, whole");
+        "; offload needs a complete installation of CANN 8.1 or later");
   }
 }
 
@@ -247,8 +247,8 @@ OwnStream::OwnStream(const Runtime& runtime, std::uint32_t flags) : runtime_(run
     std::string what = "making a stream: offload holds " + std::to_string(CountedStreams::count());
     const char* const soc_name = runtime_.get_soc_name();
     if (const auto budget = stream_budget(soc_name == nullptr ? "" : soc_name)) {
-      what += ", and a device has " + std::to_string(*budget) + " (" + soc_name +
-              ") for all that use it";
+      what +=
+          ", and a device has " + std::to_string(*budget) + " (" + soc_name + ") for all its users";
     }
     std::uint32_t n_available = 0;
     if (runtime_.has(Capability::kStreamCount) &&

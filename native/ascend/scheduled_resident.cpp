@@ -35,7 +35,7 @@ ScheduledResident::ScheduledResident(ScheduledProgram program)
     : StreamResident(program.device, program.copies_on_device),
       program_(std::move(program)),
       stages_(program_.n_cores, static_cast<const Resident*>(this)) {
-  runtime().require(Capability::kKernelLaunch, "launching kernels of our own");
+  runtime().require(Capability::kKernelLaunch, "launching custom kernels");
   runtime().require(Capability::kHostArguments, "launching kernels at sizes that vary");
   check_program(program_);
   std::set<std::size_t> slots;
@@ -193,7 +193,7 @@ void ScheduledResident::tile(std::size_t launch) {
     for (const BlockAddress& address : one.addresses) {
       if (!lies_in_block(address.offset_bytes) || address.value >= program_.values.size() ||
           program_.values[address.value].kind == ValuePlace::Kind::kNowhere) {
-        refuse(launch, "an address of its arguments lies in no block, or is of no tensor");
+        refuse(launch, "an address of its arguments lies in no block, or belongs to no tensor");
       }
     }
     for (const PlaceHolder& own : one.own_addresses) {

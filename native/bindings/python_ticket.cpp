@@ -40,13 +40,13 @@ std::shared_ptr<py::object> shared(py::object function) {
 void refuse_own_wait(Ticket& ticket, const BoundCall& bound) {
   if (Lane::is_own_work(ticket)) {
     throw ExecutionError(
-        "a launch, or a done-callback, waits for an execution that its own thread has to do: "
+        "a launch, or a done-callback, waits for an execution that runs on its own thread: "
         "return first");
   }
   if (Lane::calls_back()) {
     throw ExecutionError(
-        "a done-callback waits for another ticket, and keeps the thread that called it from going "
-        "on: add a callback to that ticket, or wait in a thread of your own");
+        "a done-callback waits for another ticket, and blocks the thread that called it: add a "
+        "callback to that ticket, or wait in another thread");
   }
   if (bound.call != nullptr && bound.replay->replay().is_inside_launch() &&
       !ticket.wait_for_issue(nanoseconds(0))) {

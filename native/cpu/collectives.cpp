@@ -121,15 +121,15 @@ class GroupCollective final : public Collective {
     } catch (const std::exception&) {  // torch knows no group of this name
     }
     throw ExecutionError("the process group " + name_ +
-                         " was destroyed: load the program again with the groups there are now");
+                         " was destroyed: load the program again with the current groups");
   }
 
   // A forked process has the group, but not the threads that work for it.
   void refuse_forked() const {
     if (getpid() == process_) return;
     throw ExecutionError("the process group " + name_ +
-                         " is of the process that this one was forked from, where its threads "
-                         "are: make groups and load the program in the new process");
+                         " belongs to the process that this one was forked from, where its "
+                         "threads run: make groups and load the program in the new process");
   }
 
   std::string name_;
@@ -283,7 +283,7 @@ std::vector<std::int64_t> result_shape(const std::string& name, const at::Tensor
     const std::vector<std::int64_t> sent = arguments[2].toIntVector();
     const auto n = static_cast<std::size_t>(n_ranks);
     check(!shape.empty() && received.size() == n && sent.size() == n && sum(sent) == shape[0],
-          "the sizes to send are not those of the rows that there are");
+          "the sizes to send do not match the ranks and the rows");
     shape[0] = sum(received);
   }
   return shape;
@@ -326,7 +326,7 @@ const std::string& group_name(const Arguments& arguments) {
   for (auto one = arguments.rbegin(); one != arguments.rend(); ++one) {
     if (one->isString()) return one->toStringRef();
   }
-  throw std::invalid_argument("a collective is given no group");
+  throw std::invalid_argument("a collective has no group");
 }
 
 }  // namespace

@@ -89,7 +89,7 @@ void CpuResident::patch(const std::vector<Patch>& patches) noexcept {
 
 void CpuResident::set_share(int n_threads, double duty) {
   if (n_threads < 0 || !(duty > 0 && duty <= 1)) {
-    throw std::invalid_argument("a share of the processor that cannot be");
+    throw std::invalid_argument("an impossible share of the processor");
   }
   n_threads_ = n_threads;
   duty_ = duty;

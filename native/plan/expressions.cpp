@@ -81,7 +81,7 @@ Bounds bounds_of_power(const Bounds& base, const Bounds& exponent) {
     const Number only = power(base.least, exponent.least);
     return {only, only};
   }
-  if (compare(base.least, integer(1)) < 0) refuse("nothing is known of a power of this base");
+  if (compare(base.least, integer(1)) < 0) refuse("the range of a power of this base is not known");
   return over({power(base.least, exponent.least), power(base.least, exponent.greatest),
                power(base.greatest, exponent.least), power(base.greatest, exponent.greatest)});
 }

@@ -24,13 +24,13 @@ Number real(double value) { return {true, 0, value}; }
 double as_real(const Number& number) {
   if (number.is_real) return number.real;
   if (number.integer > kMostExact || number.integer < -kMostExact) {
-    refuse("an integer beyond 2^53 is made a fraction");
+    refuse("an integer beyond 2^53 is converted to a fraction");
   }
   return static_cast<double>(number.integer);
 }
 
 Number checked(double value) {
-  if (std::isnan(value)) refuse("the result is no number");
+  if (std::isnan(value)) refuse("the result is not a number");
   return real(value);
 }
 
@@ -41,7 +41,7 @@ Number rounded(const Number& number, Operation operation) {
   if (operation == Operation::kCeiling) value = std::ceil(value);
   if (operation == Operation::kTruncate) value = std::trunc(value);
   if (operation == Operation::kRound) value = std::nearbyint(value);
-  if (!(std::abs(value) < 9.2e18)) refuse("a rounded fraction leaves 64 bits");
+  if (!(std::abs(value) < 9.2e18)) refuse("a rounded fraction overflows 64 bits");
   return integer(static_cast<std::int64_t>(value));
 }
 
@@ -110,7 +110,7 @@ bool as_truth(const Number& number) {
 Number add(const Number& left, const Number& right) {
   if (left.is_real || right.is_real) return checked(as_real(left) + as_real(right));
   std::int64_t sum = 0;
-  if (__builtin_add_overflow(left.integer, right.integer, &sum)) refuse("a sum leaves 64 bits");
+  if (__builtin_add_overflow(left.integer, right.integer, &sum)) refuse("a sum overflows 64 bits");
   return integer(sum);
 }
 
@@ -118,7 +118,7 @@ Number multiply(const Number& left, const Number& right) {
   if (left.is_real || right.is_real) return checked(as_real(left) * as_real(right));
   std::int64_t product = 0;
   if (__builtin_mul_overflow(left.integer, right.integer, &product)) {
-    refuse("a product leaves 64 bits");
+    refuse("a product overflows 64 bits");
   }
   return integer(product);
 }
@@ -126,7 +126,8 @@ Number multiply(const Number& left, const Number& right) {
 std::pair<std::int64_t, std::int64_t> divide(std::int64_t dividend, std::int64_t divisor) {
   if (divisor == 0) refuse("a size is divided by 0");
   if (divisor == -1) {
-    if (dividend == std::numeric_limits<std::int64_t>::min()) refuse("a quotient leaves 64 bits");
+    if (dividend == std::numeric_limits<std::int64_t>::min())
+      refuse("a quotient overflows 64 bits");
     return {-dividend, 0};
   }
   std::int64_t quotient = dividend / divisor, remainder = dividend % divisor;

@@ -380,7 +380,8 @@ void require_valid(std::size_t n_launches, const std::vector<StreamingWeight>& w
                     std::to_string(options.granule_bytes));
   }
   if (!(options.link_bytes_per_second > 0) || !(options.link_overhead_ns >= 0)) {
-    throw PlanError("expected a link of some bytes per second and no negative overhead");
+    throw PlanError(
+        "expected a link of more than 0 bytes per second, and an overhead of at least 0 ns");
   }
   const auto end = static_cast<std::int64_t>(n_launches);
   std::int64_t free_bytes = std::numeric_limits<std::int64_t>::max() / 4;

@@ -180,7 +180,8 @@ OrderedTasks given_order(const TaskProblem& problem, const std::vector<std::int6
       throw PlanError("expected each task once in the order");
     }
     for (const TaskEnd& end : problem.producers(index)) {
-      if (!is_there[end.task]) throw PlanError("the order has a task before what it reads");
+      if (!is_there[end.task])
+        throw PlanError("the order has a task before one whose results it reads");
     }
     is_there[index] = true;
     tasks.order.push_back(static_cast<std::uint32_t>(task));
@@ -190,7 +191,7 @@ OrderedTasks given_order(const TaskProblem& problem, const std::vector<std::int6
     if (p < 0 || static_cast<std::size_t>(p) >= problem.n_processors() ||
         !problem.can_run(task, static_cast<std::size_t>(p))) {
       throw PlanError("task " + std::to_string(task) + ": processor " + std::to_string(p) +
-                      " cannot run it, or is none");
+                      " cannot run it, or does not exist");
     }
     tasks.processors.push_back(static_cast<std::uint32_t>(p));
   }

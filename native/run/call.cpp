@@ -108,7 +108,7 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Na
   check_has_memory(tensor, name);
   if (lies_in_own_format(tensor)) {
     refuse(text(name) +
-           ": expected plain memory, got a tensor in a format of the device's own; cast it " +
+           ": expected plain memory, got a tensor in a format of the device; cast it " +
            "with torch_npu.npu_format_cast(tensor, 2)");
   }
 }
@@ -154,7 +154,7 @@ void refuse_copy(const InputSpec& input, const TensorLayout& layout, const at::T
     message << input.name << ": recorded with strides " << c10::IntArrayRef(layout.strides)
             << ", by which elements share memory (expand, unfold), got " << given.strides();
     if (as_recorded) {
-      message << " at an address that is no multiple of " << input.alignment_bytes << " bytes";
+      message << " at an address that is not a multiple of " << input.alignment_bytes << " bytes";
     }
     message << "; pass one with these strides" << (as_recorded ? " and a multiple of them" : "")
             << ", or capture with a .contiguous() one";

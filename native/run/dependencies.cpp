@@ -16,10 +16,10 @@ void check_dependency(const std::exception_ptr& error) {
   } catch (const DependencyError&) {
     throw;
   } catch (const CancelledError&) {
-    throw CancelledError("what it depends on was cancelled before it began");
+    throw CancelledError("a dependency was cancelled before it began");
   } catch (...) {
     std::throw_with_nested(DependencyError(
-        "it was not begun, since what it depends on has failed, which is the cause of this error"));
+        "it did not begin, since a dependency failed, which is the cause of this error"));
   }
 }
 

@@ -52,7 +52,7 @@ std::string bits_text(const std::string& content) {
 
 [[noreturn]] void refuse_value(const HostConstantSpec& constant, const std::string& got) {
   if (!constant.layout.shape.empty()) {
-    throw BindingError(constant.name + ": its content is not what it was recorded with on the CPU" +
+    throw BindingError(constant.name + ": its content differs from what was recorded on the CPU" +
                        kAdvice);
   }
   const c10::ScalarType dtype = constant.layout.dtype;

@@ -65,10 +65,10 @@ std::string told_apart(const at::Tensor& result, const TensorLayout& layout,
   } else {
     message << "returned no tensor";
   }
-  message << ", recorded was shape " << c10::IntArrayRef(layout.shape) << " with strides "
-          << c10::IntArrayRef(layout.strides) << " of " << dtype_name(layout.dtype) << " from byte "
-          << offset_bytes << " on" << (layout.conjugate ? ", conjugated" : "")
-          << (layout.negative ? ", negated" : "");
+  message << ", the recorded result has shape " << c10::IntArrayRef(layout.shape)
+          << " with strides " << c10::IntArrayRef(layout.strides) << " of "
+          << dtype_name(layout.dtype) << " from byte " << offset_bytes << " on"
+          << (layout.conjugate ? ", conjugated" : "") << (layout.negative ? ", negated" : "");
   return message.str();
 }
 
@@ -124,7 +124,7 @@ void check_result(const at::Tensor& result, const TensorLayout& layout, std::int
   if (result.defined() && result.sizes() == c10::IntArrayRef(layout.shape)) {
     // No input causes this: the program does not match the operator.
     throw CaptureError(launch + ": " + told +
-                       "; if the operator is your own, mend its fake implementation");
+                       "; if the operator is your own, correct its fake implementation");
   }
   throw ExecutionError(told);
 }
@@ -133,7 +133,7 @@ void check_guard(const c10::IValue& found, const c10::IValue& recorded, const st
                  const std::string& operator_name) {
   if (equals(found, recorded)) return;
   throw BindingError(source + ": " + operator_name + " read " + shown(found) +
-                     " on the host, recorded was " + shown(recorded) +
+                     " on the host, the recorded value is " + shown(recorded) +
                      "; capture again for this value, or avoid the read");
 }
 

@@ -128,8 +128,8 @@ void Replay::refuse_wait() const {
   refuse_inside_launch();
   if (Lane::calls_back() && !turn_->lane.idle()) {
     throw ExecutionError(
-        "a done-callback waits for an executable that has work to do, and keeps the thread that "
-        "called it from going on: submit there");
+        "a done-callback waits for an executable that has work to do, and blocks the thread that "
+        "called it: submit there");
   }
 }
 

@@ -15,12 +15,12 @@ std::int64_t span_bytes(const std::vector<std::int64_t>& numbers, std::int64_t i
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(numbers[axis] - 1, numbers[n_axes + axis], &reach) ||
         __builtin_add_overflow(last, reach, &last)) {
-      throw ExpressionError("a tensor leaves 64 bits");
+      throw ExpressionError("a tensor overflows 64 bits");
     }
   }
   std::int64_t n_bytes = 0;
   if (__builtin_mul_overflow(last + 1, item_bytes, &n_bytes)) {
-    throw ExpressionError("a tensor leaves 64 bits");
+    throw ExpressionError("a tensor overflows 64 bits");
   }
   return n_bytes;
 }

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* kLaidOutAnew =
     ": it has another shape, dtype, strides, offset or size than when it was recorded; give it a "
-    "tensor laid out alike, or capture again";
+    "tensor of the same layout, or capture again";
 
 // Transformations that torch applies to a tensor's bytes when they are read.
 constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});

@@ -32,7 +32,7 @@ std::size_t up(std::size_t value, std::size_t unit) { return down(value + unit -
                              std::size_t expected_bytes, std::size_t got_bytes) {
   fail(path, "expected " + std::to_string(expected_bytes) + " bytes at offset " +
                  std::to_string(offset_bytes) + ", got " + std::to_string(got_bytes) +
-                 ": the file ends before; write it anew");
+                 ": the file is too short; write it again");
 }
 
 constexpr std::int64_t kNsInSecond = 1'000'000'000;
@@ -64,7 +64,7 @@ std::byte* ReadBuffer::memory() {
     memory_ = map_pages(kSizeBytes);
     if (memory_ == nullptr) {
       throw OutOfMemory("no memory for a buffer of " + std::to_string(kSizeBytes) +
-                        " bytes to read weights by");
+                        " bytes to read weights");
     }
   }
   return memory_;
@@ -210,8 +210,8 @@ void WeightFile::check_unchanged() const {
     return;
   }
   fail(path_,
-       "it was written since it was opened: refresh the weights, so that all of them are "
-       "read again");
+       "it was written after it was opened: refresh the weights, so that all of them are read "
+       "again");
 }
 
 void WeightFile::read_all(std::size_t offset_bytes, std::byte* to, std::size_t size_bytes,

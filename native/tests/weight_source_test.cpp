@@ -125,7 +125,7 @@ void truncated_files_are_told() {
                    WeightFiles anew;
                    source.look_up(anew, /*opens=*/true);
                  }),
-                 "the file ends before"));
+                 "the file is too short"));
 }
 
 // Runs of bytes, one after the other, at any offset; nothing outside them is written.

@@ -144,7 +144,7 @@ GUARDED = {
     "a number": (
         lambda x: x / 2 if x.sum().item() > 0 else x,
         torch.full((3,), 2.0),
-        r"read 6\.0 on the host, recorded was 3\.0",
+        r"read 6\.0 on the host, the recorded value is 3\.0",
     ),
 }
 

@@ -350,7 +350,9 @@ def test_a_number_may_be_read_on_the_host_where_the_host_delivers() -> None:
         captured.load()
     run = captured.load(scheduling="host")
     assert same(run(torch.ones(4).npu()), torch.full((4,), 0.5))
-    with pytest.raises(offload.BindingError, match=r"read 8\.0 on the host, recorded was 4\.0"):
+    with pytest.raises(
+        offload.BindingError, match=r"read 8\.0 on the host, the recorded value is 4\.0"
+    ):
         run(torch.full((4,), 2.0).npu())
     assert same(run(torch.ones(4).npu()), torch.full((4,), 0.5))
 

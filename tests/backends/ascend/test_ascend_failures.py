@@ -153,7 +153,10 @@ def test_operands_that_cannot_be_described_leave_nothing_behind(ascend, function
     for nth in range(1, 6 if function == "aclCreateTensor" else 2):
         ascend.forget_calls()
         ascend.fail(function, INTERNAL_ERROR, nth=nth)
-        with pytest.raises(ExecutionError, match=f"works on: {function} gave nothing"):
+        with pytest.raises(
+            ExecutionError,
+            match=f"operands of the refresh of kernel arguments: {function} returned nothing",
+        ):
             Chain(ascend, refresh="operators")
         assert live(ascend) == before
 

@@ -243,7 +243,7 @@ def test_words_that_lie_nowhere_are_refused(ascend):
 
     before = live(ascend)
     for words, relocations, says in (
-        ([(0, 12)], [(0, 0, 0)], "no multiple of 8 bytes"),
+        ([(0, 12)], [(0, 0, 0)], "not at a multiple of 8 bytes"),
         ([(0, 16)], [(0, 0, 0)], "lies in no block"),
         ([(0, 2**64 - 8)], [(0, 0, 0)], "lies in no block"),
         ([(0, 8), (0, 8)], [(0, 0, 0), (1, 0, 8)], "two words lie at byte 8"),

@@ -429,7 +429,7 @@ def test_every_holder_of_a_larger_one_is_guarded(backend):
     x = torch.randn(3)
     assert torch.equal(run(x), torch.sin(x))
     table[5] = 0.0
-    with pytest.raises(BindingError, match="number: its content is not what it was recorded with"):
+    with pytest.raises(BindingError, match="number: its content differs from what was recorded"):
         run(x)
     table[5] = 5.0
     row = bound.bindings.weights[bound.program.values[-1].index][1]

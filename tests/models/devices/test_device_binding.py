@@ -192,7 +192,7 @@ def test_all_weights_are_rebound_or_none(wrong):
         model.first.data, model.second.data = normal(8, 8), normal(8, 8)
         holder = (model.first, model.second)[wrong]
         fitting, holder.data = holder.data, normal(8, 9)[:, :8]
-        with pytest.raises(offload.BindingError, match="laid out alike"):
+        with pytest.raises(offload.BindingError, match="of the same layout"):
             run.rebind_weights()
         model.first.data, model.second.data = kept
         assert torch.equal(run(x), expected)

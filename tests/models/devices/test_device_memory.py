@@ -309,7 +309,7 @@ def test_a_weight_that_was_moved_is_refused_until_it_is_bound_again():
         run.rebind_weights()
         assert all(map(torch.equal, run(x), model(x)))
         model.weight.data = normal(8, 9)[:, :8]
-        with pytest.raises(offload.BindingError, match="laid out alike"):
+        with pytest.raises(offload.BindingError, match="of the same layout"):
             run.rebind_weights()
         model.weight.data = kept
         run.rebind_weights()

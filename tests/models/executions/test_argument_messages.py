@@ -73,7 +73,9 @@ def test_a_result_nested_beyond_pythons_stack():
 
 def test_a_guard_on_a_negative_zero_shows_its_sign():
     captured = offload.capture(lambda x: x * x[0].item(), torch.zeros(2), host_reads="guard")
-    with pytest.raises(offload.BindingError, match=r"read -0\.0 on the host, recorded was 0\.0;"):
+    with pytest.raises(
+        offload.BindingError, match=r"read -0\.0 on the host, the recorded value is 0\.0;"
+    ):
         captured(torch.full((2,), -0.0))
 
 

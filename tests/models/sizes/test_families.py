@@ -428,5 +428,5 @@ def test_sizes_are_checked_by_name():
 
 def test_a_range_in_which_a_number_leaves_64_bits_is_refused():
     shapes = ({0: N}, Dim("k", max=2**62))
-    with pytest.raises(offload.CaptureError, match=r"leaves 64 bits.*declare a smaller Dim"):
+    with pytest.raises(offload.CaptureError, match=r"overflows 64 bits.*declare a smaller Dim"):
         offload.capture(lambda x, k: (x + 1, k * 3), rows(9), 5, dynamic_shapes=shapes)

@@ -120,7 +120,7 @@ def test_the_greatest_of_many_sizes_is_a_bound():
     native = expressions(2, [Expression(tuple(code))])
     assert native.greatest(0, (0, 0), (2**20, 2**20)) == 2**40
     assert native.greatest(0, (0, 0), (2**40, 2)) == 2**41
-    with pytest.raises(BindingError, match="leaves 64 bits"):
+    with pytest.raises(BindingError, match="overflows 64 bits"):
         native.greatest(0, (0, 0), (2**40, 2**40))
 
 
@@ -213,7 +213,7 @@ def test_common_divisors_and_multiples_are_pythons(one, other):
     if math.lcm(one, other) < 2**63:
         assert evaluated([*pair, ("least_multiple", 0)]) == math.lcm(one, other)
     else:
-        with pytest.raises(BindingError, match="leaves 64 bits"):
+        with pytest.raises(BindingError, match="overflows 64 bits"):
             evaluated([*pair, ("least_multiple", 0)])
 
 
@@ -253,8 +253,8 @@ def test_sizes_become_fractions_as_in_python(n, m):
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ([("integer", 2**62), ("integer", 2), ("multiply", 0)], "product leaves 64 bits"),
-        ([("integer", 2**62), ("integer", 2**62), ("add", 0)], "sum leaves 64 bits"),
+        ([("integer", 2**62), ("integer", 2), ("multiply", 0)], "product overflows 64 bits"),
+        ([("integer", 2**62), ("integer", 2**62), ("add", 0)], "sum overflows 64 bits"),
         ([("integer", 3), ("integer", 0), ("floor_divide", 0)], "divided by 0"),
         ([("integer", 3), ("integer", 0), ("modulo", 0)], "divided by 0"),
         ([("integer", 3), ("integer", -1), ("power", 0)], "power below 0"),
@@ -267,13 +267,13 @@ def test_sizes_become_fractions_as_in_python(n, m):
         ([("real", 1.5), ("integer", 101), ("round_decimals", 0)], "out of range"),
         ([("real", 1.5), ("real", 1.0), ("round_decimals", 0)], "integer is expected"),
         ([("real", 1.5), ("integer", 2), ("greatest_divisor", 0)], "integer is expected"),
-        ([("integer", -(2**63)), ("integer", 2), ("greatest_divisor", 0)], "leaves 64 bits"),
+        ([("integer", -(2**63)), ("integer", 2), ("greatest_divisor", 0)], "overflows 64 bits"),
         ([("real", 0.0), ("real", -1.0), ("power", 0)], "no finite result"),
         ([("real", 1e200), ("real", 2.0), ("power", 0)], "no finite result"),
         ([("real", -2.0), ("real", 0.5), ("power", 0)], "no number"),
-        ([("real", 1e300), ("floor", 0)], "leaves 64 bits"),
+        ([("real", 1e300), ("floor", 0)], "overflows 64 bits"),
         ([("real", 1.5), ("integer", 2), ("modulo", 0)], "integer is expected"),
-        ([("integer", -(2**63)), ("integer", -1), ("floor_divide", 0)], "leaves 64 bits"),
+        ([("integer", -(2**63)), ("integer", -1), ("floor_divide", 0)], "overflows 64 bits"),
     ],
 )
 def test_what_has_no_result_is_refused(code, why):
