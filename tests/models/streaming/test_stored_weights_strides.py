@@ -152,7 +152,8 @@ def test_a_fake_implementation_that_lies_is_told_at_load(tmp_path: Path) -> None
     captured = offload.capture(model, given, weights=tmp_path)
     message = (
         r"turning: returned shape \[3, 64\] with strides \[1, 3\] of float32 from byte 0 on, "
-        r"the recorded result has shape \[3, 64\] with strides \[64, 1\].*correct its fake implementation"
+        r"the recorded result has shape \[3, 64\] with strides \[64, 1\].*"
+        r"correct its fake implementation"
     )
     with pytest.raises(offload.CaptureError, match=message):
         captured.load(weights_budget=floor_of(captured))
