@@ -67,13 +67,15 @@ bench: $(VENV)/bench ## measure against the peers on this machine; writes docs/m
 
 $(VENV)/mutations: $(VENV)/installed
 	@echo "== what makes mutants"
-	$(PIP) -c $(CONSTRAINTS) cosmic-ray tree-sitter tree-sitter-cpp
+	PATH="$(abspath $(BIN)):$$PATH" $(PIP) -c $(CONSTRAINTS) --no-build-isolation -e '.[mutations]'
 	touch $@
 
+MUTATE = PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=tests $(BIN)/python -m mutations
+
 mutations: $(VENV)/mutations ## change 200 places of the product, one at a time, and see which tests notice; takes hours
-	PATH="$(abspath $(BIN)):$$PATH" PYTHONPATH=tests $(BIN)/python -m mutations run
-	PYTHONPATH=tests $(BIN)/python -m mutations survivors
-	PYTHONPATH=tests $(BIN)/python -m mutations report
+	$(MUTATE) run
+	$(MUTATE) survivors
+	$(MUTATE) report
 
 # On a machine with a GPU or an NPU these take the torch (and torch_npu), the compilers and the build
 # tools that CUDA_PYTHON or NPU_PYTHON has; nothing is fetched, and nothing is installed but offload

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import click
 
@@ -57,14 +59,10 @@ def survivors(draw: Draw) -> None:
         if one.outcome == "survived" and told.get(one.key, {}).get("test", "") != one.noticed_since
     }
     for mutant in _again(draw, left):
-        test = told.get(mutant.key, {}).get("test", "")
-        group = replace(mutant.group, tests=(), programs=())
+        test = told[mutant.key]["test"]
+        group = replace(mutant.group, tests=(test,), programs=())
         if test.endswith(".cpp"):
-            group = replace(group, programs=(test.rpartition("/")[2].removesuffix(".cpp"),))
-        elif test:
-            group = replace(group, tests=(test,))
-        if not test:
-            continue
+            group = replace(mutant.group, tests=(), programs=(Path(test).stem,))
         verdict = tester.test(replace(mutant, group=group))
         if verdict.outcome != "noticed":
             raise click.ClickException(f"{mutant.key}: {test} does not notice it")
@@ -82,13 +80,17 @@ def report(draw: Draw) -> None:
         raise click.ClickException(str(error)) from error
 
 
-def _again(draw: Draw, left: dict[str, Result]) -> list[Mutant]:
-    groups, found = read_groups(), {}
-    for area, language in dict.fromkeys((one.area, one.language) for one in left.values()):
+def _again(draw: Draw, wanted: dict[str, Result]) -> Iterator[Mutant]:
+    groups, left = read_groups(), set(wanted)
+    for area, language in dict.fromkeys((one.area, one.language) for one in wanted.values()):
+        n_left = sum((one.area, one.language) == (area, language) for one in wanted.values())
         for mutant in drawn(groups, area, language, draw.seed):
             if mutant.key in left:
-                found.setdefault(mutant.key, mutant)
-    return list(found.values())
+                left.remove(mutant.key)
+                n_left -= 1
+                yield mutant
+            if not n_left:
+                break
 
 
 def _show(result: Result) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from mutations.areas import Group, Language
+from mutations.areas import ROOT, Group, Language
 from mutations.copied_tree import WORK
 from mutations.mutants import Mutant, drawn, shares
 from mutations.testing import Verdict
@@ -75,10 +75,15 @@ def result_of(mutant: Mutant, verdict: Verdict) -> Result:
 
 
 def read_results(path: Path) -> dict[str, Result]:
-    """Read the verdicts so far, by key: the last one of each mutant."""
+    """Read the verdicts so far, by key: the last of each mutant whose code still stands there."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     found = [Result(**json.loads(line)) for line in lines]
-    return {one.key: one for one in found}
+    return {one.key: one for one in found if _stands(one)}
+
+
+def _stands(result: Result) -> bool:
+    path = ROOT / result.path
+    return path.exists() and result.before in path.read_text(encoding="utf-8")
 
 
 def append(path: Path, result: Result) -> None:
