@@ -509,6 +509,33 @@ def test_a_weight_that_shrinks_before_it_is_copied_again(monkeypatch):
 
 
 @torch.no_grad()
+def test_weights_are_not_rebound_while_executions_are_under_way(monkeypatch):
+    """Segments that are queued would read new weights, others the old ones."""
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run:
+        run(x)
+        go_on, copied, kept = threading.Event(), transfers._copy, model.weight.data
+        expected = model(x)
+
+        def slowly(piece):
+            go_on.wait(60)
+            copied(piece)
+
+        monkeypatch.setattr(transfers, "_copy", slowly)
+        ticket = run.submit(x)
+        model.weight.data = kept * 2
+        with pytest.raises(offload.BindingError, match="executions are under way"):
+            run.rebind_weights()
+        model.weight.data = kept
+        go_on.set()
+        assert all(map(torch.equal, ticket.result(60), expected))
+        model.weight.data = kept * 2
+        run.rebind_weights()
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
 def test_callbacks_do_not_wait_for_transfers_that_their_thread_makes():
     """The last segment's result is copied back: the link's thread ends the ticket."""
     model, x = Small(), normal(4, 8)

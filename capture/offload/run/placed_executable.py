@@ -219,9 +219,11 @@ class PlacedExecutable(Submitting):
         writes that torch does not count.
 
         Raises:
-            BindingError: a new storage does not fit; no segment uses another one then.
+            BindingError: a new storage does not fit, or executions are under way; no segment uses
+                another one then.
         """
         with self._lock:
+            self._queue.check_rebinding()
             runs = [run for run, memory in self._placed_runs() if memory is self._queue.home]
             self._places.check_layouts()
             for run in runs:

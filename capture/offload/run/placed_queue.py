@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from offload.errors import BindingError
 from offload.native import _native
 from offload.plan.placed_transfers import (
     INPUTS,
@@ -143,6 +144,7 @@ class PlacedQueue:
         self._routes: dict[tuple[int, ...], Route] = {}
         self.n_queued = 0  # executions, the present one included
         self._under_way: list[Ticket] = []  # transfers that no later work waits for
+        self._executing: list[Ticket] = []  # segments of executions that have not ended
         self._readers: deque[Ticket] = deque()  # executions that read copies of weights
         self._refreshing: dict[Memory, list[Ticket]] = {}
 
@@ -198,6 +200,9 @@ class PlacedQueue:
         finally:
             if begun is not None:
                 begun += queue.tickets()
+        self._executing = [
+            one for one in (*self._executing, *tickets[: len(self._segments)]) if not one.done()
+        ]
         if route.transfers:
             left = [one for one in self._under_way if not one.done()]
             self._under_way = left + tickets[len(self._segments) :]
@@ -343,6 +348,18 @@ class PlacedQueue:
 
         copied._call_when_done(end)
         return ended
+
+    def check_rebinding(self) -> None:
+        """Refuse other weights while executions are under way: each would read some of both.
+
+        Raises:
+            BindingError: an execution has not ended.
+        """
+        if not all(one.done() for one in self._executing):
+            raise BindingError(
+                "rebind_weights: executions are under way on several devices, and some of their "
+                "launches would read the new weights: wait for their tickets first"
+            )
 
     def close(self) -> None:
         """Wait for running transfers; later ones fail."""
