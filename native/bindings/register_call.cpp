@@ -88,7 +88,8 @@ void register_call(py::module_& module) {
       py::arg("name"), py::arg("tensor"),
       "Refuse a tensor that is not plain, or whose memory was freed or shrunk: BindingError.");
   py::class_<HeldStorages, std::shared_ptr<HeldStorages>>(
-      module, "HeldStorages", "While it lives, torch refuses to resize the storages of its tensors.")
+      module, "HeldStorages",
+      "While it lives, torch refuses to resize the storages of its tensors.")
       .def(py::init(&held_storages), py::arg("tensors"));
   module.def("check_weight", &check_laid_out_as_recorded, py::arg("weight"),
              "Refuse a weight whose tensors are laid out otherwise than recorded: BindingError.");

@@ -3,8 +3,8 @@
 
 namespace offload {
 
-// While it lives, the calling thread runs callbacks of tickets: `Lane::calls_back` is true there, and
-// waits are refused, since the thread may have the work to do that they wait for.
+// While it lives, the calling thread runs callbacks of tickets: `Lane::calls_back` is true there,
+// and waits are refused, since the thread may have the work to do that they wait for.
 //
 // Owner: the scope that makes it. Thread: that of the scope.
 class CallingBack {

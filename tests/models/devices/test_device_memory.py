@@ -509,6 +509,35 @@ def test_a_weight_that_shrinks_before_it_is_copied_again(monkeypatch):
 
 
 @torch.no_grad()
+def test_rebinding_waits_for_executions_under_way(monkeypatch):
+    """Segments that are queued would read new weights, others the old ones."""
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with apart(captured.bound, {0: 1}) as run:
+        run(x)
+        go_on, copied, kept = threading.Event(), transfers._copy, model.weight.data
+        expected = model(x)
+
+        def slowly(piece):
+            go_on.wait(60)
+            copied(piece)
+
+        monkeypatch.setattr(transfers, "_copy", slowly)
+        ticket = run.submit(x)
+        rebinding = threading.Thread(target=run.rebind_weights)
+        rebinding.start()
+        rebinding.join(0.05)
+        assert rebinding.is_alive()
+        go_on.set()
+        rebinding.join(60)
+        assert not rebinding.is_alive()
+        assert all(map(torch.equal, ticket.result(60), expected))
+        model.weight.data = kept * 2
+        run.rebind_weights()
+        assert all(map(torch.equal, run(x), model(x)))
+
+
+@torch.no_grad()
 def test_callbacks_do_not_wait_for_transfers_that_their_thread_makes():
     """The last segment's result is copied back: the link's thread ends the ticket."""
     model, x = Small(), normal(4, 8)

@@ -355,7 +355,7 @@ def test_an_exit_of_a_callable_is_raised_once(run, raised):
     def leave():
         raise raised
 
-    with pytest.raises(raised), offload.tasks() as t:
+    with pytest.raises(raised), offload.tasks() as t:  # noqa: PT012
         left = t.submit(leave)
         t.submit(run, left)
         t.submit(torch.clone, left)
