@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from typing import Any
@@ -162,6 +163,31 @@ def test_executions_on_other_streams_follow_one_another(model: Layers) -> None:
     torch.npu.synchronize()
     for one, other in zip(found, expected, strict=True):
         assert same(one[1:], other[1:])
+    assert same([out], expected[-1][:1])
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("n_writes", [6, 7])
+@pytest.mark.parametrize("first", [0, 1])
+def test_one_buffer_written_on_two_streams_by_both_schedulings(
+    model: Layers, n_writes: int, first: int
+) -> None:
+    """Models on one stream, launches on another: the later one waits for an event."""
+    run = load(model)
+    check(run, model, 8), check(run, model, 8)
+    streams = [torch.npu.current_stream(), torch.npu.Stream()]
+    given = [random_input(8) for _ in range(n_writes)]
+    expected, out = [model(x) for x in given], random_input(8)
+    torch.npu.synchronize()
+    for turn, x in enumerate(given):
+        on_second = (turn + first) % 2
+        timeline = run.timeline() if turn % 2 else contextlib.nullcontext()
+        with torch.npu.stream(streams[on_second]), timeline:
+            run(x, out=(out, None))
+    # The stream of the last write alone: it waits for the writes before.
+    streams[(n_writes - 1 + first) % 2].synchronize()
+    assert same([out], expected[-1][:1])
+    torch.npu.synchronize()
     assert same([out], expected[-1][:1])
 
 

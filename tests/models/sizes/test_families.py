@@ -167,6 +167,29 @@ def test_without_its_guards_a_family_would_be_wrong(name):
     assert n_told
 
 
+ASKING = (
+    "branch", "parity", "two_branches", "fraction_branch", "table", "clamped", "minmax",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_each_guard_alone_keeps_a_size_out_or_follows_from_others(name):
+    """A guard that were dropped would let a size in at which the Family is wrong."""
+    function = GOOD[name]
+    family = family_of(function, rows(7)).family
+    sizes = range(2, 101)
+    accepted = {size for size in sizes if accepts(family, size)}
+    assert len(accepted) < len(sizes)
+    n_needed = 0
+    for at in range(len(family.guards)):
+        loose = dataclasses.replace(family, guards=family.guards[:at] + family.guards[at + 1 :])
+        let_in = [size for size in sizes if size not in accepted and accepts(loose, size)]
+        n_needed += bool(let_in)
+        assert not let_in or any(is_wrong(loose, function, size) for size in let_in), at
+    nothing = dataclasses.replace(family, guards=())
+    assert n_needed or any(is_wrong(nothing, function, size) for size in sizes)
+
+
 def is_wrong(family: Family, function, size: int) -> bool:
     try:
         return not same(family.at({"n": size}), recorded_at(function, rows(size)))

@@ -290,3 +290,48 @@ def test_inference_mode_changes_no_bits(is_made_so, is_captured_so, is_loaded_so
             assert same(run(x), layer(x)), n
         with torch.inference_mode():
             assert same(run(x), layer(x)), n
+
+
+class Headed(nn.Module):
+    """A recurrent layer before a linear layer."""
+
+    def __init__(self, kind: type[nn.Module], *, batch_first: bool, copies: bool) -> None:
+        super().__init__()
+        self.layer, self.head = kind(8, 6, batch_first=batch_first), nn.Linear(6, 4)
+        self.copies = copies
+
+    def forward(self, x, state):
+        y, _ = self.layer(x, (state, state) if isinstance(self.layer, nn.LSTM) else state)
+        if self.copies:
+            y = y.clone(memory_format=torch.contiguous_format)
+        return self.head(y)
+
+
+@pytest.mark.parametrize(("batch_first", "copies"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
+@torch.no_grad()
+def test_one_step_of_a_layer_with_a_given_state_before_a_linear_layer(kind, batch_first, copies):
+    """With the batch first torch copies the linear layer's input, except at one step."""
+    model = Headed(kind, batch_first=batch_first, copies=copies).eval()
+
+    def given(n):
+        x, state = torch.randn(n, 2, 8), torch.randn(1, 2, 6)
+        return x.transpose(0, 1).contiguous() if batch_first else x, state
+
+    shapes = {"x": {int(batch_first): Dim("n", min=1, max=64)}, "state": None}
+    captured = offload.capture(model, *given(7), dynamic_shapes=shapes)
+    for n in (2, 33, 64):
+        args = given(n)
+        assert torch.equal(captured(*args), model(*args))
+    args = given(1)
+    if batch_first and not copies:
+        with pytest.raises(offload.BindingError, match=r"n = 1: expected n != 1"):
+            captured(*args)
+        names = [
+            [launch.name for launch in offload.capture(model, *given(n)).program.launches]
+            for n in (7, 1)
+        ]
+        assert "aten::clone" in names[0]
+        assert "aten::clone" not in names[1]  # other launches: the refusal is right
+    else:
+        assert torch.equal(captured(*args), model(*args))

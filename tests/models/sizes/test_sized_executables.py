@@ -3,8 +3,10 @@
 import gc
 import importlib
 import random
+import resource
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,3 +244,55 @@ def test_sizes_that_are_ready_do_not_wait_for_others():
     other.join()
     assert results[0].shape == (2, 9, 4)
     assert (run.instances.misses, run.instances.hits) == (2, 1)
+
+
+@torch.no_grad()
+def test_ten_thousand_executions_at_random_sizes_have_eagers_bits_in_flat_memory():
+    """Instances come and go: there is room for about ten of 63."""
+
+    def mixed(x):
+        n = x.shape[0]
+        scores = (x @ x.T).masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -1e9)
+        return scores.softmax(-1) @ x + torch.arange(n)[:, None] * n**-0.5
+
+    captured = offload.capture(mixed, torch.randn(9, 4), dynamic_shapes=({0: N},))
+    with captured.load(sizes=offload.Sizes(instances="1GiB")) as measured:
+        measured(torch.randn(64, 4))
+        budget_bytes = 10 * measured.instances.kept_bytes
+    given = [torch.randn(n, 4) for n in range(2, 65)]
+    expected = [mixed(x) for x in given]
+    run = captured.load(sizes=offload.Sizes(instances=budget_bytes))
+    choose = random.Random(0)
+
+    def execute(n_executions):
+        for _ in range(n_executions):
+            at = choose.randrange(len(given))
+            assert torch.equal(run(given[at]), expected[at])
+        gc.collect()
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before_bytes = execute(2000)
+    grown_bytes = execute(10_000) - before_bytes
+    report = run.instances
+    assert report.hits + report.misses == 12_000
+    assert report.evicted > 1000
+    assert report.kept_bytes <= budget_bytes
+    assert grown_bytes < 2**21
+
+
+@torch.no_grad()
+def test_sizes_whose_hashes_collide_are_different_instances():
+    """Python's hashes of -1 and -2 are equal, as are those of numbers 2^61 - 1 apart."""
+    assert hash(-1) == hash(-2)
+    assert hash(5) == hash(5 + 2**61 - 1)
+
+    def call(x, k, m):
+        return x * k + m
+
+    dims = (None, Dim("k", min=-5, max=-1), Dim("m", min=0))
+    captured = offload.capture(call, torch.randn(9, 4), -3, 7, dynamic_shapes=dims)
+    run, x = captured.load(sizes=offload.Sizes()), torch.randn(9, 4)
+    sizes = [(-1, 5), (-2, 5), (-1, 5 + 2**61 - 1), (-2, 5 + 2**61 - 1), (-5, 2), (-2, 5), (-1, 5)]
+    for k, m in sizes:
+        assert torch.equal(run(x, k, m), call(x, k, m)), (k, m)
+    assert (run.instances.hits, run.instances.misses) == (2, 5)
