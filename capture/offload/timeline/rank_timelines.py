@@ -91,8 +91,8 @@ def gather_timelines(
         All timelines on the group's first rank; None on the others.
 
     Raises:
-        ExecutionError: torch.distributed is not initialised, a rank ended, or did not come within
-            the group's timeout.
+        ExecutionError: torch.distributed is not initialised, this rank is not in the group, a rank
+            ended, or did not come within the group's timeout.
     """
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -100,6 +100,11 @@ def gather_timelines(
         raise ExecutionError(
             "timelines of ranks are gathered through a process group, and torch.distributed is not "
             "initialised: call init_process_group, or save() the timeline of this process alone"
+        )
+    if group is not None and dist.get_rank(group) < 0:
+        raise ExecutionError(
+            f"timelines of ranks: rank {dist.get_rank()} is not in the given group: call it on the "
+            "group's ranks alone"
         )
     offsets = clock_offsets(group, clock=clock)
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)

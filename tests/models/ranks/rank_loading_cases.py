@@ -197,6 +197,19 @@ def timelines_in_one_file() -> Any:
 
 
 @case
+def timelines_of_a_group() -> Any:
+    """Only members gather; the second rank is in no group of the first."""
+    group = dist.new_group([0])
+    run = offload.capture(torch.relu, own(4)).load()
+    with run.timeline() as timeline:
+        run(own(4))
+    if dist.get_rank() == 1:
+        return told(lambda: timeline.of_ranks(group))
+    found = timeline.of_ranks(group)
+    return found and [one.rank for one in found.ranks]
+
+
+@case
 def refused() -> Any:
     captured = offload.capture(summed, own(8))
     asked = [{"weights_budget": one} for one in (0, "1MiB", "auto")]

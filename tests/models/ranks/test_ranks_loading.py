@@ -90,6 +90,13 @@ def test_timelines_of_ranks_are_on_one_axis(found):
         assert max(begin, other_begin) <= min(end, other_end) + said[1]["error_ns"] / 1e3
 
 
+def test_only_members_of_a_group_gather_timelines(found):
+    ranks, (kind, message) = found.of("timelines_of_a_group")
+    assert ranks == [0]
+    assert kind == "ExecutionError"
+    assert "rank 1 is not in the given group" in message
+
+
 def test_what_one_rank_would_decide_is_refused(found):
     for refused, works in found.of("refused"):
         kinds, messages = zip(*refused, strict=True)
