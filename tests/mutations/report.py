@@ -99,8 +99,8 @@ def _page(data: dict[str, Any], mutants: Sequence[dict[str, Any]]) -> str:
         f"{len(mutants)} of {draw['count']} mutants were tested (seed {draw['seed']}; "
         f"{machine['cores']}-core machine, Python {machine['python_version']}). The tests noticed "
         f"{len(noticed)}. Tests that were added since notice {len(mended)} more. "
-        f"{len(survivors) - len(mended)} are left, each with a reason. "
-        "[All mutants](mutations.json).",
+        f"Left, each with a reason: {len(survivors) - len(mended)}. "
+        "What its area's tests miss, other tests may notice. [All mutants](mutations.json).",
         "",
         f"Mutants of Python are made by Cosmic Ray {machine['packages']['cosmic-ray']} and two "
         "further rules, those of C++ by rules over its syntax tree. Not counted, and replaced: "
