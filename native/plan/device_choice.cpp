@@ -53,6 +53,10 @@ DeviceSearch::DeviceSearch(SegmentGraph graph)
     made_[index_of(one.producer + 1)].push_back(at);
     for (const std::int64_t reader : one.readers) read_[index_of(reader)].push_back(at);
   }
+  behind_.resize(n_segments_);
+  for (std::uint32_t at = 0; at < n_segments_; ++at) {
+    for (const std::int64_t before : graph_.after[at]) behind_[index_of(before)].push_back(at);
+  }
   lay_out_neighbours();
 }
 
@@ -185,35 +189,73 @@ const std::vector<double>& DeviceSearch::freed(const std::vector<std::int64_t>& 
   return free_ns_;
 }
 
+// Executes in virtual time: a device takes segments in the order in which they are ready, as the
+// executor does, and a direction copies in the order in which their producers have ended.
 double DeviceSearch::evaluated(const std::vector<std::int64_t>& devices, const DeviceLoads& loads,
                                ChoiceObjective objective) {
   free_ns_ = loads.free_ns;
   busy_ns_ = loads.free_ns;
-  ends_ns_.resize(n_segments_);
   arrivals_ns_.assign(n_segments_, 0);
   link_free_ns_.assign(n_memories_ * n_memories_, 0);
   link_busy_ns_.assign(n_memories_ * n_memories_, 0);
   returned_ns_ = 0;
-  double latency_ns = 0;
+  events_.clear();
+  count_waits(devices);
   send(kCaller, 0, devices);
-  for (std::size_t at = 0; at < n_segments_; ++at) {
-    const std::size_t device = index_of(devices[at]);
-    double begin_ns = std::max(free_ns_[device], arrivals_ns_[at]);
-    for (const std::int64_t before : graph_.after[at]) {
-      const bool is_other = devices[index_of(before)] != devices[at];
-      begin_ns =
-          std::max(begin_ns, ends_ns_[index_of(before)] + (is_other ? graph_.hand_over_ns : 0));
+  double latency_ns = 0;
+  while (!events_.empty()) {
+    std::pop_heap(events_.begin(), events_.end());
+    const Event event = events_.back();
+    events_.pop_back();
+    const std::int64_t device = devices[event.segment];
+    if (event.has_ended) {
+      send(event.segment, event.ns, devices);
+      for (const std::uint32_t one : behind_[event.segment]) {
+        arrive(one, event.ns + (devices[one] == device ? 0 : graph_.hand_over_ns));
+      }
+      continue;
     }
-    const double took_ns = graph_.costs_ns[at * graph_.n_devices + device] * loads.paces[device];
-    ends_ns_[at] = free_ns_[device] = begin_ns + took_ns;
-    busy_ns_[device] += took_ns;
-    latency_ns = std::max(latency_ns, ends_ns_[at]);
-    send(static_cast<std::int64_t>(at), ends_ns_[at], devices);
+    const std::size_t at = index_of(device);
+    const double took_ns = graph_.costs_ns[event.segment * graph_.n_devices + at] * loads.paces[at];
+    free_ns_[at] = std::max(free_ns_[at], event.ns) + took_ns;
+    busy_ns_[at] += took_ns;
+    latency_ns = std::max(latency_ns, free_ns_[at]);
+    add_event({free_ns_[at], event.segment, /*has_ended=*/true});
   }
   if (objective == ChoiceObjective::kLatency) return std::max(latency_ns, returned_ns_);
   const double device_ns = *std::max_element(busy_ns_.begin(), busy_ns_.end());
   const double link_ns = *std::max_element(link_busy_ns_.begin(), link_busy_ns_.end());
   return std::max(device_ns, link_ns);
+}
+
+void DeviceSearch::add_event(const Event& event) {
+  events_.push_back(event);
+  std::push_heap(events_.begin(), events_.end());
+}
+
+// Counts what each segment waits for; those that wait for nothing are ready.
+void DeviceSearch::count_waits(const std::vector<std::int64_t>& devices) {
+  waits_.resize(n_segments_);
+  for (std::uint32_t at = 0; at < n_segments_; ++at) {
+    const std::int64_t to = graph_.memory_of[index_of(devices[at])];
+    waits_[at] = graph_.after[at].size();
+    for (const std::uint32_t value : read_[at]) {
+      const std::int64_t producer = graph_.values[value].producer;
+      const std::int64_t from = producer == kCaller
+                                    ? graph_.home
+                                    : graph_.memory_of[index_of(devices[index_of(producer)])];
+      waits_[at] += from != to;
+    }
+    if (waits_[at] == 0) add_event({0, at, /*has_ended=*/false});
+  }
+}
+
+// Notes that one of the things has come for which a segment waits.
+void DeviceSearch::arrive(std::uint32_t segment, double ns) {
+  arrivals_ns_[segment] = std::max(arrivals_ns_[segment], ns);
+  if (--waits_[segment] == 0) {
+    add_event({arrivals_ns_[segment], segment, /*has_ended=*/false});
+  }
 }
 
 // Notes the copies of a producer's values: one to each memory in which any of them is read.
@@ -250,9 +292,7 @@ void DeviceSearch::send(std::int64_t producer, double ended_ns,
         returned_ns_ = std::max(returned_ns_, end_ns);
       }
       for (const std::int64_t reader : one.readers) {
-        if (memory_at(reader) != to) continue;
-        double& arrival_ns = arrivals_ns_[index_of(reader)];
-        arrival_ns = std::max(arrival_ns, end_ns);
+        if (memory_at(reader) == to) arrive(static_cast<std::uint32_t>(reader), end_ns);
       }
     }
   }

@@ -20,7 +20,8 @@ struct SharedValues {
   bool is_returned;                   // whether the caller reads them too
 };
 
-// Segments in an order in which they may run. A device runs them one at a time in this order.
+// Segments in an order in which they may run. A device runs one at a time, those first that are
+// ready first.
 struct SegmentGraph {
   std::size_t n_devices = 0;
   std::vector<double> costs_ns;                  // segment * n_devices + device; or kCannotRun
@@ -110,6 +111,19 @@ class DeviceSearch {
   bool apply(const Neighbour& one, std::vector<std::int64_t>& devices) const;
 
   double copy_ns(std::size_t from, std::size_t to, double size_bytes) const;
+  // A segment is ready, or has ended. The heap's first is the earliest; of equal ones the lowest.
+  struct Event {
+    double ns;
+    std::uint32_t segment;
+    bool has_ended;
+    bool operator<(const Event& other) const {
+      return ns != other.ns ? ns > other.ns : segment > other.segment;
+    }
+  };
+
+  void add_event(const Event& event);
+  void count_waits(const std::vector<std::int64_t>& devices);
+  void arrive(std::uint32_t segment, double ns);
   double evaluated(const std::vector<std::int64_t>& devices, const DeviceLoads& loads,
                    ChoiceObjective objective);
   void send(std::int64_t producer, double ended_ns, const std::vector<std::int64_t>& devices);
@@ -121,12 +135,15 @@ class DeviceSearch {
   SegmentGraph graph_;
   std::size_t n_segments_;
   std::size_t n_memories_;
-  std::vector<std::vector<std::uint32_t>> made_;  // by producer + 1, its SharedValues
-  std::vector<std::vector<std::uint32_t>> read_;  // by segment, the SharedValues
+  std::vector<std::vector<std::uint32_t>> made_;    // by producer + 1, its SharedValues
+  std::vector<std::vector<std::uint32_t>> read_;    // by segment, the SharedValues
+  std::vector<std::vector<std::uint32_t>> behind_;  // by segment, those that wait for it
   std::vector<Neighbour> neighbours_;
 
   // Of the latest evaluation.
   std::vector<double> ends_ns_, free_ns_, busy_ns_, arrivals_ns_;
+  std::vector<std::size_t> waits_;
+  std::vector<Event> events_;
   std::vector<double> link_free_ns_, link_busy_ns_;  // from memory * n_memories + to memory
   double returned_ns_ = 0;
 
