@@ -154,7 +154,7 @@ def test_a_draw_is_repeated_continued_and_replaces_what_was_discarded() -> None:
         assert mutant.before != mutant.after
         assert (
             mutant.before.splitlines()[0]
-            == ((Path(__file__).parents[2] / mutant.path).read_text().splitlines()[mutant.line - 1])
+            == ((Path(__file__).parents[3] / mutant.path).read_text().splitlines()[mutant.line - 1])
         )
 
 
@@ -188,7 +188,7 @@ def outcome_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
     folder.mkdir()
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = alone\n")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
         def run(body: str, limit_s: float = 600.0) -> tuple[str, str]:
             (folder / "test_one.py").write_text(f"import os\ndef test_it():\n    {body}\n")
