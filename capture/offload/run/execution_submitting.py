@@ -48,7 +48,8 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
 
         A ticket among the arguments stands for its result, and is a dependency. Where its result is
         not known yet (of a task, or where operators allocate what a model returns) the arguments
-        are checked once it is, and a mismatch is an error of the new ticket.
+        are taken and checked once it is, and a mismatch is an error of the new ticket. Until then
+        a changed tensor object or a resized storage is what the execution reads.
 
         Raises:
             BindingError: an argument does not fit, or a host constant has another value.
