@@ -15,6 +15,7 @@ from torch import nn
 import offload
 from offload import errors
 from offload.api import block_recording
+from offload.api.recording_turn import is_recording
 from offload.record import watched_call
 from offload.record.launches import LaunchRecorder
 
@@ -56,7 +57,7 @@ def nothing_stays():
     assert not torch.compiler.is_compiling()
     assert torch.random.default_generator is generator
     assert torch.is_autocast_cache_enabled() == cache
-    assert not getattr(block_recording._recording, "active", False)
+    assert not is_recording()
     function, x = torch.sin, normal(2)
     assert torch.equal(capture(function, x)(x), x.sin())
 

@@ -351,7 +351,7 @@ def test_transposed_inputs_keep_their_order_in_memory():
     ("shapes", "why"),
     [
         ({"y": {0: N}}, "names y, and the call gives x"),
-        ({"x": {2: N}}, "none of the 2 axes"),
+        ({"x": {2: N}}, "not one of the 2 axes"),
         ({"x": (N,)}, "one for each of the 2 axes"),
         ({"x": N}, "expected a mapping of axes"),
         ({"x": {0: 6}}, "the tensor's size there is 7"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import simulator as simulators
 
+from offload.backends.cuda import driver as driver_calls
 from offload.backends.cuda import graph
 
 DECLARATIONS = simulators.ROOT / "native" / "cuda" / "driver_abi.hpp"
@@ -90,13 +91,13 @@ def test_what_graphs_are_asked_for_has_the_numbers_of_the_bindings():
         name: int(getattr(driver.CUpointer_attribute, f"CU_POINTER_ATTRIBUTE_{name}"))
         for name in ("MEMORY_TYPE", "DEVICE_ORDINAL", "RANGE_START_ADDR", "RANGE_SIZE")
     } == {
-        "MEMORY_TYPE": graph._MEMORY_TYPE_ATTRIBUTE,
-        "DEVICE_ORDINAL": graph._ORDINAL,
-        "RANGE_START_ADDR": graph._RANGE_START,
-        "RANGE_SIZE": graph._RANGE_BYTES,
+        "MEMORY_TYPE": driver_calls._MEMORY_TYPE_ATTRIBUTE,
+        "DEVICE_ORDINAL": driver_calls._ORDINAL,
+        "RANGE_START_ADDR": driver_calls._RANGE_START,
+        "RANGE_SIZE": driver_calls._RANGE_BYTES,
     }
     kinds = driver.CUmemorytype
-    assert (graph._HOST, graph._DEVICE, graph._UNIFIED) == (
+    assert (driver_calls.HOST, driver_calls.DEVICE, driver_calls.UNIFIED) == (
         kinds.CU_MEMORYTYPE_HOST,
         kinds.CU_MEMORYTYPE_DEVICE,
         kinds.CU_MEMORYTYPE_UNIFIED,
