@@ -73,7 +73,7 @@ Number rounded_to_decimals(double value, std::int64_t n_decimals) {
 }
 
 std::int64_t magnitude(std::int64_t value) {
-  if (value == std::numeric_limits<std::int64_t>::min()) refuse("a divisor leaves 64 bits");
+  if (value == std::numeric_limits<std::int64_t>::min()) refuse("a divisor overflows 64 bits");
   return value < 0 ? -value : value;
 }
 

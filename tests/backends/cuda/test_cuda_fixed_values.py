@@ -150,7 +150,7 @@ def test_what_a_hidden_address_may_be_of_is_copied(load, device, source, target,
     said = run.explain()
     for name, is_hidden in (("input0", source), ("output1", target)):
         why = (
-            rf"{name} is copied by the graph, .*stays \({VALUE_BYTES} bytes\): "
+            rf"{name} is copied by the graph, .*fixed address \({VALUE_BYTES} bytes\): "
             r"kernel 'hiding_kernel' .*parameter \d .* differs between captures"
         )
         assert bool(re.search(why, said)) == is_hidden

@@ -294,7 +294,7 @@ def test_a_file_that_is_written_while_it_is_used_is_refused_until_it_is_read_aga
         assert run.streaming.plan.transfers
         with (tmp_path / "model.safetensors").open("r+b") as file:
             file.write(content)
-        with pytest.raises(offload.ExecutionError, match="it was written since it was opened"):
+        with pytest.raises(offload.ExecutionError, match="it was written after it was opened"):
             _ = [run(given) for _ in range(3)]
         run.streaming.refresh()
         torch.testing.assert_close(run(given), other(given))

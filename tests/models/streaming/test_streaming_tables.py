@@ -299,7 +299,7 @@ def test_a_changed_file_is_refused_until_it_is_read_again(stored: Any) -> None:
             content = safetensors.torch.save(dict(model.state_dict()))
             with path.open("r+b") as file:
                 file.write(content)
-            with pytest.raises(offload.ExecutionError, match="it was written since it was opened"):
+            with pytest.raises(offload.ExecutionError, match="it was written after it was opened"):
                 _ = [run(given) for _ in range(3)]
             run.streaming.refresh()
             torch.testing.assert_close(run(given), model(given))

@@ -433,5 +433,5 @@ def test_an_address_that_nobody_keeps_is_refused_among_arguments_only() -> None:
         found = relocated_words(program, with_argument(allowed), weights, others)
         assert len(found.discovery.words) == 6
     for address in (somebodys, somebodys + 512, LAYOUTS[1][1] + 64):
-        with pytest.raises(offload.CaptureError, match=r"aten::add.*byte 24 is always 0x.*nobody"):
+        with pytest.raises(offload.CaptureError, match=r"aten::add.*byte 24 is always 0x.*neither"):
             relocated_words(program, with_argument(address), weights, others)

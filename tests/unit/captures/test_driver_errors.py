@@ -58,4 +58,6 @@ def test_every_call_says_what_it_is_for(module):
     named = set(NAMED.findall(module.read_text()))
     assert named <= driver_errors._DOING.keys()
     if module.name == "graph.py":
-        assert {"cuGraphGetNodes", "cuPointerGetAttribute", "cuKernelGetParamInfo"} <= named
+        assert {"cuGraphGetNodes", "cuKernelGetParamInfo"} <= named
+    if module.name == "driver.py":
+        assert "cuPointerGetAttribute" in named

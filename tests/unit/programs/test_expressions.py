@@ -270,7 +270,7 @@ def test_sizes_become_fractions_as_in_python(n, m):
         ([("integer", -(2**63)), ("integer", 2), ("greatest_divisor", 0)], "overflows 64 bits"),
         ([("real", 0.0), ("real", -1.0), ("power", 0)], "no finite result"),
         ([("real", 1e200), ("real", 2.0), ("power", 0)], "no finite result"),
-        ([("real", -2.0), ("real", 0.5), ("power", 0)], "no number"),
+        ([("real", -2.0), ("real", 0.5), ("power", 0)], "not a number"),
         ([("real", 1e300), ("floor", 0)], "overflows 64 bits"),
         ([("real", 1.5), ("integer", 2), ("modulo", 0)], "integer is expected"),
         ([("integer", -(2**63)), ("integer", -1), ("floor_divide", 0)], "overflows 64 bits"),
