@@ -330,7 +330,7 @@ def test_memory_of_torch_that_ran_out_is_told_from_other_failures(kind, monkeypa
     monkeypatch.setattr(torch, "npu", object(), raising=False)
     monkeypatch.setattr(torch, "empty", refuse)
     monkeypatch.setattr(AscendBackend, "tensor_device", lambda *_: torch.device("cpu"))
-    with pytest.raises(offload.ExecutionError, match=r"1024 bytes of weights.* memory") as raised:
+    with pytest.raises(offload.ExecutionError, match=r"1024 bytes for weights.* memory") as raised:
         AscendBackend().weight_memory(0, 1024)
     ran_out = kind is torch.OutOfMemoryError
     assert type(raised.value) is (offload.OutOfMemory if ran_out else offload.ExecutionError)

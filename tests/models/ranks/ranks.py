@@ -105,7 +105,8 @@ def run_alone(module: str, n_ranks: int, *cases: str) -> tuple[Found, list[int]]
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_FOLDER), **more}
+    path = os.pathsep.join(map(str, (_FOLDER, _FOLDER.parent)))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
 
 
 def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[], None]) -> None:

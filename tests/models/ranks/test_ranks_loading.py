@@ -139,7 +139,7 @@ def test_two_groups_may_be_used_at_once(found):
 def test_a_forked_process_is_told(found):
     for said, goes_on in found.of("forked"):
         assert said.startswith("ExecutionError|")
-        assert "of the process that this one was forked from" in said
+        assert "belongs to the process that this one was forked from" in said
         assert goes_on
 
 

@@ -129,7 +129,8 @@ def test_a_number_that_python_has_not_is_refused(function):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_refusal_shows_no_frames_of_c_plus_plus():
     scripted = torch.jit.script(nn.Sequential(nn.LSTM(8, 8, batch_first=True)).eval())
-    with torch.no_grad(), pytest.raises(offload.CaptureError, match="cannot be recorded over") as refused:
+    refused_here = pytest.raises(offload.CaptureError, match="cannot be recorded over")
+    with torch.no_grad(), refused_here as refused:
         offload.capture(scripted, torch.randn(2, 7, 8), dynamic_shapes=({1: N},))
     assert "frame #" not in str(refused.value)
     assert "frame #" in str(refused.value.__cause__)
