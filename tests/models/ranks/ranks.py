@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).parent
-_TIMEOUT_S = 240
+_TIMEOUT_S = 900
 
 Case = Callable[[], Any]
 
