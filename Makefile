@@ -8,7 +8,7 @@ CONSTRAINTS := .ci/constraints.txt
 NATIVE := $(shell find native -not -path 'native/tests/*' -type f)
 PIP := $(BIN)/pip install --disable-pip-version-check --progress-bar on
 
-.PHONY: demo test test-native test-npu-sim cuda test-cuda test-cuda-operators probes-cuda test-npu cuda-packages npu-packages probes-npu lint bench bench-cuda mutations format clean help
+.PHONY: demo test test-all test-slow test-native test-npu-sim cuda test-cuda test-cuda-operators probes-cuda test-npu cuda-packages npu-packages probes-npu lint bench bench-cuda mutations format clean help
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -32,8 +32,15 @@ demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of 
 	$(BIN)/offload demo
 
 # Each file in one process: what its tests share is made once.
-test: $(VENV)/installed ## run every test that this machine can run, in as many processes as it has processors, up to 8
-	$(BIN)/python -m pytest tests -m "not alone" --numprocesses auto --maxprocesses 8 --dist loadfile
+TOGETHER := --numprocesses auto --maxprocesses 8 --dist loadfile
+
+test: $(VENV)/installed ## run the quick tests that this machine can run, in as many processes as it has processors, up to 8
+	$(BIN)/python -m pytest tests -m "not slow and not alone" $(TOGETHER)
+
+test-all: test test-slow test-native test-npu-sim ## run every test that this machine can run, as CI does
+
+test-slow: $(VENV)/installed ## run the tests that `make test` leaves out
+	$(BIN)/python -m pytest tests -m "slow and not alone" $(TOGETHER)
 	$(BIN)/python -m pytest tests -m alone
 
 # torch_npu goes into an environment of its own: without CANN it breaks `import torch` wherever it is.

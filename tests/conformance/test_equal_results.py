@@ -44,6 +44,7 @@ def _with_slice_written(x: torch.Tensor) -> torch.Tensor:
     return x + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIEWS)
 def test_launches_are_given_the_views_that_were_recorded(computing, load, name):
     function = VIEWS[name]
@@ -65,6 +66,7 @@ RESULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESULTS)
 def test_results_are_those_that_were_recorded(computing, load, name):
     function = RESULTS[name]

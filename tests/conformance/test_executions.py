@@ -111,6 +111,7 @@ def test_moved_input_patches_only_input_words(backend, load):
     assert last.words_patched >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_launches", [10, 200])
 def test_moved_feature_map_is_one_slot(backend, load, n_launches):
     def deep(x: torch.Tensor) -> torch.Tensor:
@@ -201,6 +202,7 @@ def test_two_executables_share_one_feature_map(backend, load):
         assert same(backend, ticket.result(), chain(x))
 
 
+@pytest.mark.slow
 def test_many_threads_call_one_executable(backend, load):
     run = load(chain, torch.ones(8))
     failures: list[object] = []
@@ -308,11 +310,13 @@ def test_failing_launch_surfaces_at_the_wait(backend, load):
     assert torch.equal(run(table, torch.tensor([3, 0])), torch.tensor([3.0, 0.0]))
 
 
+@pytest.mark.slow
 def test_interpreter_exit_with_work_in_flight(backend):
     done = run_script(preamble_on(backend) + "tickets = [run.submit(x) for _ in range(200)]\n")
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_interpreter_exit_from_a_thread_that_never_ends(backend):
     done = run_script(
         preamble_on(backend)
@@ -331,6 +335,7 @@ def test_interpreter_exit_from_a_thread_that_never_ends(backend):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_interpreter_exit_from_threads_in_calls(backend):
     """Each requests the GIL at the end of its call, and never gets it.
 
@@ -355,6 +360,7 @@ def test_interpreter_exit_from_threads_in_calls(backend):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_fork_with_work_in_flight(backend):
     done = run_script(
         preamble_on(backend)

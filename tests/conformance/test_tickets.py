@@ -45,6 +45,7 @@ def test_a_chain_within_one_executable(backend, load):
     assert same(backend, ticket.result(), expected.sin())
 
 
+@pytest.mark.slow
 def test_links_of_a_chain_may_be_dropped(backend, load):
     """The next link reads a result in separate memory after the ticket of that result is gone."""
     run = load(lambda x: x + 1, torch.zeros(4096))
@@ -350,6 +351,7 @@ def test_close_waits_for_what_depends_on_others(backend, load):
         run.submit(ended)
 
 
+@pytest.mark.slow
 def test_fork_with_what_waits(backend):
     """In the child nothing ends pending tickets, and executables work, also those that write."""
     done = run_script(

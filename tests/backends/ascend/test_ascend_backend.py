@@ -95,6 +95,7 @@ def substages_of(execution: ExecutionTimeline) -> list[str]:
     return [span.name for span in execution.of_kind(SpanKind.SUBSTAGE)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_inputs", [2, 130])  # bases fit into a launch's arguments, or do not
 def test_submit_consists_of_what_the_refresh_does_and_the_execution(backend, refresh, n_inputs):
     bases = ["base copy"] if refresh == "operators" or n_inputs > 2 else []

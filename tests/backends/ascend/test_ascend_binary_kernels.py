@@ -110,6 +110,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_does_not_fit_a_launch_is_refused(why, ascend, image, load):
     kernels, says = REFUSED[why]

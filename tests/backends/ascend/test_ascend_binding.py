@@ -14,6 +14,8 @@ import ascend_simulator
 import pytest
 from ascend_process import output_of
 
+pytestmark = pytest.mark.slow
+
 SHOW = "print(*sorted(k for k, v in _native.ascend_capabilities().items() if v))"
 OLDEST = {"capture"}
 OF_9_1 = {"task_params", "task_update"}

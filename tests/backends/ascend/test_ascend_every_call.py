@@ -25,6 +25,8 @@ import offload
 from offload.errors import OffloadError
 from offload.native import _native
 
+pytestmark = pytest.mark.slow
+
 MOST_TRIES = 3
 # Objects left by a failed release, which nothing else can release.
 LEFT_BY = {

@@ -39,6 +39,7 @@ def test_old_releases_refuse_the_kind(ascend, npu):
     assert acl.peek(word) == (1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refresh", ["host", "kernel", "operators"])
 def test_executions_in_flight_have_the_addresses_of_their_own_time(refresh):
     """More executions than pieces, so that some wait for the oldest."""
@@ -58,6 +59,7 @@ print(any("kind=5" in one for one in ascend.trace))
     assert says == ["True", "False"]
 
 
+@pytest.mark.slow
 def test_pieces_are_used_again_and_given_back():
     says = told(
         """
@@ -77,6 +79,7 @@ print(ascend.live("host memory"), ascend.live("event"))
     assert says == ["1", str(MOST_PIECES), "0 0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     ["aclrtMallocHost", "aclrtCreateEventExWithFlag", "aclrtMemcpyAsync", "aclrtRecordEvent",

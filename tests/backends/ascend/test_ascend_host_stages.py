@@ -126,6 +126,7 @@ def costs_of(seed: int) -> list[LaunchCosts]:
     return [LaunchCosts(*(rng.uniform(0.2, 2.0) * one for one in scale)) for _ in range(N_LAUNCHES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host_cores", [1, 2, 3, 5])
 def test_the_device_waits_as_long_as_predicted(host_cores, ascend, monkeypatch):
     """The requirement is 15 %; as the hand-overs are known exactly, the wait is exact."""

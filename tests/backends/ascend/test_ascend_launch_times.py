@@ -124,6 +124,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "nth"), FUNCTIONS)
 def test_a_failed_round_leaves_nothing_and_can_be_tried_again(function, nth, ascend):
     chain = Chain(ascend)
@@ -198,6 +199,7 @@ def test_streamed_weights_are_not_timed(ascend, monkeypatch, deep, timer):
         run._loaded.resident.time_launches(timer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", ["aclrtRecordEvent", "aclrtLaunchKernel", "aclrtMalloc", "aclrtMemcpy"]
 )

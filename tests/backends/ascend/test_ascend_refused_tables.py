@@ -189,6 +189,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ascend")  # which is built
 @pytest.mark.parametrize("function", [SET, UPDATE, "aclmdlRIKernelTaskGetAttribute"])
 def test_a_runtime_without_one_of_the_functions_has_no_table(function: str) -> None:

@@ -414,6 +414,7 @@ def test_several_threads_call(host_cores, load):
     assert results == [True] * 48
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host_cores", [1, 3, 6])
 def test_tiles_that_fail_now_and_then(host_cores, ascend, load):
     """Each ticket has its result or its error, whatever failed before it, and nothing is stale."""

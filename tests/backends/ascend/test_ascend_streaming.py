@@ -148,6 +148,7 @@ def test_other_orders_of_steps_are_refused(case):
             case.check(one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [LAUNCHES_FIRST, COPIES_FIRST])
 def test_results_tell_of_missing_events(order, case, deep, npu, budget, monkeypatch):
     """A stream runs as far as events allow, so results differ where an event is missing."""
@@ -179,6 +180,7 @@ def test_results_tell_of_missing_events(order, case, deep, npu, budget, monkeypa
     assert wrong == len(events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["capture", None])
 def test_a_streamed_program_takes_three_streams(form, ascend, monkeypatch, deep):
     npu = AscendDevice(ascend, monkeypatch, form)

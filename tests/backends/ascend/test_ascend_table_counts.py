@@ -21,6 +21,7 @@ N_TASKS, N_IO_WORDS = 6300, 1600
 BLOCK_BYTES = 64  # of a kernel's arguments in the table, including alignment of the next one
 
 
+@pytest.mark.slow
 def test_ten_moved_addresses_of_6300_tasks_touch_only_their_words(ascend, monkeypatch):
     """In the executable's report, in the copied bytes, and in the table on the device."""
     n_inputs = N_IO_WORDS // 2

@@ -59,6 +59,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", COMPILED)
 def test_compiled_callables(backend, kind):
     """Its own counter, written in place, shows how often it ran."""

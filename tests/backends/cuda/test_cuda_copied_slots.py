@@ -181,6 +181,7 @@ def allocated_bytes() -> int:
     return counts.hblkhd + counts.uordblks
 
 
+@pytest.mark.slow
 def test_closing_gives_the_buffers_back(simulator, monkeypatch):
     class Copying(AtenBackend):
         def copy_costs(self, index, resident):

@@ -392,6 +392,7 @@ def programs(draw: st.DrawFn) -> list[tuple[int, int, bool]]:
     ]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -457,6 +457,7 @@ def hide(monkeypatch, roles) -> None:
     monkeypatch.setattr(AtenKernel, "execute", lambda one, block: execute(one, hidden(one, block)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("roles", [{IN}, {OUT}, {IN, OUT}, {IN, ACT, OUT}])
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_models_whose_kernels_hide_give_the_same_bits(

@@ -38,6 +38,7 @@ except BackendUnavailable as error:
 """
 
 
+@pytest.mark.slow
 def test_without_a_driver_the_library_is_named():
     there = "import ctypes\ntry: print(ctypes.CDLL('libcuda.so.1'))\nexcept OSError: pass"
     if in_a_new_process(there):
@@ -47,6 +48,7 @@ def test_without_a_driver_the_library_is_named():
     assert "install an NVIDIA driver" in message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
@@ -61,6 +63,7 @@ def test_what_a_driver_lacks_is_named(simulator, setting, expected):
         assert words in message
 
 
+@pytest.mark.slow
 def test_a_driver_is_asked_again_after_a_failure(simulator):
     code = f"import simulator\ns = simulator.load()\ns.fail('cuInit', 999)\n{CALL}{CALL}"
     assert in_a_new_process(code).splitlines()[-1] == "1"

@@ -77,6 +77,7 @@ def test_what_graphs_take_of_the_device_counts(backend, simulator):
         assert "and all may take" in why
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call", ["cuStreamBeginCapture", "cuGraphInstantiateWithFlags", "cuMemMap"]
 )

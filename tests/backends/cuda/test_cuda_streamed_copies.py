@@ -23,6 +23,8 @@ from device_streaming import (
     unmapped,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @dataclasses.dataclass
 class Case:

@@ -62,6 +62,7 @@ def test_auto_tries_less_where_memory_ran_out_alone(
     assert budgets == sorted(set(budgets), reverse=True)
 
 
+@pytest.mark.slow
 def test_device_memory_that_ran_out_is_told_from_other_failures(backend, simulator, deep):
     """Also from host memory, where a smaller budget would not help."""
     kinds = {}

@@ -89,6 +89,7 @@ def budget(deep, backend, device_floor) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_every_budget_gives_the_same_bits_and_takes_what_is_planned(
     backend, simulator, deep, device_floor
 ):
@@ -125,6 +126,7 @@ def test_every_budget_gives_the_same_bits_and_takes_what_is_planned(
     assert n_cut >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_tails_are_poisoned_after_their_last_use(order, backend, simulator, deep, budget):
     """The memory that other weights also map, through the addresses of the weight that was read."""
@@ -257,6 +259,7 @@ def test_heads_and_tails_are_replaced_and_read_again(backend, deep, budget, tmp_
         check(run, [given] * 2, third)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "refreshes"),
     [("cuGraphLaunch", False), ("cuStreamWaitEvent", False), ("cuGraphLaunch", True),
@@ -281,6 +284,7 @@ def test_a_failed_call_leaves_the_next_execution_right(
         check(run, inputs, expected)
 
 
+@pytest.mark.slow
 def test_two_executables_have_memories_of_their_own(backend, simulator, deep, budget):
     given = torch.randn(*GIVEN)
     expected = expected_of(deep, [given] * 3)
@@ -321,6 +325,7 @@ def test_auto_takes_what_is_free(backend, simulator, deep, device_floor):
 MEMORY_CALLS = ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", MEMORY_CALLS)
 def test_a_failure_of_any_call_leaves_nothing(function, backend, simulator, deep, budget):
     with deep.load(backend.name, weights_budget=budget, verify=False) as run:  # keeps an arena
@@ -345,6 +350,7 @@ def test_a_failure_of_any_call_leaves_nothing(function, backend, simulator, deep
                 assert held(simulator, before) == before
 
 
+@pytest.mark.slow
 def test_what_is_closed_is_given_back_whole(backend, simulator, deep, budget):
     deep.load(backend.name, weights_budget=budget, verify=False).close()
     before = held(simulator)
@@ -356,6 +362,7 @@ def test_what_is_closed_is_given_back_whole(backend, simulator, deep, budget):
     assert held(simulator) == before
 
 
+@pytest.mark.slow
 def test_an_unmapping_that_fails_does_not_keep_the_rest(backend, simulator, deep, budget):
     """Closing cannot report it; all that can be released is released."""
     deep.load(backend.name, weights_budget=budget, verify=False).close()

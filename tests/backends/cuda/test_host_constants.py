@@ -338,6 +338,7 @@ def mixtures(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     ]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -36,6 +36,7 @@ def headed(tmp_path) -> Captured:
     return offload.capture(without_memory(Headed), torch.randn(*GIVEN), weights=tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("back", ["tensors", "files"])
@@ -74,6 +75,7 @@ def test_each_has_its_content_whichever_graph_runs(
     assert cuda.held() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function", ["cuGraphExecMemcpyNodeSetParams", "cuGraphMemcpyNodeSetParams"]
 )

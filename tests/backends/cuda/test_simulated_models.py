@@ -72,6 +72,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_models(backend, name):
     """New inputs, buffers and feature maps at every turn, against eager."""

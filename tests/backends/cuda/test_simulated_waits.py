@@ -120,6 +120,7 @@ def with_first(expected: Expected) -> dict[int, int]:
     return waits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copy_ns", [0, COPY_NS, 3 * KERNEL_NS, LONG_NS])
 def test_waits_are_those_that_copies_and_kernels_make(run, simulator, copy_ns):
     plan = run.streaming.plan
@@ -275,6 +276,7 @@ def test_a_timeline_has_transfers_and_waits_where_they_were(run, simulator):
 # ---- the two graphs of one executable ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_results_are_right_whichever_graph_runs(order, run, cuda_device, deep):
     """The last copies of either graph bring what the next execution of either begins with."""
@@ -354,6 +356,7 @@ def layers() -> torch.nn.Module:
     return torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(6)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_granules")
 @pytest.mark.parametrize("function", CALLS)
 def test_each_call_that_fails_leaves_nothing_and_the_next_execution_right(

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
 FOLDER = Path(__file__).parent / "torch_cuda"
 CASES = FOLDER / "cases.py"

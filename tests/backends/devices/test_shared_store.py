@@ -34,6 +34,8 @@ from offload.backends.captured.device_streaming import store_bytes
 from offload.console.amounts import show_bytes
 from offload.observe.report import report_on, report_table
 
+pytestmark = pytest.mark.slow
+
 PAGE = 4096
 
 

@@ -43,6 +43,7 @@ def test_plans_are_made_with_times_that_were_measured(device, deep, least_budget
     assert [plan.streaming for plan in timed] == [None]
 
 
+@pytest.mark.slow
 def test_times_of_the_device_make_a_plan_whose_results_are_right(
     device, deep, least_budget, measure, monkeypatch
 ):
@@ -72,6 +73,7 @@ def test_without_the_proof_nothing_is_timed(device, deep, least_budget, timed):
     assert timed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "says"),
     [

@@ -22,6 +22,7 @@ from offload.observe.report import report_on, report_table
 from offload.timeline import SpanKind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*sorted(MODELS.keys() - {"decoder"}), "deep", "shared", "packed"])
 def test_every_step_of_the_budget_gives_the_same_bits(name, device, tmp_path):
     others = {
@@ -49,6 +50,7 @@ def test_every_step_of_the_budget_gives_the_same_bits(name, device, tmp_path):
     assert plan.is_resident
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra_kib", [0, 60, 200])
 def test_slots_are_poisoned_after_their_last_use(extra_kib, device, deep, least_budget):
     inputs = [torch.randn(*GIVEN) for _ in range(5)]
@@ -142,6 +144,7 @@ def test_host_scheduling_streams_alike(device, deep, least_budget):
         assert run.last_execution.bytes_streamed == run.streaming.plan.transfer_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra_bytes", [0, 10**7])
 def test_weights_are_replaced_between_executions(extra_bytes, device, deep, least_budget, tmp_path):
     given = torch.randn(*GIVEN)
@@ -164,6 +167,7 @@ def test_weights_are_replaced_between_executions(extra_bytes, device, deep, leas
             assert set(modes.values()) == {"memory"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduling", ["offload", "host"])
 @pytest.mark.parametrize("extra_bytes", [0, 10**7])
 def test_what_was_submitted_before_has_the_old_content(

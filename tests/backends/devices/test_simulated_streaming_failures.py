@@ -67,6 +67,7 @@ BEHIND = {("cuStreamWaitEvent", 2), ("aclrtStreamWaitEvent", 2), ("aclrtResetEve
           ("aclrtRecordEvent", 2), ("aclrtSynchronizeEvent", 1)}  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "function", "nth", "refreshes"), on_devices(EXECUTIONS), indirect=["device"]
 )
@@ -104,6 +105,7 @@ def test_a_copy_that_faults_surfaces_at_the_wait(device, deep, least_budget):
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "function", "nth"), on_devices(LOADS), indirect=["device"])
 def test_a_failed_load_leaves_nothing(function, nth, device, deep, least_budget):
     deep.load(device.backend.name, weights_budget=least_budget, verify=False).close()

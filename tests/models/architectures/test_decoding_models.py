@@ -8,6 +8,8 @@ from torch.export import Dim
 
 import offload
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers", reason="decodes its models")
 
 N_TOKENS = 512

@@ -32,6 +32,7 @@ def test_every_sentence_fits_the_recorded_length(encoder: demo.Encoder) -> None:
         assert len(encoder.tokenizer(text)["input_ids"]) < LENGTH_TOKENS
 
 
+@pytest.mark.slow
 def test_replay_agrees_with_eager(search: demo.Search) -> None:
     # Sums of up to 1,536 float32 products, in another order where torch threads differ.
     assert search.largest_difference < 1e-4
@@ -69,6 +70,7 @@ def test_embeddings_are_those_of_mean_pooling(encoder: demo.Encoder) -> None:
     assert found.rankings[0].hits[0].score == pytest.approx(1.0, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("encoder")
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command(as_json: bool) -> None:

@@ -62,6 +62,7 @@ ENCODERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ENCODERS)
 def test_encoders(transformers, family):
     cls, options = ENCODERS[family]
@@ -102,6 +103,7 @@ DECODERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.parametrize("use_cache", [False, True])
 def test_decoders(transformers, family, use_cache):
@@ -205,6 +207,7 @@ VISION = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", VISION)
 def test_vision(transformers, family):
     cls, options = VISION[family]

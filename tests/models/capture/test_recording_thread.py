@@ -389,6 +389,7 @@ assert torch.equal(model(x), expected)
 """
 
 
+@pytest.mark.slow
 def test_hooks_that_were_unpickled_in_another_process_stay(tmp_path, monkeypatch):
     """torch counts hooks by process, so that ours may get the same numbers."""
     source = "def doubled(module, given):\n    return tuple(2 * one for one in given)\n"
@@ -436,6 +437,7 @@ def test_a_hook_that_another_thread_registers_in_between_is_kept(when, monkeypat
     assert captured.program.launches
 
 
+@pytest.mark.slow
 def test_captures_of_one_model_beside_eager_calls_and_copies():
     """In separate processes: failures here ended the process, or all later captures."""
     done = subprocess.run(

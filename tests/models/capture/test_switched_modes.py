@@ -142,6 +142,7 @@ FOLLOWED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("varies", [False, True])
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_other_modes_are_followed(name, varies):

@@ -54,6 +54,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("loaded", [False, True])

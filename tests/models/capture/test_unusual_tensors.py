@@ -31,6 +31,7 @@ UNNAMED = ("functional", "quantized", "meta", "TwoTensor")
 RAISED_BY_TORCH = "RuntimeError: aten.add.Tensor got mixed torch.Tensor and DTensor"
 
 
+@pytest.mark.slow
 def test_unusual_tensors_are_refused_by_name():
     script = Path(__file__).with_name("unusual_tensors.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
@@ -60,7 +61,7 @@ def test_a_freed_or_shrunk_input_is_refused_before_anything_runs(n_bytes):
 
     freed = torch.empty(4).clone()
     freed.untyped_storage().resize_(n_bytes)
-    message = rf"args\[0\] has 4 elements.* of {n_bytes} bytes, where 16 are.*give it"
+    message = rf"args\[0\] has 4 elements.* of {n_bytes} bytes, where 16 are.*restore it"
     with (
         pytest.raises(offload.CaptureError, match=message),
         offload.capture(function) as block,

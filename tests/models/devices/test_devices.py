@@ -268,6 +268,7 @@ def test_segments_leave_a_device_that_is_slowed_down(placement, monkeypatch):
     assert torch.equal(run.submit(x).result(), model(x))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_fused_segments(monkeypatch):
     let_launches_take(monkeypatch, alternating(4, 1e6))

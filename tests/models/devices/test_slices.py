@@ -27,6 +27,7 @@ def executed(bound, slices, *args):
     return unflatten(bound.result_structure, results)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     steps=STEP_LISTS,

@@ -36,6 +36,7 @@ def fits(monkeypatch):
     return made
 
 
+@pytest.mark.slow
 def test_kept_while_it_holds_and_fitted_anew_when_it_drifted(
     tmp_path, monkeypatch, few_executions, fits
 ):
@@ -71,6 +72,7 @@ def test_observations_have_the_shape_that_was_executed():
     assert all(one.m_l_t_ns > 0 for one in observed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheduling", list(Scheduling))
 def test_timelines_hold_predictions_beside_measurements(tmp_path, few_executions, fits, scheduling):
     costs = offload.calibrate(folder=tmp_path)

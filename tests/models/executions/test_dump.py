@@ -362,6 +362,7 @@ def test_several_threads(folder: Path) -> None:
         assert names(kept) == {*AT_LOAD, "timeline_1.json"}
 
 
+@pytest.mark.slow
 def test_a_forked_process(folder: Path) -> None:
     script = """
 import os, torch, offload

@@ -114,6 +114,7 @@ assert torch.equal(run.submit(x).result(), x * 2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [INTERRUPTED, LIMITED], ids=["interrupted", "limited"])
 def test_in_a_process_of_its_own(program):
     done = subprocess.run(

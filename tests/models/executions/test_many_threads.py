@@ -21,7 +21,7 @@ from torch import nn
 
 import offload
 
-pytestmark = pytest.mark.usefixtures("compiler_reset", "quick_switches")
+pytestmark = [pytest.mark.usefixtures("compiler_reset", "quick_switches"), pytest.mark.slow]
 
 SECONDS = float(os.environ.get("OFFLOAD_STRESS_SECONDS", "3"))
 

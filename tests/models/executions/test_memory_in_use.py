@@ -315,6 +315,7 @@ print("same")
 """
 
 
+@pytest.mark.slow
 def test_a_child_process_holds_nothing_of_its_parents_tickets() -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORKING], capture_output=True, text=True, check=False

@@ -25,6 +25,7 @@ def captured(model: nn.Module, x: torch.Tensor) -> offload.Captured:
     return captured
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", [ResNet18, GoogLeNet, UNet, encoder])
 def test_feature_map_is_at_the_lower_bound(net):
     x = torch.randn(1, 16, 60) if net is encoder else images(0)["x"]

@@ -183,6 +183,7 @@ def test_caches_of_transformers_come_back(transformers: Any, tmp_path: Path) -> 
     assert torch.equal(*more)
 
 
+@pytest.mark.slow
 def test_outputs_of_transformers_come_back_in_a_fresh_process(
     transformers: Any, tmp_path: Path
 ) -> None:
@@ -200,6 +201,7 @@ def test_outputs_of_transformers_come_back_in_a_fresh_process(
     assert printed.split() == ["BertForPreTrainingOutput", "2", "4", "16"]
 
 
+@pytest.mark.slow
 def test_without_transformers_its_outputs_are_dictionaries(
     transformers: Any, tmp_path: Path
 ) -> None:

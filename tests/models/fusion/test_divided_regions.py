@@ -50,6 +50,7 @@ def kernels(program: Program) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_what_is_refused_alone_stays_as_recorded(lowered, tmp_path):
     x = torch.randn(5, 7)

@@ -44,6 +44,7 @@ def check(run: offload.Executable, x: torch.Tensor, index: torch.Tensor) -> None
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("failing")
 @torch.no_grad()
 def test_what_fails_runs_as_recorded_and_is_not_counted(captured, monkeypatch):

@@ -12,6 +12,8 @@ from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.load import fusion_choice
 from offload.timeline import Timeline
 
+pytestmark = pytest.mark.slow
+
 try:
     find_compiler()
 except CompilerMissing as missing:

@@ -10,6 +10,8 @@ from torch.nn import functional
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
+pytestmark = pytest.mark.slow
+
 try:
     find_compiler()
 except CompilerMissing as missing:

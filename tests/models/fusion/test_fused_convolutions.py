@@ -14,6 +14,8 @@ from torch import nn
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
+pytestmark = pytest.mark.slow
+
 try:
     find_compiler()
 except CompilerMissing as missing:

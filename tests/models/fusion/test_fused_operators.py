@@ -20,6 +20,8 @@ import offload
 from offload.compile.regions import find_regions
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
 try:
     find_compiler()

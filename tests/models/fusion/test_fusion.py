@@ -18,6 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
+pytestmark = pytest.mark.slow
+
 try:
     find_compiler()
 except CompilerMissing as missing:

@@ -66,6 +66,7 @@ def n_packed(run: offload.Executable) -> int:
     return len(run.fusion.packed_bytes)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_weights_in_files_are_packed(model, tmp_path):
     run = loaded(tmp_path)
@@ -112,6 +113,7 @@ def n_discarded(run: offload.Executable) -> int:
     return run.memory_report().discarded_bytes
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_memory_of_packed_weights_is_given_back(wide, tmp_path):
     run = loaded_wide(tmp_path)

@@ -162,6 +162,7 @@ def test_optimizer_steps_are_seen(is_fused):
             near(run(x), model(x))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_weight_is_packed_once_for_all_that_read_it_alike():
     class Tied(nn.Module):
@@ -227,6 +228,7 @@ def test_a_weight_that_is_stored_as_other_numbers(stored, dtype, packed):
     assert {report.mode for report in run.launch_reports()} == {"kernel"}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_weights_that_the_model_writes_are_read_in_place():
     class Counting(nn.Module):

@@ -85,6 +85,7 @@ def check_regions(model: nn.Module, inputs: list[torch.Tensor]) -> list[Region]:
     return regions
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(steps=STEP_LISTS, returned=RETURNED)
 def test_what_stands_for_launches_gives_their_bits(steps, returned):
@@ -92,6 +93,7 @@ def test_what_stands_for_launches_gives_their_bits(steps, returned):
     check_regions(*made_model(steps, returned))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not has_compiler(), reason="there is no C++ compiler here")
 @settings(max_examples=6, deadline=None, derandomize=True)
 @given(steps=STEP_LISTS, returned=RETURNED)

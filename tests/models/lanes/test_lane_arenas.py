@@ -59,6 +59,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 @torch.no_grad()
 def test_arenas_are_small(name):

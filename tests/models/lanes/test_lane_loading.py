@@ -308,6 +308,7 @@ def test_dumps_have_the_lanes(captured, monkeypatch, tmp_path):
     assert "lanes=2: 2 lanes" in (folder / "explain.txt").read_text()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_no_helper_is_started_before_it_is_needed(captured, monkeypatch):
     import subprocess
@@ -331,6 +332,7 @@ def test_no_helper_is_started_before_it_is_needed(captured, monkeypatch):
     assert done.stdout == "0\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", programs())
 @torch.no_grad()
 def test_programs_with_kernels_on_lanes(name):

@@ -171,6 +171,7 @@ def test_a_child_has_helpers_of_its_own():
         assert torch.equal(run(x), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
     [

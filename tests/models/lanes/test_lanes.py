@@ -22,6 +22,7 @@ from offload.plan.steps import Run, Wait
 PROGRAMS = programs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_lanes", [2, 3])
 @pytest.mark.parametrize("name", PROGRAMS)
 @torch.no_grad()
@@ -50,6 +51,7 @@ def test_helpers_run_launches():
     assert run.lanes.counts().n_helped > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(steps=STEP_LISTS, returned=RETURNED, n_lanes=st.integers(2, 4), data=st.data())
 @torch.no_grad()
@@ -153,6 +155,7 @@ def test_a_guard_ends_an_execution_before_a_generator_has_moved():
         run(x, one)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_memory_that_operators_allocate_is_given_back():
     """Each execution makes 24 results of 1 MiB, of which it returns three."""

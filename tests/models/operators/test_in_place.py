@@ -54,6 +54,7 @@ class Stateful(nn.Module):
         return x @ self.state + before, self.weight * x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WRITES)
 def test_writes(kind):
     write = WRITES[kind]

@@ -394,6 +394,7 @@ operators = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @operators
 def test_every_sample(operator: OpInfo):
     refusals = run_samples(operator, operator.op, samples_of(operator), FIRST_REPLAY, SECOND_REPLAY)
@@ -401,6 +402,7 @@ def test_every_sample(operator: OpInfo):
         assert refusals, "no sample is refused any more: take the operator out of the table"
 
 
+@pytest.mark.slow
 @operators
 def test_between_activations(operator: OpInfo):
     """Operands and results share the feature map, as in the middle of a model."""
@@ -416,6 +418,7 @@ def test_between_activations(operator: OpInfo):
     )
 
 
+@pytest.mark.slow
 @operators
 def test_in_place(operator: OpInfo):
     """The operator that writes its first operand, which is the caller's tensor."""

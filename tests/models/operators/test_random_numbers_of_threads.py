@@ -122,6 +122,7 @@ def _dropping_natively(x: torch.Tensor) -> torch.Tensor:
     return torch.ops.aten.native_dropout(x, 0.5, True)[0] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [_dropout(), _sampling, _alike, _dropping_natively])
 def test_captures_beside_a_thread_that_draws(function: Callable[..., Any]) -> None:
     x = torch.randn(4, 8)

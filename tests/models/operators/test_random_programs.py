@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from checks import Call, check, normal
 from hypothesis import given, settings
 from random_programs import RETURNED, STEP_LISTS, RandomProgram
+
+pytestmark = pytest.mark.slow
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

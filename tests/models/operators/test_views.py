@@ -45,6 +45,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 def test_views(kind):
     """On an activation and on an input: read, returned, and written through where possible."""

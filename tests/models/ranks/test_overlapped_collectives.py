@@ -42,6 +42,7 @@ def programs() -> list[VirtualProgram]:
     return with_sums[:N_PROGRAMS]
 
 
+@pytest.mark.slow
 def test_executed_orders_take_what_the_simulation_says_within_15_percent(programs):
     n_told_apart = 0
     for one in programs:
@@ -121,6 +122,7 @@ def _without_last_wait(steps):
     return (*steps[:last], *steps[last + 1 :])
 
 
+@pytest.mark.slow
 def test_every_wrong_neighbour_exchange_is_refused(programs):
     n_refused = n_taken = 0
     for one in programs:

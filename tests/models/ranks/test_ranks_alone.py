@@ -12,6 +12,7 @@ def found() -> Found:
     return run_by_torchrun("one_rank_cases", 1)
 
 
+@pytest.mark.slow
 def test_a_split_model_runs_alone(found):
     (rank,) = found.of("split_alone")
     assert rank["same"]

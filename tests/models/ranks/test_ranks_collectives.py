@@ -12,6 +12,7 @@ def found() -> Found:
     return run_by_torchrun("rank_cases", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "launches"),
     [

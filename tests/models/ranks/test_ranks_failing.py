@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 from ranks import Found, run_alone
 
+pytestmark = pytest.mark.slow
+
 # These leave the groups unchanged, so that one run has all of them.
 _WHOLE = (
     "refused",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from ranks import Found, run_alone, run_by_torchrun
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request) -> Found:

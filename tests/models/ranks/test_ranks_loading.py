@@ -13,6 +13,7 @@ def found() -> Found:
     return run_by_torchrun("rank_loading_cases", 2)
 
 
+@pytest.mark.slow
 def test_kernels_stand_between_collectives(found):
     for rank in found.of("fused"):
         assert rank["same"] == rank["same unfused"] == [True] * 5

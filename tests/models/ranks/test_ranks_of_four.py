@@ -12,6 +12,7 @@ def found() -> Found:
     return run_by_torchrun("four_rank_cases", 4)
 
 
+@pytest.mark.slow
 def test_a_model_may_be_split_in_one_direction_and_replicated_in_the_other(found):
     for number, rank in enumerate(found.of("split_both_ways")):
         assert rank["rank"] == number

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from ranks import Found, run_alone, run_by_torchrun
 
+pytestmark = pytest.mark.slow
+
 SCHEDULES = {"1F1B", "GPipe"}
 
 

@@ -209,6 +209,7 @@ def inputs_of(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_micro_batches", [1, 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_steps_have_the_bits_of_one_rank(name, n_micro_batches):

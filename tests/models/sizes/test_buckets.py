@@ -81,6 +81,7 @@ def bucket_of(run, n):
     return [least], [ends[at]]
 
 
+@pytest.mark.slow
 def test_a_buckets_plan_holds_for_every_size_within(loaded):
     buckets = Buckets(loaded.family, loaded.program, loaded.plan)
     for n in random.Random(0).sample(sizes_of(loaded), 40):

@@ -83,6 +83,7 @@ GOOD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOOD)
 def test_every_size_gives_what_a_capture_records_or_a_guard_refuses(name):
     function = GOOD[name]
@@ -100,6 +101,7 @@ def test_every_size_gives_what_a_capture_records_or_a_guard_refuses(name):
     assert all(f"n = {size}: expected " in told for size, told in refused)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOOD)
 def test_other_sizes_compute_what_eager_does(name):
     function = GOOD[name]
@@ -208,6 +210,7 @@ def accepts(family: Family, size: int) -> bool:
 # ---- roundings ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.floats(0.05, 20.0), st.floats(0.05, 20.0), st.floats(-9.0, 9.0))
 def test_fractions_are_rounded_as_python_rounds_them(one, other, added):
@@ -246,6 +249,7 @@ DONE = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(ASKED, st.integers(2, 40), DONE, DONE), min_size=1, max_size=3),

@@ -13,6 +13,8 @@ from torch.export import Dim
 
 import offload
 
+pytestmark = pytest.mark.slow
+
 RECORDED, LENGTHS = 9, (1, 2, 3, 16, 31, 200)
 N = Dim("n", min=1, max=256)
 TINY = {

@@ -44,6 +44,7 @@ def names_of(captured):
     return [one.name for one in captured.program.launches]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("requires_grad", [True, False])
 @pytest.mark.parametrize("name", LAYERS)
@@ -307,6 +308,7 @@ class Headed(nn.Module):
         return self.head(y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_first", "copies"), [(True, False), (True, True), (False, False)])
 @pytest.mark.parametrize("kind", [nn.GRU, nn.RNN, nn.LSTM])
 @torch.no_grad()

@@ -39,6 +39,7 @@ GAPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAPS)
 def test_inputs_with_gaps_in_which_the_outermost_axis_varies(name):
     def parts(x):
@@ -80,6 +81,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAME)
 def test_a_size_of_1_is_taken_where_a_recording_sees_the_same(name):
     function = SAME[name]
@@ -93,6 +95,7 @@ def test_a_size_of_1_is_taken_where_a_recording_sees_the_same(name):
         assert torch.equal(captured(x), function(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER)
 def test_a_size_of_1_is_refused_where_a_recording_sees_something_else(name):
     family = captured_over(OTHER[name], rows(7)).family

@@ -121,6 +121,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*TENSORS, *FACTORIES, *NUMBERS])
 @torch.no_grad()
 def test_other_sizes_compute_what_eager_does(name):

@@ -92,6 +92,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPERATORS)
 def test_other_sizes_compute_what_eager_does(name):
     function = OPERATORS[name]

@@ -218,6 +218,7 @@ def test_a_dim_that_says_no_least_size_does_not_refuse_the_capture(model):
         captured(rows(0))
 
 
+@pytest.mark.slow
 def test_captures_on_threads_watch_numbers_each_to_its_end():
     def scaled(x):
         return x * (x.shape[0] * 0.1 * 3)

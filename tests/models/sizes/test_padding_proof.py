@@ -42,6 +42,7 @@ READING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READING)
 def test_a_model_that_reads_its_padding_is_refused_by_the_first_call(name):
     function, value, sign = READING[name]
@@ -69,6 +70,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_model_that_is_right_is_kept(name):
     function, value = RIGHT[name]

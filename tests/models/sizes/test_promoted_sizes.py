@@ -30,7 +30,7 @@ try:
 except CompilerMissing as missing:
     pytest.skip(str(missing), allow_module_level=True)
 
-pytestmark = pytest.mark.usefixtures("kernels_folder")
+pytestmark = [pytest.mark.usefixtures("kernels_folder"), pytest.mark.slow]
 
 
 def test_promoted_sizes_give_the_residents_results_within_rounding(at_once, waited):

@@ -234,6 +234,7 @@ print(run.instances.promotion.preparing)
 """
 
 
+@pytest.mark.slow
 def test_a_process_may_exit_while_sizes_are_prepared(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", EXIT],

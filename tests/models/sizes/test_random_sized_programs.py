@@ -12,7 +12,7 @@ from torch.export import Dim
 import offload
 
 # torch warns once in a process of a layer that oneDNN does not have.
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections")
+pytestmark = [pytest.mark.filterwarnings("ignore:LSTM with projections"), pytest.mark.slow]
 
 N = Dim("n", min=2, max=60)
 SIZES = (2, 3, 5, 8, 17, 32, 33, 60)

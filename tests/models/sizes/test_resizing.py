@@ -78,6 +78,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @on_both
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_any_size_gives_eagers_bits(name, device):

@@ -76,6 +76,7 @@ def instance_bytes(load, one):
     return run.instances.kept_bytes
 
 
+@pytest.mark.slow
 def test_random_sizes_give_eagers_bits_in_bounded_memory(load):
     one = model()
     budget_bytes = 10 * instance_bytes(load, one)
@@ -92,6 +93,7 @@ def test_random_sizes_give_eagers_bits_in_bounded_memory(load):
     assert report.misses == report.kept + report.evicted
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_least_recently_used_goes_first(load):
     one = model()
@@ -154,6 +156,7 @@ def test_tickets_that_write_state_keep_their_order(load):
     assert torch.equal(counting.total, twin.total)
 
 
+@pytest.mark.slow
 def test_threads_of_many_sizes(loaded):
     one, run = loaded
     wrong = []
@@ -175,6 +178,7 @@ def test_threads_of_many_sizes(loaded):
     assert run.instances.hits + run.instances.misses == 100
 
 
+@pytest.mark.slow
 def test_buffers_and_feature_maps_are_given_by_size(loaded):
     one, run = loaded
     x = torch.randn(2, 12, 16)
@@ -191,6 +195,7 @@ def test_buffers_and_feature_maps_are_given_by_size(loaded):
         run(torch.randn(2, 40, 16), feature_map=feature_map)
 
 
+@pytest.mark.slow
 def test_a_closed_one_refuses_and_frees_all(loaded):
     _, run = loaded
     result = weakref.ref(run(torch.randn(2, 12, 16)))
@@ -246,6 +251,7 @@ def test_sizes_that_are_ready_do_not_wait_for_others():
     assert (run.instances.misses, run.instances.hits) == (2, 1)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_ten_thousand_executions_at_random_sizes_have_eagers_bits_in_flat_memory():
     """Instances come and go: there is room for about ten of 63."""

@@ -56,6 +56,7 @@ def test_the_program_computes_what_the_model_does(
         assert torch.equal(got, tensor)
 
 
+@pytest.mark.slow
 def test_the_launches_are_those_of_a_recording_in_memory(
     case: tuple[Any, Any, torch.Tensor, Path],
 ) -> None:
@@ -83,6 +84,7 @@ def in_memory_alone(bindings: Bindings, model: nn.Module) -> list[torch.Tensor]:
     return [tensor for tensor in held if tensor.data_ptr() not in state]
 
 
+@pytest.mark.slow
 def test_the_model_is_as_it_was(case: tuple[Any, Any, torch.Tensor, Path]) -> None:
     _, unbuilt, given, folder = case
     before = dict(unbuilt.named_parameters(remove_duplicate=False))

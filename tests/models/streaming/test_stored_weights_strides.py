@@ -98,6 +98,7 @@ def test_a_warm_up_takes_strides_that_are_never_used(case: Any) -> None:
             torch.testing.assert_close(run.tensor(result.view), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_tokens", [1, 2])
 def test_a_step_of_gpt2_is_executed(tmp_path: Path, n_tokens: int) -> None:
     transformers = pytest.importorskip("transformers")

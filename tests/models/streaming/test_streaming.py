@@ -43,6 +43,7 @@ def case(
     return build, make, tmp_path, model
 
 
+@pytest.mark.slow
 def test_every_budget_gives_the_same_bits(case: Any) -> None:
     build, make, folder, _ = case
     captured = offload.capture(without_memory(build), make(), weights=folder)
@@ -252,6 +253,7 @@ def test_a_result_that_is_a_weight_stays(tmp_path: Path) -> None:
         assert torch.equal(weight, model.layers[2][0].weight[1:])
 
 
+@pytest.mark.slow
 def test_what_no_file_holds_stays_in_memory(tmp_path: Path) -> None:
     class Masked(Deep):
         def __init__(self) -> None:

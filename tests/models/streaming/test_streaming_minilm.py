@@ -96,6 +96,7 @@ def same_bits(these: list[torch.Tensor], those: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, these, those))
 
 
+@pytest.mark.slow
 def test_a_tenth_of_the_weights(encoder: Any, folder: Path) -> None:
     inputs = embedded(encoder)
     model = Embedded(encoder.model)
@@ -143,6 +144,7 @@ def test_what_a_pass_reads_of_the_table_of_words(encoder: Any, folder: Path) -> 
     assert "word_embeddings" not in plan.floor.name
 
 
+@pytest.mark.slow
 def test_budgets_that_the_table_would_fit_in(encoder: Any, folder: Path) -> None:
     inputs = inputs_of(encoder)
     captured = offload.capture(Words(encoder.model), inputs[0], weights=folder)

@@ -94,6 +94,7 @@ def tables_of(run: Any) -> dict[str, int]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("shape", [(7,), (2, 7), (1, 2, 7), (2, 0)])
 def test_every_budget_gives_the_same_bits(

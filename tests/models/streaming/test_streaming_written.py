@@ -30,6 +30,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", ["fused", "foreach", "for loop"])
 def test_steps_of_optimizers_are_seen(name: str, how: str) -> None:
@@ -135,6 +136,7 @@ UNSEEN: dict[str, Callable[[nn.Sequential], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", SEEN)
 def test_writes_that_are_seen(how: str) -> None:
     model = layers()

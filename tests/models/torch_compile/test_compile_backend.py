@@ -61,6 +61,7 @@ def test_transformer(training):
     assert_as_eager(model, *(Arguments(normal(2, 5, 8)) for _ in range(3)))
 
 
+@pytest.mark.slow
 def test_decoder_of_transformers(graphs):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -292,6 +293,7 @@ def test_layouts_of_dynamic_sizes():
     assert_as_eager(lambda x: x + 1, *calls, *calls, dynamic=True)
 
 
+@pytest.mark.slow
 def test_numbers(graphs):
     def function(x, by):
         return (x * by).relu()

@@ -37,6 +37,7 @@ def runs_of(graphs: list[Any]) -> list[offload.Executable]:
     return [run for graph in graphs for run in graph._runs.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fuse", [True, "auto", False])
 @torch.no_grad()
 def test_kernels_take_the_place_of_launches(graphs, fuse):
@@ -73,6 +74,7 @@ def test_written_and_replaced_weights_are_seen(graphs):
     assert loaded.fusion.n_kernels > 0
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_each_size_has_kernels_of_its_own(graphs):
     model = Block().eval()

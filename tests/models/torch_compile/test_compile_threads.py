@@ -41,6 +41,7 @@ def test_first_calls_from_several_threads(graphs):
     assert not torch.compiler.is_compiling()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may_vary", [False, True])
 def test_a_pool_of_threads_while_new_lengths_arrive(graphs, monkeypatch, may_vary):
     """Several threads meet each length at once; beyond the limit they run eagerly."""

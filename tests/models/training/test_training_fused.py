@@ -15,6 +15,8 @@ from models import Block
 from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.program import Kernel
 
+pytestmark = pytest.mark.slow
+
 try:
     find_compiler()
 except CompilerMissing as missing:

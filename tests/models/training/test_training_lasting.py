@@ -14,6 +14,8 @@ from training import captured_step, simple_step
 
 from models import Block
 
+pytestmark = pytest.mark.slow
+
 MANY_STEPS = """
 import gc, resource, sys, torch, offload
 from torch import nn

@@ -54,6 +54,7 @@ RECORDED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [(name, one) for name, given in RECORDED.items() for one in given]
 )

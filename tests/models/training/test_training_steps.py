@@ -74,6 +74,7 @@ def test_gpt_blocks(optimizer):
     check(nn.Sequential(Block(32, 4), Block(32, 4)), optimizer, mse_step, given)
 
 
+@pytest.mark.slow
 def test_a_bert_classifier():
     """Its masks are read on the host, except where it is told that it is being compiled."""
     transformers = pytest.importorskip("transformers")

@@ -53,6 +53,7 @@ def test_initialisation_counts_references(ascend):
         assert ascend.code("aclInit", 0) == REPEAT_INITIALISE
 
 
+@pytest.mark.slow
 def test_nothing_but_questions_works_before_it_is_initialised(ascend):
     script = """
 import sys

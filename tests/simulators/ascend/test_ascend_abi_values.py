@@ -61,6 +61,7 @@ def test_every_value_is_the_documented_one() -> None:
     assert compile_check(documented()) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kTaskEventWait", "kHostRegisterPinned", "kRtNoStreamResource"])
 def test_the_check_finds_another_value(name: str) -> None:
     (row,) = (one for one in documented() if one["name"] == name)

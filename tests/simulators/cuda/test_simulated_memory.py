@@ -208,6 +208,7 @@ def test_reservations_are_aligned_and_follow_a_hint(client):
     assert found == client.GRANULARITY_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "break_it",
     [

@@ -23,6 +23,7 @@ def verdicts(true_old, true_new, seed, **noise):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.01, 0.2, 0.5])
 @pytest.mark.parametrize("true_ratio", [0.4, 1, 30])
 def test_noise_is_noise(noise, true_ratio):

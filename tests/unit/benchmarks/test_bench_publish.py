@@ -109,6 +109,7 @@ def published(tmp_path_factory):
     return files
 
 
+@pytest.mark.slow
 def test_the_readme_has_one_table_of_times(published):
     readme = published.readme.read_text()
     assert "| model | eager | **offload** | gain | OpenVINO |" in readme
@@ -155,6 +156,7 @@ def test_promises_are_judged(published):
     assert "2.0 (1.9–2.1), nothing promised here: C; eager" in page
 
 
+@pytest.mark.slow
 def test_the_rest_of_a_page_stays_and_writing_again_changes_nothing(published):
     for path in (published.readme, published.page):
         text = path.read_text()

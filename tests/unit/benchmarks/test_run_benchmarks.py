@@ -31,6 +31,7 @@ def own_process(monkeypatch):
         monkeypatch.delenv(name)
 
 
+@pytest.mark.slow
 def test_each_file_is_measured_whatever_the_others_do(tmp_path, monkeypatch):
     monkeypatch.setattr(run_benchmarks, "LEAST_SECONDS", 20.0)
     sources = {
@@ -60,6 +61,7 @@ def test_each_file_is_measured_whatever_the_others_do(tmp_path, monkeypatch):
     assert found["machine_info"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["by itself", "at its limit", "without listening"])
 def test_what_was_measured_before_a_process_ended_is_kept(tmp_path, monkeypatch, end):
     marker = tmp_path / "hangs"

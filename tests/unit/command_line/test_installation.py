@@ -54,6 +54,7 @@ def other_torch(tmp_path):
 SCRIPT = Path(sysconfig.get_path("scripts")) / "offload"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
@@ -105,6 +106,7 @@ def test_builds_of_one_minor_version_fit():
         check_torch(f"{major}.{int(minor) + 1}.0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["plan-memory", "{csv}"]])
 def test_commands_that_need_no_torch_do_not_import_it(arguments, tmp_path):
     buffers = tmp_path / "buffers.csv"

@@ -59,6 +59,7 @@ def few_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "DRIFT", float("inf"))
 
 
+@pytest.mark.slow
 def test_calibrate_tells_every_measurement(tmp_path: Path, few_measurements: None) -> None:
     told, collect = collector()
     offload.calibrate(folder=tmp_path, progress=collect)

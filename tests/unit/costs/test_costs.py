@@ -75,6 +75,7 @@ def observations(noise: float = 0.0, outliers: float = 0.0, n: int = 30) -> list
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("noise", "outliers", "tolerance"), [(0, 0, 1e-3), (0.1, 0.1, 0.1)])
 def test_known_costs_are_recovered(noise, outliers, tolerance):
     model = fit_header_model(observations(noise, outliers), n_resamples=20)
@@ -87,6 +88,7 @@ def test_known_costs_are_recovered(noise, outliers, tolerance):
         assert model.m_l_t_ns(shape) == pytest.approx(exact_model().m_l_t_ns(shape), rel=0.05)
 
 
+@pytest.mark.slow
 def test_intervals_grow_with_noise():
     calm, noisy = (
         fit_header_model(observations(noise), n_resamples=50).coefficients["convert"]["execution"]
@@ -97,6 +99,7 @@ def test_intervals_grow_with_noise():
     assert calm.high_ns - calm.low_ns < noisy.high_ns - noisy.low_ns
 
 
+@pytest.mark.slow
 def test_the_same_observations_give_the_same_model():
     found = observations(0.1)
     assert fit_header_model(found, n_resamples=5) == fit_header_model(found, n_resamples=5)
@@ -213,6 +216,7 @@ def test_a_device_slower_than_the_host_sets_the_pace():
     assert [round(begin - first) for begin, _ in found.launches] == [60, 160, 260, 360]
 
 
+@pytest.mark.slow
 def test_break_even():
     # One launch: offload pays submit (70 ns), the host the issue and the hand-off.
     assert cost_model(100, 50).break_even_launches(1000, SHAPE) == 1

@@ -26,6 +26,7 @@ def names() -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_tokens_are_those_of_generate(names):
     prompt = torch.randint(512, (1, 6))
     expected = names["model"].generate(

@@ -16,6 +16,8 @@ from torch.nn.functional import linear
 
 import offload
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"

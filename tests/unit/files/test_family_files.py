@@ -143,6 +143,7 @@ def places_in(data, path=()):
         yield path
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_what_is_read_of_damaged_families_stays_inside_its_values(saved, data):

@@ -233,6 +233,7 @@ def test_saving_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "again").read_bytes()
 
 
+@pytest.mark.slow
 def test_opens_in_a_process_without_the_model(tmp_path: Path) -> None:
     model, x = Tied().double().float(), torch.randn(2, 8)
     with offload.capture(model) as captured:

@@ -70,6 +70,7 @@ def test_central_directory_changed(tmp_path: Path, seed: int) -> None:
     open_or_refuse(bytes(content), tmp_path)
 
 
+@pytest.mark.slow
 @FUZZ
 @given(junk=st.binary(max_size=200), junk_weights=st.binary(max_size=200))
 def test_members_of_junk(tmp_path: Path, junk: bytes, junk_weights: bytes) -> None:
@@ -100,6 +101,7 @@ def places(node: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+@pytest.mark.slow
 @settings(FUZZ, max_examples=1500)
 @given(seed=st.integers(0, 10**9))
 def test_json_values_changed(tmp_path: Path, seed: int) -> None:

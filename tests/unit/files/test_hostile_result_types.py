@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hostile import archive, tree, valid_file
 
+pytestmark = pytest.mark.slow
+
 # Opens the given files; prints for each the modules imported meanwhile, and the classes of
 # containers in its result.
 OPENS = """

@@ -61,6 +61,7 @@ def prove(proof: KernelProof, x: torch.Tensor, y: torch.Tensor) -> bool:
     return is_proved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["right", "by_other_roundings"])
 def test_what_rounds_otherwise_is_proved(kernels, name):
     proof = proof_of(kernels, name)

@@ -155,6 +155,7 @@ def products(tmp_path_factory: pytest.TempPathFactory):
     return library("\n".join(texts), tmp_path_factory.mktemp("products")), made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_products(products, name):
     loaded, made = products
@@ -219,6 +220,7 @@ def batched(tmp_path_factory: pytest.TempPathFactory):
     return library("\n".join(texts), tmp_path_factory.mktemp("batched")), made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", BATCHED_CASES)
 def test_batched_products(batched, case):
     loaded, made = batched
@@ -304,6 +306,7 @@ def check_attention(loaded: ctypes.CDLL, symbol: str, model, inputs: list[torch.
     assert ((found.double() - expected).abs() <= tolerance_of(model, inputs)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEAD_CASES)
 def test_attention(heads, name):
     loaded, made = heads

@@ -116,6 +116,7 @@ def reachable(graph: NodeGraph) -> set[tuple[int, int]]:
     return pairs
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(graphs())
 def test_one_lifetime_precedes_another_just_where_the_graph_orders_all_nodes(graph):
@@ -151,6 +152,7 @@ def test_of_too_many_branches_lifetimes_are_counted_in_segments():
     assert place_values(program, MACHINE, lifetimes=lifetimes).feature_map_bytes == n * 512
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(graphs())
 def test_values_that_share_bytes_are_never_unordered(graph):

@@ -286,6 +286,7 @@ def digest():
     return hasher.hexdigest()
 
 
+@pytest.mark.slow
 def test_same_placement_in_every_process():
     code = "import test_memory; print(test_memory.digest())"
     search_path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])

@@ -53,6 +53,7 @@ def enforced(n_launches, transfers):
     return [one.piece for one in transfers], waits, needs
 
 
+@pytest.mark.slow
 @given(transfers_of())
 @settings(deadline=None, max_examples=500)
 def test_lanes_enforce_what_transfers_do(case):

@@ -163,6 +163,7 @@ def test_predictions_are_those_of_a_virtual_clock(schedule, n_micro_batches, cos
 # ---- orders of ranks -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     n_stages=st.integers(1, N_LAYERS),
@@ -372,6 +373,7 @@ def test_ranks_that_wait_for_one_another_are_found():
         check_rank_orders(program, changed(stages, 0, change))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 10**6), n_stages=st.integers(2, 4))
 def test_swaps_of_dependent_steps_are_refused(seed, n_stages):

@@ -178,6 +178,7 @@ OF_ONE_FRACTION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OF_ONE_FRACTION)
 def test_functions_of_a_fraction_have_the_bits_of_pythons(operation):
     """Both are the C library's: 100,000 fractions, and as many integers."""

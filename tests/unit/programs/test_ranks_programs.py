@@ -218,6 +218,7 @@ print(n_calls(2), n_calls(40), sorted(of_groups() - before))
 """
 
 
+@pytest.mark.slow
 def test_a_process_alone_imports_no_groups_and_calls_nothing_for_them():
     """For any number of launches: recording a launch costs the same as without groups."""
     done = subprocess.run(

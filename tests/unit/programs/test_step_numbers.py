@@ -20,6 +20,7 @@ def adam(numbers: StepNumbers, counter: torch.Tensor, lr: float, beta: float) ->
     return numbers.call("neg", (size,), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.9, 0.99, 0.999])
 def test_as_python_computes_them(beta):
     """In float64 `pow` may differ in the last place; scaling factors are float32."""

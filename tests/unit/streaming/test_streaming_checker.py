@@ -349,6 +349,7 @@ def _plan(demand, budget_bytes):
     )
 
 
+@pytest.mark.slow
 @given(mutations())
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 def test_mutations_are_rejected_or_harmless(case):

@@ -313,6 +313,7 @@ def few_weights(draw) -> WeightDemand:
     return WeightDemand(tuple(map(float, launch_ns)), tuple(weights))
 
 
+@pytest.mark.slow
 @given(few_weights(), st.data())
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_whole_weights_equal_brute_force(demand, data):
@@ -338,6 +339,7 @@ def test_up_to_eight_weights_equal_brute_force(n_weights, seed):
     assert found.period_ns == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decoder", "n_tokens", "least"),
     [

@@ -161,6 +161,7 @@ def test_two_executables_share_no_stream():
         both.executable(both.resident.bound, Scheduling.OFFLOAD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_plan", [three_slots, two_tails])
 def test_a_fork_has_a_stream_of_its_own(make_plan, file):
     both = Streamed(Chain(5), (batch(),), make_plan, file=file)
@@ -179,6 +180,7 @@ def test_a_fork_has_a_stream_of_its_own(make_plan, file):
     assert both.stream.generation == 1
 
 
+@pytest.mark.slow
 def test_forks_beside_threads_that_use_the_stream(file):
     both = Streamed(Chain(3), (batch(),), two_slots, file=file)
     done = threading.Event()
@@ -206,6 +208,7 @@ def test_forks_beside_threads_that_use_the_stream(file):
     both.check(batch())
 
 
+@pytest.mark.slow
 def test_the_interpreter_exits_with_a_busy_worker(tmp_path):
     script = """
         import sys

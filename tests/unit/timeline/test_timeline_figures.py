@@ -104,6 +104,7 @@ def test_many_launches_are_folded_with_their_counts(tmp_path: Path, n_launches: 
     assert any(text.startswith(f"{TIMES}n: n neighbours folded") for text in texts)
 
 
+@pytest.mark.slow
 def test_a_picture_of_5000_launches_is_as_small_as_one_of_150(tmp_path: Path) -> None:
     few = drawn(both_schedulings(150), tmp_path)
     size_bytes = (tmp_path / "t.svg").stat().st_size
@@ -148,6 +149,7 @@ def test_an_operator_name_is_no_formula(tmp_path: Path) -> None:
     assert "$x_1$" in texts_of(drawn(timeline([execution([*header(0), one])]), tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spans",
     [
@@ -197,6 +199,7 @@ def test_the_same_timeline_gives_the_same_file(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "begins"), [("t.png", b"\x89PNG"), ("t.pdf", b"%PDF")])
 def test_other_formats(tmp_path: Path, name: str, begins: bytes) -> None:
     both_schedulings(3).plot(tmp_path / name)
@@ -234,6 +237,7 @@ def test_global_settings_of_matplotlib_stay(tmp_path: Path) -> None:
     assert dict(mpl.rcParams) == before
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_imported_and_matplotlib_only_to_draw(tmp_path: Path) -> None:
     code = f"""
 import sys
@@ -300,6 +304,7 @@ def written(made: Timeline, folder: Path) -> tuple[str, Page]:
     return text, Page(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_launches", [3, 5000])
 def test_the_page_stands_alone(tmp_path: Path, n_launches: int) -> None:
     text, page = written(both_schedulings(n_launches), tmp_path)

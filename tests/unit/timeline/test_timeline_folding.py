@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timelines import launch, stage
@@ -65,6 +66,7 @@ def test_a_folded_block_knows_its_busy_share() -> None:
     assert block.busy_share == 100 / (4 * 99 + 1)
 
 
+@pytest.mark.slow
 @given(neighbours().map(lambda spans: spans[:FEW_SPANS]))
 @settings(max_examples=200, deadline=None)
 def test_every_launch_of_few_is_labelled_and_no_labels_overlap(spans: list[Span]) -> None:
