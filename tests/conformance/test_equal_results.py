@@ -227,6 +227,8 @@ STATEFUL = {
 
 @pytest.mark.parametrize("name", STATEFUL)
 def test_state_and_inputs_are_written_as_in_eager(computing, load, name):
+    if name == "batch normalisation" and computing.records() == "npu":
+        pytest.skip("torch_npu trains it by BNTrainingReduce of the graph engine, not simulated")
     model, twin = STATEFUL[name](), STATEFUL[name]()
     run = load(model, torch.randn(8, 4))
     twin.load_state_dict(model.state_dict())
