@@ -120,7 +120,7 @@ void truncated_files_are_told() {
   CHECK_THAT(has(error, "got 50000"));
   // What exists could be read, but may be newer than what was read before.
   const std::string later = error_of([&] { source.read(0, memory.data(), 49'992, buffer); });
-  CHECK_THAT(has(later, file.path() + ": it was written since it was opened"));
+  CHECK_THAT(has(later, file.path() + ": it was written after it was opened"));
   CHECK_THAT(has(error_of([&] {
                    WeightFiles anew;
                    source.look_up(anew, /*opens=*/true);
@@ -165,7 +165,7 @@ void runs_of_files_that_change_are_told() {
       error_of([&] { source.read_runs({{8, 8}, {49'900, 500}}, memory.data()); });
   CHECK_THAT(has(error, file.path() + ": expected 500 bytes at offset 49908, got 92"));
   CHECK_THAT(has(error_of([&] { source.read_runs({{8, 8}}, memory.data()); }),
-                 file.path() + ": it was written since it was opened"));
+                 file.path() + ": it was written after it was opened"));
   if (truncate(file.path().c_str(), 100'000) != 0) std::abort();
   WeightFiles anew;
   source.look_up(anew, /*opens=*/true);
