@@ -28,7 +28,7 @@ _BETTER = 0.98
 
 # Evaluations of other devices in one choice of `hybrid`; a search goes on in the next one. About
 # 0.5 us each for ten segments (bench/bench_devices.py).
-_N_EVALUATIONS = 24
+_N_EVALUATIONS = 16
 
 _CALLER = -1
 _NO_LINK = (0.0, 1.0)  # within a memory, which is not read
