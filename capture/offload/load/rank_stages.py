@@ -132,12 +132,12 @@ def digest(program: Program) -> str:
     return hashlib.sha256(f"{told}{program.values}".encode()).hexdigest()[:16]
 
 
-def timed_launches_ns(bound: BoundProgram) -> tuple[float, ...]:
-    """The times of launches by executions on this rank; estimates if weights are in files."""
+def timed_launches_ns(bound: BoundProgram) -> tuple[tuple[float, ...], str]:
+    """The times of launches by executions on this rank, or estimates; and which, for the user."""
     backend = find_backend("cpu")
     estimates = estimated_ns(bound.program, backend.machine().costs.memory_bytes_per_ns)
-    if bound.bindings.stored:  # most of them are read only on other ranks
-        return estimates
+    if bound.bindings.stored:
+        return estimates, "estimated by their bytes, as weights are in files"
     try:
         prepared = backend.prepare(bound)
         with (
@@ -145,9 +145,9 @@ def timed_launches_ns(bound: BoundProgram) -> tuple[float, ...]:
             stage("timing launches", _N_WARM_UP + _N_TIMED),
         ):
             execute_made_up(run, _N_WARM_UP)
-            return typical_ns(run, _N_TIMED)
-    except (BindingError, CaptureError, ExecutionError):
-        return estimates
+            return typical_ns(run, _N_TIMED), "measured on made-up inputs"
+    except (BindingError, CaptureError, ExecutionError) as error:
+        return estimates, f"estimated by their bytes, as no execution could be timed: {error}"
 
 
 def timed_link(group: Group, ranks: LoadedTogether) -> Link:

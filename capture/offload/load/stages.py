@@ -50,14 +50,15 @@ def load_stage(
     _check_stageable(bound.program)
     with met(bound, group, name, _summary(bound.program, asked)) as ranks:
         with telling(progress):
-            launch_ns = ranks.largest(timed_launches_ns(bound))
+            own_ns, how_timed = timed_launches_ns(bound)
+            launch_ns = ranks.largest(own_ns)
         number, n_stages = rank_in(group), len(group.ranks)
         link = timed_link(group, ranks)
         tasks = _tasks(bound.program, launch_ns, n_stages, link)
         stages = cut_stages(bound.program, tasks, link, n_stages, asked.micro_batches or 0)
         made = stage_program(bound, stages.launches, number, group)
         run = agreed(load(made.bound), ranks)
-    return StageExecutable(run, bound, stages, number)
+    return StageExecutable(run, bound, stages, number, how_timed=how_timed)
 
 
 def _check_asked(asked: Pipeline) -> None:

@@ -69,7 +69,8 @@ def load_training_stage(
     )
     with met(bound, group, name, summary) as ranks:
         with telling(progress):
-            launch_ns = ranks.largest(timed_launches_ns(bound.unguarded()))
+            own_ns, how_timed = timed_launches_ns(bound.unguarded())
+            launch_ns = ranks.largest(own_ns)
         number, n_stages = rank_in(group), len(group.ranks)
         link = timed_link(group, ranks)
         stages = cut_training(
@@ -77,7 +78,7 @@ def load_training_stage(
         )
         made = training_rank(bound, stages.orders[number], number, n_stages, group)
         run = agreed(load(made), ranks)
-    return TrainingStage(run, bound, stages, number, group)
+    return TrainingStage(run, bound, stages, number, group, how_timed=how_timed)
 
 
 def _schedule(asked: Pipeline) -> Schedule:

@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from offload.console.amounts import show_bytes
-from offload.errors import BindingError, ExecutionError
+from offload.errors import BindingError
 from offload.plan.pipeline_stages import PipelineStages
-from offload.program import BoundProgram, Role
+from offload.program import BoundProgram
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
+from offload.run.rank_stage import RankStage
 
 
-class StageExecutable:
+class StageExecutable(RankStage):
     """One stage of a Program whose other stages run on other ranks. Made by `Captured.load`.
 
     All ranks call it at the same time. The first rank receives the micro-batches, `run([x0, x1, x2,
@@ -32,54 +33,25 @@ class StageExecutable:
     Owner: the caller. Thread: one at a time.
 
     Attributes:
-        run: the stage's Executable, which executes one micro-batch, messages included.
-        number: of the stage, and of this rank in its group.
         stages: the division of the Program.
     """
 
     def __init__(
-        self, run: Executable, whole: BoundProgram, stages: PipelineStages, number: int
+        self,
+        run: Executable,
+        whole: BoundProgram,
+        stages: PipelineStages,
+        number: int,
+        *,
+        how_timed: str,
     ) -> None:
-        self.run = run
-        self.number = number
+        super().__init__(run, whole, number, len(stages.launches), how_timed=how_timed)
         self.stages = stages
-        self._whole_bytes = _weight_bytes(whole)
-        self._ended = ""  # why no call may follow
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weights that this stage uses; others are not loaded here."""
-        return _weight_bytes(self.run.bound)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether calls on this rank return the results."""
-        return self.number == len(self.stages.launches) - 1
 
     def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
         """Execute the stage for all micro-batches, in order."""
-        calls = self._calls(micro_batches)
-        if self._ended:
-            raise ExecutionError(self._ended)
-        results: list[Any] = []
-        for call in calls:
-            try:
-                results.append(self.run(*call))
-            except BaseException as error:
-                if results or not isinstance(error, BindingError):
-                    self._end(len(results), error)
-                raise
+        results = self._executed((call, {}) for call in self._calls(micro_batches))
         return results if self.is_last else None
-
-    def close(self) -> None:
-        """Close the stage; idempotent."""
-        self.run.close()
-
-    def __enter__(self) -> StageExecutable:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def explain(self) -> str:
         """Describe how the Program was cut, the prediction, and how this stage is executed."""
@@ -96,7 +68,8 @@ class StageExecutable:
             f"the slowest stage takes {stages.period_ns / 1e3:,.1f} us for each, no placement less "
             f"than {stages.lower_bound_ns / 1e3:,.1f} us",
             f"  receiving takes at most {', '.join(f'{ns / 1e3:,.1f}' for ns in received)} us",
-            f"  weights: {show_bytes(self.weight_bytes)} of {show_bytes(self._whole_bytes)}",
+            f"  times of launches on this rank: {self.how_timed}",
+            f"  weights: {show_bytes(self.weight_bytes)} of {show_bytes(self.whole_bytes)}",
         ]
         return "\n".join([*lines, self.run.explain()])
 
@@ -109,10 +82,7 @@ class StageExecutable:
         expected = self.stages.n_micro_batches
         if self.number:
             if micro_batches is not None:
-                raise BindingError(
-                    f"stage {self.number} takes no arguments, as the first rank sends what it "
-                    "reads: call run() here"
-                )
+                self._refuse_arguments()
             return [()] * expected
         with contextlib.suppress(TypeError):  # not a sequence
             if micro_batches is not None and len(micro_batches) == expected:
@@ -126,14 +96,6 @@ class StageExecutable:
         raise BindingError(
             f"expected {expected} micro-batches, each the argument of the recorded call or a tuple "
             f"of its arguments, got {got}"
-        )
-
-    def _end(self, n_done: int, error: BaseException) -> None:
-        """Refuse later calls: their messages would be taken for those of this call."""
-        self._ended = (
-            f"stage {self.number}: an earlier call ended at micro-batch {n_done} of "
-            f"{self.stages.n_micro_batches} ({type(error).__qualname__}), and other ranks may be "
-            "at another one: make the groups again, and load again"
         )
 
     def _check(self, call: tuple[Any, ...]) -> None:
@@ -155,7 +117,3 @@ class StageExecutable:
                     f"input {leaf} of a micro-batch requires gradients, and an execution records "
                     "none: call under torch.no_grad(), or give its .detach()"
                 )
-
-
-def _weight_bytes(bound: BoundProgram) -> int:
-    return sum(one.size_bytes for one in bound.program.of_role(Role.WEIGHT))

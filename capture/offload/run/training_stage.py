@@ -6,14 +6,14 @@ from typing import Any
 
 from offload.console.amounts import show_bytes
 from offload.distributed.groups import broadcast
-from offload.errors import BindingError
 from offload.interpreter.eager_run import bytes_of
 from offload.plan.training_stages import TrainingStages
-from offload.program import BoundProgram, Group, Role
+from offload.program import BoundProgram, Group
 from offload.run.executable import Executable
+from offload.run.rank_stage import RankStage
 
 
-class TrainingStage:
+class TrainingStage(RankStage):
     """One stage of a training step whose other stages run on other ranks. Made by `Captured.load`.
 
     All ranks call it at the same time, once for each step. The first rank is called as the recorded
@@ -26,13 +26,12 @@ class TrainingStage:
     A call raises:
         BindingError: an argument does not fit, or the state differs from the recorded step's;
             nothing has run on this rank, and the other ranks wait for their group's timeout.
-        ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout.
+        ExecutionError: a launch failed, a rank ended, or did not come within the group's timeout;
+            or an earlier step ended like this, so that another rank may be at another message.
 
     Owner: the caller. Thread: one at a time.
 
     Attributes:
-        run: the stage's Executable, which executes a step, messages included.
-        number: of the stage, and of this rank in its group.
         stages: the division of the step.
     """
 
@@ -43,31 +42,19 @@ class TrainingStage:
         stages: TrainingStages,
         number: int,
         group: Group,
+        *,
+        how_timed: str,
     ) -> None:
-        self.run = run
-        self.number = number
+        super().__init__(run, whole, number, len(stages.orders), how_timed=how_timed)
         self.stages = stages
         self._whole = whole
         self._group = group
 
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the parameters, gradients and state that this stage uses."""
-        return _weight_bytes(self.run.bound)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether calls on this rank return the results."""
-        return self.number == len(self.stages.orders) - 1
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute a step."""
         if self.number and (args or kwargs):
-            raise BindingError(
-                f"stage {self.number} takes no arguments, as the first rank sends what it reads: "
-                "call run() here"
-            )
-        result = self.run(*args, **kwargs)
+            self._refuse_arguments()
+        (result,) = self._executed([(args, kwargs)])
         return result if self.is_last else None
 
     def gather_state(self) -> None:
@@ -84,16 +71,6 @@ class TrainingStage:
         for value, stage in sorted(self.stages.keepers.items()):
             storage = self._whole.bindings.weights[value][0].untyped_storage()
             broadcast(bytes_of(storage), stage, self._group.name)
-
-    def close(self) -> None:
-        """Close the stage; idempotent."""
-        self.run.close()
-
-    def __enter__(self) -> TrainingStage:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def explain(self) -> str:
         """Describe how the step was cut, the prediction, and how this stage is executed."""
@@ -112,11 +89,8 @@ class TrainingStage:
             f"  predicted: {stages.predicted_ns / 1e3:,.1f} us for a step, "
             f"{stages.sequential_ns / 1e3:,.1f} us on one rank; receiving takes {received} us",
             f"  micro-batches kept at once for their backward pass, and activations: {kept}",
+            f"  times of launches on this rank: {self.how_timed}",
             f"  parameters, gradients and state: {show_bytes(self.weight_bytes)} of "
-            f"{show_bytes(_weight_bytes(self._whole))}",
+            f"{show_bytes(self.whole_bytes)}",
         ]
         return "\n".join([*lines, self.run.explain()])
-
-
-def _weight_bytes(bound: BoundProgram) -> int:
-    return sum(one.size_bytes for one in bound.program.of_role(Role.WEIGHT))

@@ -88,9 +88,9 @@ def test_no_call_follows_one_that_ended_in_the_middle():
     )
     assert [kind for kind, _ in first] == ["", "ExecutionError", "ExecutionError"]
     assert "out of range" in first[1][1]
-    assert "ended at micro-batch 1 of 2" in first[2][1]
+    assert "an earlier call ended in execution 1" in first[2][1]
     assert [kind for kind, _ in second] == ["", "ExecutionError", "ExecutionError"]
-    assert "ended at micro-batch 1 of 2" in second[2][1]
+    assert "an earlier call ended in execution 1" in second[2][1]
 
 
 def test_a_rank_that_hangs_is_an_error_after_the_timeout():

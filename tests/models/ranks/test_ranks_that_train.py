@@ -101,3 +101,12 @@ def test_a_rank_that_hangs_is_an_error_after_the_timeout():
     assert last is None
     assert kind == "ExecutionError"
     assert "irecv" in message or "isend" in message or "wait_tensor" in message
+
+
+def test_no_step_follows_one_that_failed_in_the_middle():
+    """Messages of a later step would be taken for those that it still owes."""
+    found = run_alone("training_stage_rank_cases", 2, "failing_in_the_middle")[0]
+    for told in found.of("failing_in_the_middle"):
+        assert [kind for kind, _ in told] == ["", "ExecutionError", "ExecutionError"]
+        assert "an earlier call ended in execution 0" in told[2][1]
+    assert "out of range" in found.of_rank(0, "failing_in_the_middle")[1][1]

@@ -321,6 +321,16 @@ def killed() -> Any:
 
 
 @ending
+def failing_in_the_middle() -> Any:
+    """The second micro-batch of the second step fails on the first rank; it calls again."""
+    twin = Twin(gpt(), OPTIMIZERS["sgd"])
+    run = twin.captured(2).load(pipeline=offload.Pipeline())
+    xs, targets = twin.batch(2, 1)
+    beyond = torch.stack([xs[0], xs[1] + 11])
+    return [told(lambda given=given: stepped(run, given, targets)) for given in (xs, beyond, xs)]
+
+
+@ending
 def hung() -> Any:
     """The last rank does not call."""
     twin = Twin(mlp(), OPTIMIZERS["sgd"])
