@@ -156,12 +156,6 @@ void register_device_search(py::module_& module) {
           },
           py::arg("devices"), py::arg("paces"), py::arg("free_ns"))
       .def(
-          "earliest",
-          [](DeviceSearch& self, Numbers paces, Numbers free_ns) {
-            return self.earliest({std::move(paces), std::move(free_ns)});
-          },
-          py::arg("paces"), py::arg("free_ns"))
-      .def(
           "begin",
           [](DeviceSearch& self, const std::vector<Integers>& choices, Numbers paces,
              Numbers free_ns, bool is_throughput) {

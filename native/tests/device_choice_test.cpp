@@ -18,6 +18,7 @@ using offload::DeviceSearch;
 using offload::kCaller;
 using offload::kCannotRun;
 using offload::SegmentGraph;
+using offload::SegmentPrediction;
 
 using Devices = std::vector<std::int64_t>;
 
@@ -126,7 +127,7 @@ void test_searches_find_what_all_choices_have() {
       loads.free_ns.push_back(static_cast<double>(numbers.below(2) * numbers.below(100)));
     }
     const auto objective = static_cast<ChoiceObjective>(numbers.below(2));
-    const Devices greedy = search.earliest(loads);
+    const Devices greedy = SegmentPrediction(graph).earliest(loads);
     CHECK_THAT(can_run(graph, greedy));
     search.begin({}, loads, objective);
     double before = search.found_value();
@@ -178,8 +179,8 @@ void test_impossible_input_is_refused() {
   DeviceSearch search(graph);
   CHECK_THAT(refuses([&] { search.value({2}, {{1, 1}, {0, 0}}, ChoiceObjective::kLatency); }));
   CHECK_THAT(refuses([&] { search.value({}, {{1, 1}, {0, 0}}, ChoiceObjective::kLatency); }));
-  CHECK_THAT(refuses([&] { search.earliest({{1}, {0, 0}}); }));
-  CHECK_THAT(refuses([&] { search.earliest({{1, -1}, {0, 0}}); }));
+  CHECK_THAT(refuses([&] { SegmentPrediction(graph).earliest({{1}, {0, 0}}); }));
+  CHECK_THAT(refuses([&] { SegmentPrediction(graph).earliest({{1, -1}, {0, 0}}); }));
 }
 
 }  // namespace

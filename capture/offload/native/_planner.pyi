@@ -142,7 +142,6 @@ class DeviceSearch:
     def freed(
         self, devices: Sequence[int], paces: Sequence[float], free_ns: Sequence[float]
     ) -> list[float]: ...
-    def earliest(self, paces: Sequence[float], free_ns: Sequence[float]) -> list[int]: ...
     def begin(
         self,
         choices: Sequence[Sequence[int]],

@@ -5,55 +5,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/task_placement.hpp"
+#include "offload/segment_prediction.hpp"
 
 namespace offload {
 
-// The producer of what the caller gives, and the reader of what the caller takes.
-inline constexpr std::int64_t kCaller = -1;
-
-// Values that have the same producer and readers: their copies begin together.
-struct SharedValues {
-  std::int64_t producer;  // a segment, or kCaller
-  double size_bytes;
-  std::vector<std::int64_t> readers;  // segments behind the producer, ascending
-  bool is_returned;                   // whether the caller reads them too
-};
-
-// Segments in an order in which they may run. A device runs one at a time, those first that are
-// ready first.
-struct SegmentGraph {
-  std::size_t n_devices = 0;
-  std::vector<double> costs_ns;                  // segment * n_devices + device; or kCannotRun
-  std::vector<std::vector<std::int64_t>> after;  // by segment, the earlier ones that it waits for
-  double hand_over_ns = 0;                       // from one device to another
-  // Memories are numbered. The caller's values lie in `home`.
-  std::vector<std::int64_t> memory_of;  // by device
-  std::int64_t home = 0;
-  std::vector<ProcessorLink> links;  // from memory * n_memories + to memory
-  std::vector<SharedValues> values;
-};
-
-// The circumstances of an execution.
-struct DeviceLoads {
-  std::vector<double> paces;    // by device: measured durations over expected ones
-  std::vector<double> free_ns;  // by device: when it has ended earlier executions
-};
-
-enum class ChoiceObjective : std::int64_t {
-  kLatency,     // when the last segment or copy for the caller has ended
-  kThroughput,  // the time of the busiest device or direction between two memories
-};
-
-// Predicts executions of one SegmentGraph, and searches better devices.
+// Searches devices for the segments of one SegmentGraph.
 //
-// A value is copied once to each memory in which it is read; what one producer sends to one memory
-// is one copy, which begins when the producer has ended. A direction between two memories carries
-// one copy at a time.
-//
-// Owner: one caller. Thread: one at a time. Errors: PlanError where lengths do not match, a number
-// is negative, infinite or NaN, a segment has no device or waits for a later one, or devices,
-// paces or times given to a method do not fit.
+// Owner: one caller. Thread: one at a time. Errors: PlanError, as `SegmentPrediction`.
 class DeviceSearch {
  public:
   explicit DeviceSearch(SegmentGraph graph);
@@ -65,18 +23,8 @@ class DeviceSearch {
   const std::vector<double>& freed(const std::vector<std::int64_t>& devices,
                                    const DeviceLoads& loads);
 
-  // Gives each segment in turn to the device with its earliest expected end, including the copies
-  // of what it reads that is neither there nor on its way, and of what the caller takes. The first
-  // of equal devices.
-  //
-  // Source: the policy dmda of StarPU, of C. Augonnet, J. Clet-Ortega, S. Thibault and R. Namyst,
-  // "Data-Aware Task Scheduling on Multi-Accelerator based Platforms", ICPADS 2010. It too counts
-  // no copy that is there or requested (starpu_data_expected_transfer_time,
-  // core/perfmodel/perfmodel.c).
-  std::vector<std::int64_t> earliest(const DeviceLoads& loads);
-
-  // Begins a search from these choices, `earliest`, and all segments on one device: `found` is the
-  // best of them.
+  // Begins a search from these choices, the earliest ends, and all segments on one device: `found`
+  // is the best of them.
   void begin(const std::vector<std::vector<std::int64_t>>& choices, const DeviceLoads& loads,
              ChoiceObjective objective);
   // Goes on with at most one more than this many evaluations: other devices for one segment, for
@@ -96,62 +44,14 @@ class DeviceSearch {
     std::int64_t device;
   };
 
-  bool can_run(std::size_t segment, std::size_t device) const {
-    return graph_.costs_ns[segment * graph_.n_devices + device] >= 0;
-  }
-  void check_graph() const;
-  void check_numbers() const;
-  void check_values() const;
-  void check_choice(const std::vector<std::int64_t>& devices) const;
-  void check_loads(const DeviceLoads& loads) const;
   void lay_out_neighbours();
   std::vector<std::int64_t> all_on(std::size_t device,
                                    const std::vector<std::int64_t>& otherwise) const;
   void restart();
   bool apply(const Neighbour& one, std::vector<std::int64_t>& devices) const;
 
-  double copy_ns(std::size_t from, std::size_t to, double size_bytes) const;
-  // A segment is ready, or has ended. The heap's first is the earliest; of equal ones the lowest.
-  struct Event {
-    double ns;
-    std::uint32_t segment;
-    bool has_ended;
-    bool operator<(const Event& other) const {
-      return ns != other.ns ? ns > other.ns : segment > other.segment;
-    }
-  };
-
-  void add_event(const Event& event);
-  void count_waits(const std::vector<std::int64_t>& devices);
-  void arrive(std::uint32_t segment, double ns);
-  double evaluated(const std::vector<std::int64_t>& devices, const DeviceLoads& loads,
-                   ChoiceObjective objective);
-  void send(std::int64_t producer, double ended_ns, const std::vector<std::int64_t>& devices);
-  double arrival_at(std::size_t segment, std::size_t device, bool is_kept);
-  double end_at(std::size_t segment, std::size_t device, const std::vector<std::int64_t>& devices,
-                const DeviceLoads& loads);
-  double returning_ns(std::size_t segment, std::size_t device) const;
-
-  SegmentGraph graph_;
-  std::size_t n_segments_;
-  std::size_t n_memories_;
-  std::vector<std::vector<std::uint32_t>> made_;    // by producer + 1, its SharedValues
-  std::vector<std::vector<std::uint32_t>> read_;    // by segment, the SharedValues
-  std::vector<std::vector<std::uint32_t>> behind_;  // by segment, those that wait for it
+  SegmentPrediction prediction_;
   std::vector<Neighbour> neighbours_;
-
-  // Of the latest evaluation.
-  std::vector<double> ends_ns_, free_ns_, busy_ns_, arrivals_ns_;
-  std::vector<std::size_t> waits_;
-  std::vector<Event> events_;
-  std::vector<double> link_free_ns_, link_busy_ns_;  // from memory * n_memories + to memory
-  double returned_ns_ = 0;
-
-  // Of `earliest`: where and when the copies of values arrive, by value * n_memories + memory.
-  std::vector<double> present_ns_, attempt_link_ns_;
-  std::vector<std::size_t> origin_of_;  // by producer + 1, its memory
-
-  // Of the search.
   DeviceLoads loads_;
   ChoiceObjective objective_ = ChoiceObjective::kLatency;
   std::vector<std::vector<std::int64_t>> starts_;

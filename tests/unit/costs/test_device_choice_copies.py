@@ -291,9 +291,9 @@ def test_impossible_choices_are_refused():
             found.value(devices, [1.0, 1.0], [0.0, 0.0], is_throughput=False)
     for paces in ([1.0], [1.0, float("nan")], [1.0, -1.0]):
         with pytest.raises(PlanError, match="pace"):
-            found.earliest(paces, [0.0, 0.0])
-    assert found.earliest([1.0, 1.0], [5.0, 0.0]) == [0]
+            found.begin([], paces, [0.0, 0.0], is_throughput=False)
     found.begin([], [1.0, 1.0], [5.0, 0.0], is_throughput=False)
+    assert found.found == [0]
     assert found.improve(10)
     assert found.found == [0]
     assert found.found_value == 6.0
