@@ -7,23 +7,25 @@ from collections.abc import Callable
 from offload.backends.base import (
     Backend,
     Capabilities,
-    LaunchReport,
     LaunchTimer,
-    Loaded,
-    LoadedLanes,
-    LoadedWeights,
     OfflineLoader,
     OpaqueLauncher,
-    Prepared,
-    SetNodes,
     SizeChanger,
-    Streams,
-    TimedLaunches,
     Unproved,
     WeightStreamer,
 )
 from offload.backends.cpu.backend import CpuBackend
 from offload.backends.devices import backend_and_index, on_device
+from offload.backends.loaded import (
+    LaunchReport,
+    Loaded,
+    LoadedLanes,
+    LoadedWeights,
+    Prepared,
+    SetNodes,
+    Streams,
+    TimedLaunches,
+)
 from offload.backends.native_kinds import result_source, slot_triggers
 from offload.backends.null import NullBackend
 from offload.backends.weight_sources import managed_weights, native_source

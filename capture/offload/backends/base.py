@@ -8,13 +8,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from offload.backends.loaded import (
-    LaunchReport,
     Loaded,
-    LoadedLanes,
-    LoadedWeights,
     Prepared,
-    SetNodes,
-    Streams,
     TimedLaunches,
 )
 from offload.errors import CaptureError
@@ -25,26 +20,6 @@ from offload.plan.steps import Lane
 from offload.plan.streaming import Streaming
 from offload.plan.topology import Link, Machine, MemoryLayout
 from offload.program import BoundProgram, Program
-
-__all__ = [
-    "Backend",
-    "Capabilities",
-    "LaneRunner",
-    "LaunchReport",
-    "LaunchTimer",
-    "Loaded",
-    "LoadedLanes",
-    "LoadedWeights",
-    "OfflineLoader",
-    "OpaqueLauncher",
-    "Prepared",
-    "SetNodes",
-    "SizeChanger",
-    "Streams",
-    "TimedLaunches",
-    "Unproved",
-    "WeightStreamer",
-]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared
+from offload.backends.base import Capabilities
+from offload.backends.loaded import LaunchReport, Loaded, Prepared
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine

@@ -23,7 +23,8 @@ from simulator import Simulator
 
 from offload.backends.captured.relocation.captures import Allocation, GraphCapture
 from offload.backends.captured.relocation.fixed_weights import weight_ranges
-from offload.backends.cuda.graph import call, driver_bindings, read_graph
+from offload.backends.cuda.driver import call, driver_bindings
+from offload.backends.cuda.graph import read_graph
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import EagerRun, host_storage
 from offload.native import _native

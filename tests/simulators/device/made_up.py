@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from offload.backends.base import Prepared, TimedLaunches
 from offload.backends.captured.device_streaming import refuse_unstored
+from offload.backends.loaded import Prepared, TimedLaunches
 from offload.plan import Plan
 from offload.plan.topology import Link
 from offload.program import BoundProgram

@@ -14,7 +14,7 @@ from offload.backends import CpuBackend, backend_names, find_backend
 from offload.backends.cuda import CudaBackend, prepared_graph
 from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda.capture import device_of
-from offload.backends.cuda.graph import driver_bindings
+from offload.backends.cuda.driver import driver_bindings
 from offload.errors import BackendUnavailable, CaptureError
 from offload.program import BoundProgram, Overlap, Symbol
 

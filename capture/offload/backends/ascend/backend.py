@@ -33,19 +33,9 @@ from offload.backends.ascend.streaming import (
     stream_weights,
     streaming_notes,
 )
-from offload.backends.base import (
-    Backend,
-    Capabilities,
-    LaunchReport,
-    LaunchTimer,
-    Loaded,
-    LoadedWeights,
-    OfflineLoader,
-    Prepared,
-    Streams,
-    WeightStreamer,
-)
+from offload.backends.base import Backend, Capabilities, LaunchTimer, OfflineLoader, WeightStreamer
 from offload.backends.captured.torch_warm_up import failure_of_torch
+from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, Streams
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable
 from offload.native import _native

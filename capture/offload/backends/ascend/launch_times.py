@@ -15,9 +15,9 @@ from offload.backends.ascend.kernel_table import table_words
 from offload.backends.ascend.kernels import KernelCapture
 from offload.backends.ascend.relocated_model import ProofMemory
 from offload.backends.ascend.streaming import StreamedWeights
-from offload.backends.base import Prepared, TimedLaunches
 from offload.backends.captured.relocation.proof import timed_rounds
 from offload.backends.captured.relocation.proof_bases import Placed
+from offload.backends.loaded import Prepared, TimedLaunches
 from offload.native import _native
 from offload.plan import Plan
 from offload.program import Program

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from offload.backends.base import Capabilities, LaunchReport, Loaded, Prepared, Streams
+from offload.backends.base import Capabilities
+from offload.backends.loaded import LaunchReport, Loaded, Prepared, Streams
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, SlotKind, check_plan

@@ -7,16 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from offload.backends.ascend.kernels import Kernel, KernelCapture, SizedKernels
-from offload.backends.base import (
-    Backend,
-    Capabilities,
-    LaunchReport,
-    Loaded,
-    LoadedWeights,
-    Prepared,
-    Streams,
-)
+from offload.backends.base import Backend, Capabilities
 from offload.backends.dispatched.sizes import constants_of_host
+from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, Streams
 from offload.backends.refusals import check_weights
 from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OffloadError
 from offload.interpreter.settled_family import SettledFamily

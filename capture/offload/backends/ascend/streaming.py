@@ -11,13 +11,13 @@ import torch
 
 from offload.backends.ascend.streamed_steps import Step, launch_graph, streamed_steps
 from offload.backends.ascend.torch_memory import TorchMemoryUnit
-from offload.backends.base import Prepared
 from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
     stream_arguments,
 )
 from offload.backends.captured.streamed_copies import streamed_graph
+from offload.backends.loaded import Prepared
 from offload.backends.weight_sources import managed_tensors
 from offload.native import _native
 from offload.plan.streaming import Streaming

@@ -24,22 +24,18 @@ from offload.backends.ascend.streaming import (
 )
 from offload.backends.ascend.torch_capture import NONE_STREAMED, TorchCapturer, give_back_unused
 from offload.backends.ascend.torch_relocation import BoundModel, Relocator
-from offload.backends.base import (
-    Backend,
-    Capabilities,
+from offload.backends.base import Backend, Capabilities, LaunchTimer, Unproved, WeightStreamer
+from offload.backends.captured.random_draws import drawing
+from offload.backends.captured.relocation.touches import node_graph, with_scratch
+from offload.backends.dispatched import DispatchBackend
+from offload.backends.loaded import (
     LaunchReport,
-    LaunchTimer,
     Loaded,
     LoadedWeights,
     Prepared,
     Streams,
     TimedLaunches,
-    Unproved,
-    WeightStreamer,
 )
-from offload.backends.captured.random_draws import drawing
-from offload.backends.captured.relocation.touches import node_graph, with_scratch
-from offload.backends.dispatched import DispatchBackend
 from offload.backends.refusals import check_formats
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native

@@ -10,11 +10,12 @@ from typing import cast
 
 import torch
 
-from offload.backends.base import Capabilities, Loaded, Prepared
+from offload.backends.base import Capabilities
 from offload.backends.cpu.builder import Builder
 from offload.backends.cpu.out_variants import out_variant
 from offload.backends.cpu.resizing import CpuSizes
 from offload.backends.cpu.streaming import CpuWeights
+from offload.backends.loaded import Loaded, Prepared
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan

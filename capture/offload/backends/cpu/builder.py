@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from offload.backends.base import LaunchReport, Loaded, LoadedWeights
 from offload.backends.cpu.lanes import loaded_lanes, set_lanes
 from offload.backends.cpu.out_variants import out_variant
 from offload.backends.cpu.streaming import gathered_tables, make_stream
+from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights
 from offload.backends.refusals import refuse_shared
 from offload.backends.weight_sources import managed_weights
 from offload.errors import CaptureError

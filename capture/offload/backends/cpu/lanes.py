@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence, Set
 
-from offload.backends.base import LoadedLanes
+from offload.backends.loaded import LoadedLanes
 from offload.native import _native
 from offload.plan import Plan, SlotKind
 from offload.plan.steps import Lane, Record, Run, Wait

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from offload.backends.base import Loaded, Prepared
 from offload.backends.cpu.builder import Builder, plan_apart
+from offload.backends.loaded import Loaded, Prepared
 from offload.interpreter.settled_family import SettledFamily, SizeConstants
 from offload.native import _native
 from offload.plan import Plan, Slot, SlotKind, check_plan

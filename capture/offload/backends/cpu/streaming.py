@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import torch
 
-from offload.backends.base import Prepared
 from offload.backends.host_memory import PAGE_BYTES, free_bytes, is_address_space_limited
+from offload.backends.loaded import Prepared
 from offload.backends.weight_sources import (
     Sources,
     managed_tensors,

@@ -16,14 +16,8 @@ from offload.backends.base import (
     Backend,
     Capabilities,
     LaneRunner,
-    LaunchReport,
     LaunchTimer,
-    Loaded,
-    LoadedWeights,
     OpaqueLauncher,
-    Prepared,
-    SetNodes,
-    Streams,
     Unproved,
     WeightStreamer,
 )
@@ -51,6 +45,7 @@ from offload.backends.cuda.streaming import CudaWeights, make_stream
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.backends.cuda.twins import TwinTimer, prove_twins
 from offload.backends.dispatched import DispatchBackend
+from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, SetNodes, Streams
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
 from offload.native import _native

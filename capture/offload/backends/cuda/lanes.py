@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any
 
-from offload.backends.base import Prepared
 from offload.backends.captured.relocation.captures import GraphCapture
 from offload.backends.captured.relocation.touches import node_graph, with_scratch
 from offload.backends.captured.relocation.words import Word
@@ -27,6 +26,7 @@ from offload.backends.cuda.graph import set_edges
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph
 from offload.backends.cuda.twins import time_graphs
+from offload.backends.loaded import Prepared
 from offload.plan import NodeGraph, Plan
 from offload.plan.launch_conflicts import Conflict
 from offload.plan.node_order import lane_edges, lane_of_launches, node_conflicts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from offload.backends.base import Prepared
 from offload.backends.captured.relocation import advice
 from offload.backends.captured.relocation.captures import GraphCapture, NodeKind, launch_names
 from offload.backends.captured.relocation.discover import discover
@@ -25,6 +24,7 @@ from offload.backends.cuda.layouts import as_data, capture_in_layouts, capture_o
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import TemplateGraph
+from offload.backends.loaded import Prepared
 from offload.errors import CaptureError
 from offload.program import BoundProgram, Program
 

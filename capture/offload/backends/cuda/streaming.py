@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 import torch
 
-from offload.backends.base import Prepared
 from offload.backends.captured.device_streaming import (
     LinkMeter,
     refuse_unstored,
@@ -16,6 +15,7 @@ from offload.backends.captured.device_streaming import (
 from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.driver import call
 from offload.backends.cuda.memory import DeviceMemory, with_memory_of_torch
+from offload.backends.loaded import Prepared
 from offload.backends.weight_sources import managed_tensors
 from offload.native import _native
 from offload.plan.streaming import Streaming

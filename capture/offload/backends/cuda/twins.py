@@ -12,7 +12,6 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from offload.backends.base import Prepared, TimedLaunches
 from offload.backends.captured.opaque_weights import weights_at_risk
 from offload.backends.captured.relocation.captures import node_text, place_text
 from offload.backends.captured.relocation.proof import apart, prove, timed_rounds
@@ -23,6 +22,7 @@ from offload.backends.cuda.driver import call
 from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph, make_resident
+from offload.backends.loaded import Prepared, TimedLaunches
 from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Program

@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from offload.backends.base import Backend, Capabilities, Loaded, Prepared
+from offload.backends.base import Backend, Capabilities
 from offload.backends.dispatched.builder import DispatchedBuilder
 from offload.backends.dispatched.sizes import DispatchedSizes
+from offload.backends.loaded import Loaded, Prepared
 from offload.backends.refusals import check_formats
 from offload.errors import CaptureError
 from offload.plan import Plan, check_plan

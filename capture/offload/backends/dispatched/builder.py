@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from offload.backends.base import LaunchReport, Loaded, LoadedWeights, Streams
 from offload.backends.cpu.builder import add_described
 from offload.backends.cpu.resizing import SizedBuilder
+from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Streams
 from offload.backends.refusals import check_formats
 from offload.errors import BindingError
 from offload.interpreter.torch_names import find_dtype

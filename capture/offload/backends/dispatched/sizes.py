@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import torch
 
-from offload.backends.base import Loaded, Prepared
 from offload.backends.cpu.builder import plan_apart
 from offload.backends.cpu.resizing import host_constants
 from offload.backends.dispatched.builder import DispatchedBuilder
 from offload.backends.dispatched.host_part import split_constants, whole_on_host
+from offload.backends.loaded import Loaded, Prepared
 from offload.interpreter.settled_family import SettledFamily, SizeConstants
 from offload.native import _native
 from offload.plan import Plan, check_plan
