@@ -87,8 +87,8 @@ def broadcast(tensor: Any, source: int, name: str) -> None:
         c10d._resolve_process_group(name).broadcast([tensor], options).wait()
     except (RuntimeError, ValueError) as error:
         raise ExecutionError(
-            f"a broadcast from rank {source} of group {name!r} failed, as it does where a rank "
-            f"ends or comes too late: {error}"
+            f"a broadcast from rank {source} of group {name!r} failed, as when a rank ends or is "
+            f"too late: {error}"
         ) from error
 
 
