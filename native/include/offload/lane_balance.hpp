@@ -12,7 +12,9 @@ namespace offload {
 //
 // An execution with helpers is compared with executions by the caller alone. Time lost is credited
 // back at 1.5 % of each execution without helpers, so that over a longer period the loss stays
-// below that; credit for earlier gains is capped. Spinning helpers have a separate account, since
+// below that. Credit for earlier gains is capped at a few time slices of the scheduler: so one
+// preemption does not end a use that pays, and where the machine becomes busy no more is lost than
+// the cap. Spinning helpers have a separate account, since
 // sleeping ones must be woken. Where calls follow closely, a helper is woken even if that does not
 // pay, since later calls then find it spinning. The first losses count as warm-up: a helper's
 // thread creates once what operators keep for each thread.
@@ -46,7 +48,7 @@ class LaneBalance {
         ++n_warm_ups_;
         return;
       }
-      account.balance_ns = std::min(account.balance_ns + alone() - took_ns, kMostSaved * alone());
+      account.balance_ns = std::min(account.balance_ns + alone() - took_ns, kMostSavedNs);
       return;
     }
     n_since_alone_ = 0;
@@ -64,7 +66,7 @@ class LaneBalance {
   static constexpr std::size_t kClose = 16;
   static constexpr std::size_t kRefreshAfter = 64;
   static constexpr double kPaidBack = 0.015;
-  static constexpr double kMostSaved = 2;
+  static constexpr double kMostSavedNs = 10e6;
   static constexpr double kNewest = 0.25;
   static constexpr std::size_t kWarmUps = 4;
 
