@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import NO_NESTED_ENCODER
-from offload.record.step_numbers import kept_on_device
+from offload.record.step_numbers import advice_in_training
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
@@ -113,7 +111,7 @@ class HostReadGuards:
             CaptureError: as `require`; or the operator returns something else.
         """
         reason = "it reads a tensor's value on the host"
-        if advice := _advice_of_reader():
+        if advice := advice_in_training():
             reason += f" ({advice})"
         if name == "aten::_nested_tensor_from_mask_left_aligned":
             reason += f" ({NO_NESTED_ENCODER} to avoid it)"
@@ -124,16 +122,3 @@ class HostReadGuards:
                 "number, which cannot be guarded: call it outside the model"
             )
         self.note(name)
-
-
-def _advice_of_reader() -> str:
-    """The advice for a part of torch that reads on the host in training."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name == "torch.amp.grad_scaler":
-            return "whether a gradient is infinite: give the optimizer fused=True, which keeps it"
-        if name.startswith("torch.optim."):
-            return kept_on_device()
-        frame = frame.f_back
-    return ""

@@ -29,7 +29,20 @@ _READ: Any = _get_value
 _STACK = "_stack_if_compiling"
 
 
-def kept_on_device() -> str:
+def advice_in_training() -> str:
+    """The advice for a part of torch that trains and uses numbers on the host; empty elsewhere."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name == "torch.amp.grad_scaler":
+            return "whether a gradient is infinite: give the optimizer fused=True, which keeps it"
+        if name.startswith("torch.optim."):
+            return _kept_on_device()
+        frame = frame.f_back
+    return ""
+
+
+def _kept_on_device() -> str:
     """The advice that keeps the stepping optimizer from reading on the host."""
     accepted = _parameters_of_optimizer()
     ways = [
@@ -70,7 +83,17 @@ _KNOWN = frozenset(
     }
 )
 
-# Those among them that branch otherwise in their first steps, on numbers that grow with the
+# The optimizers that call them.
+READING: tuple[type[torch.optim.Optimizer], ...] = (
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+)
+
+# Those functions that branch otherwise in their first steps, on numbers that grow with the
 # counter; each execution checks that the counter has come as far (`guard_least`).
 _GROWING = frozenset({"_single_tensor_radam", "_multi_tensor_radam"})
 
@@ -151,7 +174,7 @@ class StepNumbers:
         if outcome is NotImplemented:
             raise CaptureError(
                 f"{user_location()}: the optimizer computes {name} from a step counter that it "
-                f"reads on the host, which a replay cannot repeat: {kept_on_device()}"
+                f"reads on the host, which a replay cannot repeat: {_kept_on_device()}"
             )
         return outcome
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import (
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
-from offload.record.step_numbers import StepNumbers
+from offload.record.step_numbers import READING, StepNumbers
 from offload.record.trained_parts import (
     Group,
     Leaf,
@@ -224,7 +224,9 @@ class TrainedState:
 
     def _read_counters(self, stepped: Stepped) -> list[torch.Tensor]:
         """The counters of an optimizer that may be read on the host: fused ones do not read any."""
-        if all(group.get("fused") for group in stepped.optimizer.param_groups):
+        if not isinstance(stepped.optimizer, READING) or all(
+            group.get("fused") for group in stepped.optimizer.param_groups
+        ):
             return []
         own = [one for one in self._states if one.stepped is stepped]
         counters = list(self._counters_of(own, "step"))
@@ -232,9 +234,16 @@ class TrainedState:
 
     @staticmethod
     def _counters_of(states: Iterable[OptimizerState], key: str = "") -> Iterator[torch.Tensor]:
+        """Yield the numbers in optimizers' state that lie where the parameters do.
+
+        A counter on the host beside a parameter on a device is read there, and refused.
+        """
         for state in states:
+            if not isinstance(state.key, torch.Tensor):
+                continue
             for name, item in state.items.items():
-                if isinstance(item, torch.Tensor) and not item.dim() and key in ("", name):
+                is_number = isinstance(item, torch.Tensor) and not item.dim()
+                if is_number and key in ("", name) and item.device == state.key.device:
                     yield item
 
     @contextlib.contextmanager

@@ -118,6 +118,16 @@ const Kernel kAddFromScalar = {"AddV3",
                                },
                                check_broadcast};
 
+const Kernel kPowFromScalar = {
+    "PowScalarTensor",
+    [](const Launch& launch) {
+      map<1>(launch, [&](auto b) {
+        const auto a = value_of<decltype(b)>(launch.attributes.front());
+        return static_cast<decltype(b)>(std::pow(as_real(a), as_real(b)));
+      });
+    },
+    check_broadcast};
+
 // Only for integers and booleans.
 #define BITWISE(name, operation)                                                           \
   const Kernel kBitwise##name = {"Bitwise" #name,                                          \
@@ -178,6 +188,47 @@ const Kernel kMaskedFillScalar = {
       });
     },
     check_broadcast};
+
+// Operators of training: the gradient of relu, and what optimizers compute.
+const Kernel kThresholdBackward = {
+    "ThresholdBackward",
+    [](const Launch& launch) {
+      map<2>(launch, [&](auto gradient, auto x) {
+        return x > value_of<decltype(x)>(launch.attributes.front()) ? gradient : decltype(x){};
+      });
+    },
+    check_broadcast};
+
+// Attribute: the factor.
+#define SCALED_TERM(name, term)                                                                   \
+  const Kernel k##name = {#name,                                                                  \
+                          [](const Launch& launch) {                                              \
+                            map<3>(launch, [&](auto x, auto a, auto b) {                          \
+                              return static_cast<decltype(x)>(                                    \
+                                  x + value_of<decltype(x)>(launch.attributes.front()) * (term)); \
+                            });                                                                   \
+                          },                                                                      \
+                          check_broadcast};
+SCALED_TERM(Addcmul, a* b)
+SCALED_TERM(Addcdiv, divide(a, b))
+#undef SCALED_TERM
+
+const Kernel kLerp = {"Lerp",
+                      [](const Launch& launch) {
+                        map<3>(launch, [](auto start, auto end, auto weight) {
+                          return start + weight * (end - start);
+                        });
+                      },
+                      check_broadcast};
+const Kernel kLerpScalar = {"LerpScalar",
+                            [](const Launch& launch) {
+                              map<2>(launch, [&](auto start, auto end) {
+                                const auto weight =
+                                    value_of<decltype(start)>(launch.attributes.front());
+                                return start + weight * (end - start);
+                              });
+                            },
+                            check_broadcast};
 
 constexpr std::int64_t kApproximateTanh = 1;
 
@@ -275,6 +326,8 @@ BINARY(BitwiseXorTensor, BitwiseXorScalar, BitwiseXor)
 SCALED(Add, Adds, Add)
 SCALED(Sub, Subs, Sub)
 
+OPERATOR(PowScalarTensor, kPowFromScalar,
+         (const aclScalar* self, const aclTensor* exponent, aclTensor* out), self, exponent, out)
 OPERATOR(Rsub, kRsub,
          (const aclTensor* self, const aclTensor* other, const aclScalar* alpha, aclTensor* out),
          self, other, alpha, out)
@@ -297,5 +350,35 @@ OPERATOR(SWhere, kWhere,
          condition, self, other, out)
 OPERATOR(InplaceMaskedFillScalar, kMaskedFillScalar,
          (aclTensor * self, const aclTensor* mask, const aclScalar* value), self, mask, value, self)
+
+// Signatures: hiascend.com, CANN community edition, aolapi/context, the page of each operator.
+OPERATOR(ThresholdBackward, kThresholdBackward,
+         (const aclTensor* gradient, const aclTensor* self, const aclScalar* threshold,
+          aclTensor* out),
+         gradient, self, threshold, out)
+
+#define SCALED_TERM(name)                                                                       \
+  OPERATOR(name, k##name,                                                                       \
+           (const aclTensor* self, const aclTensor* one, const aclTensor* other,                \
+            const aclScalar* value, aclTensor* out),                                            \
+           self, one, other, value, out)                                                        \
+  OPERATOR(                                                                                     \
+      Inplace##name, k##name,                                                                   \
+      (aclTensor * self, const aclTensor* one, const aclTensor* other, const aclScalar* value), \
+      self, one, other, value, self)
+
+SCALED_TERM(Addcmul)
+SCALED_TERM(Addcdiv)
+
+OPERATOR(Lerp, kLerp,
+         (const aclTensor* self, const aclTensor* end, const aclTensor* weight, aclTensor* out),
+         self, end, weight, out)
+OPERATOR(InplaceLerp, kLerp, (aclTensor * self, const aclTensor* end, const aclTensor* weight),
+         self, end, weight, self)
+OPERATOR(Lerps, kLerpScalar,
+         (const aclTensor* self, const aclTensor* end, const aclScalar* weight, aclTensor* out),
+         self, end, weight, out)
+OPERATOR(InplaceLerps, kLerpScalar,
+         (aclTensor * self, const aclTensor* end, const aclScalar* weight), self, end, weight, self)
 
 }  // namespace simulated_operators

@@ -1,0 +1,159 @@
+"""Training steps on every computing backend: losses, weights, gradients and state, as in eager."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+from torch.utils.checkpoint import checkpoint
+
+import offload
+
+N_STEPS = 20
+
+
+@pytest.fixture
+def computing(backend):
+    """A backend whose results have content."""
+    if not backend.capabilities.computes:
+        pytest.skip("it computes nothing")
+    return backend
+
+
+class Model(nn.Module):
+    """Layers with running statistics, a tied weight, and a parameter that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 8, bias=False)
+        self.norm, self.scale = nn.BatchNorm1d(16), nn.Parameter(torch.ones(8))
+        self.last = nn.Linear(16, 8)
+        self.last.weight = self.second.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.first(x * self.scale)).relu()
+        return self.last(y) * self.scale + self.second(y).tanh()
+
+
+def plain(model, optimizer):
+    def step(x, target):
+        loss = mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss.detach()
+
+    return step
+
+
+def clipped(model, optimizer):
+    def step(x, target):
+        optimizer.zero_grad()
+        loss = mse_loss(model(x), target)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss.detach(), norm
+
+    return step
+
+
+def accumulated(model, optimizer):
+    def step(x, target):
+        losses = []
+        for one, other in zip(x.chunk(3), target.chunk(3), strict=True):
+            loss = mse_loss(model(one), other) / 3
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return torch.stack(losses)
+
+    return step
+
+
+def recomputed(model, optimizer):
+    def step(x, target):
+        y = checkpoint(model.first, x, use_reentrant=False, preserve_rng_state=False)
+        loss = mse_loss(model.last(y.relu()), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        return loss.detach()
+
+    return step
+
+
+STEPS = {one.__name__: one for one in (plain, clipped, accumulated, recomputed)}
+
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, foreach=False),
+    "SGD, foreach": lambda parameters: torch.optim.SGD(parameters, lr=0.05, foreach=True),
+    "AdamW, fused": lambda parameters: torch.optim.AdamW(
+        parameters, lr=torch.tensor(1e-2), fused=True
+    ),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3, foreach=False),
+}
+
+
+def check_same(model, optimizer, expected, expected_optimizer):
+    for one, other in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert one.grad is other.grad is None or torch.equal(one.grad, other.grad)
+        state, expected_state = optimizer.state[one], expected_optimizer.state[other]
+        assert state.keys() == expected_state.keys()
+        for key, item in state.items():
+            assert torch.equal(torch.as_tensor(item), torch.as_tensor(expected_state[key]))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("step", STEPS)
+def test_steps_are_those_of_eager(computing, step, optimizer):
+    if computing.records() == "npu":
+        pytest.skip("torch_npu trains the norm by BNTrainingReduce of the graph engine")
+    torch.manual_seed(0)
+    model = Model()
+    expected = copy.deepcopy(model)
+    ours, theirs = (OPTIMIZERS[optimizer](one.parameters()) for one in (model, expected))
+    captured_step, eager = STEPS[step](model, ours), STEPS[step](expected, theirs)
+    schedulers = [
+        torch.optim.lr_scheduler.StepLR(one, step_size=4, gamma=0.5)
+        for one in (ours, theirs)
+        if isinstance(one.param_groups[0]["lr"], torch.Tensor)
+    ]
+    batches = [(torch.randn(6, 8), torch.randn(6, 8)) for _ in range(N_STEPS)]
+    captured_step(*batches[0])
+    captured = offload.capture(captured_step, *batches[0], training=True)
+    eager(*batches[0]), eager(*batches[0])
+    with captured.load(device=computing.name) as run:
+        for batch in batches:
+            torch.testing.assert_close(run(*batch), eager(*batch), rtol=0, atol=0)
+            check_same(model, ours, expected, theirs)
+            for one in schedulers:
+                one.step()
+    captured_step(*batches[0]), eager(*batches[0])
+    check_same(model, ours, expected, theirs)
+
+
+def test_a_step_that_does_not_fit_changes_nothing(computing):
+    """The comparison with the recorded step comes before any launch, on every device."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step, batch = plain(model, optimizer), (torch.randn(3, 4), torch.randn(3, 2))
+    step(*batch)
+    captured = offload.capture(step, *batch, training=True)
+    with captured.load(device=computing.name) as run:
+        run(*batch)
+        before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
+        optimizer.param_groups[0]["momentum"] = 0.5
+        with pytest.raises(offload.BindingError, match=r"param_groups\[0\]\['momentum'\]"):
+            run(*batch)
+        now = model.state_dict(), optimizer.state_dict()["state"]
+        torch.testing.assert_close(now, before, rtol=0, atol=0)
+        optimizer.param_groups[0]["momentum"] = 0.9
+        run(*batch)
+    assert not torch.equal(model.weight, before[0]["weight"])
