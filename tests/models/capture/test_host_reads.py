@@ -96,6 +96,7 @@ READS = {
     "full": lambda x, k: torch.full((2,), x[0]) * x[:2],
     "fill value": lambda x, k: torch.arange(x[0].abs() + 1)[:1] * x[0],
     "index": lambda x, k: x[k] * x,
+    "nested index": lambda x, k: x[[[k, k - 1]]] * 2,
     "slice": lambda x, k: x[k:] * 2,
     "range": lambda x, k: sum(x[step] for step in range(k)),
     "size": lambda x, k: torch.zeros(k) + x[0],

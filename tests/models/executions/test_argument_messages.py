@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import sys
 from collections import namedtuple
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from checks import normal
 
 import offload
+from offload.run.arguments import tensors_of_call
 
 
 @dataclasses.dataclass
@@ -62,6 +65,19 @@ def test_an_argument_nested_beyond_pythons_stack(innermost):
     captured = offload.capture(scaled, nested(2, innermost), normal(2))
     with pytest.raises(offload.BindingError, match="got a list of 1"):
         captured(nested(3000, innermost), normal(2))
+
+
+def test_an_argument_that_a_short_stack_cannot_compare():
+    captured = offload.capture(scaled, nested(100, 1), normal(2))
+    arguments = (nested(100, 1), normal(2))
+    assert len(tensors_of_call(captured.bound, arguments, {})) == 1
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 60)
+    try:
+        with pytest.raises(offload.BindingError, match="cannot be matched with the recorded one"):
+            tensors_of_call(captured.bound, arguments, {})
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_a_result_nested_beyond_pythons_stack():

@@ -107,6 +107,15 @@ class MixingResident:
         pass
 
 
+def test_the_spread_of_two_contents():
+    one, other = torch.tensor([1.0, 2.0, 3.0, -0.0]), torch.tensor([1.0, 2.5, 1.0, 0.0])
+    stretches = [
+        contents.Stretch("numbers", each.data_ptr(), each.nbytes, "float32")
+        for each in (one, other)
+    ]
+    assert contents.spread(HostMemory(), *stretches) == contents.Spread(2.0, 4.25 / 4, 3)
+
+
 def make_bound(roles: Sequence[Role], dtype: str = "float32", **changes: object) -> BoundProgram:
     items = {"float32": 16, "int64": 8}[dtype]
     values = tuple(

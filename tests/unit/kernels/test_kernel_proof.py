@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 import pytest
 import torch
@@ -88,6 +89,14 @@ def test_what_is_wrong_is_noticed(kernels, name, failure):
     proof = proof_of(kernels, name)
     assert not prove(proof, torch.randn(N), torch.randn(N))
     assert failure in proof.failure
+
+
+def test_the_failure_tells_by_how_much_the_tolerance_is_exceeded(kernels):
+    proof = proof_of(kernels, "wrong")
+    assert not prove(proof, torch.randn(N), torch.randn(N))
+    times = re.search(r"is (\S+) times as far", proof.failure)
+    assert times is not None
+    assert 1e3 < float(times[1]) < 1e9  # a float has 24 bits
 
 
 def test_scratch_memory_has_its_end(kernels):

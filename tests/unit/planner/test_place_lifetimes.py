@@ -83,6 +83,13 @@ def test_what_may_exist_at_once_shares_no_bytes(case, alignment_bytes):
     assert found == place_lifetimes(lifetimes, sizes_bytes, alignment_bytes=alignment_bytes)
 
 
+@pytest.mark.parametrize("sizes_bytes", [(64,), (192, 64), (64, 192)])
+def test_of_values_that_follow_one_another_the_largest_is_the_bound(sizes_bytes):
+    lifetimes = [Lifetime(2 * at, 2 * at + 1, ((0, 0),)) for at in range(len(sizes_bytes))]
+    found = place_lifetimes(lifetimes, list(sizes_bytes), alignment_bytes=64)
+    assert found.lower_bound_bytes == found.arena_bytes == max(sizes_bytes)
+
+
 @given(partial_lifetimes())
 @settings(SLOW, max_examples=60)
 def test_few_values_are_placed_as_a_solver_places_them(case):
