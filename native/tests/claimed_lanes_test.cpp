@@ -345,6 +345,39 @@ void a_launch_that_forks_fails_in_the_child() {
   waitpid(work.child, &status, 0);
   CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
+
+// A lane that has ended before the fork has its results in the child too.
+void a_launch_that_forks_after_the_other_lane_continues_in_the_child() {
+  struct Forks final : LaneWork {
+    void run(std::size_t lane, std::size_t& launch, std::size_t last,
+             const std::atomic<bool>&) override {
+      if (launch == 0) {
+        for (int turn = 0; turn < 100'000 && n_other == 0; ++turn) pause_for(10);
+        pause_for(20'000);  // until the lane has ended as well
+        child = fork();
+      } else {
+        n_other += lane == 1;
+      }
+      launch = last;
+    }
+    void take_part(const std::function<void()>& drive) override { drive(); }
+    std::atomic<int> n_other = 0;
+    pid_t child = -1;
+  } work;
+  const Lanes lanes = {{{kRun, 0, 1}}, {{kRun, 1, 2}}};
+  const auto claimed = std::make_shared<ClaimedLanes>(work, lanes);
+  bool threw = false;
+  try {
+    claimed->execute(1);
+  } catch (const offload::ExecutionError&) {
+    threw = true;
+  }
+  if (work.child == 0) _exit(threw || work.n_other != 1 ? 1 : 0);
+  CHECK_THAT(!threw);
+  int status = 1;
+  waitpid(work.child, &status, 0);
+  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
 #endif
 
 void no_helper_comes_after_the_end() {
@@ -372,6 +405,7 @@ int main() {
 #if !defined(__SANITIZE_THREAD__)
   fork_keeps_helpers_usable();
   a_launch_that_forks_fails_in_the_child();
+  a_launch_that_forks_after_the_other_lane_continues_in_the_child();
 #endif
   no_helper_comes_after_the_end();  // for the rest of the process
   return offload::test::result();
