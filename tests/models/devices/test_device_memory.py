@@ -623,6 +623,57 @@ def test_activations_count_as_well(monkeypatch):
         torch.testing.assert_close(run(x), model(x))
 
 
+@torch.no_grad()
+def test_weights_that_other_devices_read_count_at_home_as_well(monkeypatch):
+    """The model keeps them there: the room beside them is what activations at home may take."""
+    model, tokens = Table(100), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    weights = sum(one.nbytes for one in model.parameters())
+    for limit, fits in ((weights // 2, False), (weights, False), (weights + 10_000, True)):
+        let_devices_be(monkeypatch, [1e9, 1e3], (Limited(limit), CpuBackend(threads=1)))
+        if not fits:
+            with pytest.raises(offload.PlanError, match=r"takes .* of .* on cpu"):
+                captured.load(["cpu", "cpu"])
+            continue
+        with captured.load(["cpu", "cpu"]) as run:
+            assert {one.costs.planned for one in run.segments} == {1}
+            assert torch.equal(run(tokens), model(tokens))
+
+
+@torch.no_grad()
+def test_a_memory_limit_that_falls_by_one_byte_at_a_time(monkeypatch):
+    """Around the floor a load either holds the limit and is right, or is a PlanError: no gap."""
+    model, tokens = Table(10), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    for at in (0, 1):
+        fitting: dict[int, bool] = {}
+
+        def fits(limit, at=at, fitting=fitting):
+            if limit not in fitting:
+                backends = [CpuBackend(threads=1), CpuBackend(threads=1)]
+                backends[at] = Limited(limit)
+                costs_ns = [1e9, 1e3] if at else [1e3, 1e9]
+                let_devices_be(monkeypatch, costs_ns, tuple(backends))
+                try:
+                    with captured.load(["cpu", "cpu"]) as run:
+                        assert torch.equal(run(tokens), model(tokens))
+                        planned = {one.costs.planned for one in run.segments}
+                        fitting[limit] = at == 0 or planned == {1}
+                except offload.PlanError as error:
+                    assert "memory" in str(error)
+                    fitting[limit] = False
+            return fitting[limit]
+
+        low, high = 0, 1 << 20
+        assert fits(high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        around = [fits(high + step) for step in range(-12, 13)]
+        assert around == sorted(around)
+        assert around[11:13] == [False, True]
+
+
 @pytest.mark.parametrize("placement", ["hybrid", "dynamic"])
 @torch.no_grad()
 def test_segments_that_may_be_moved_are_loaded_where_there_is_room(placement, monkeypatch):
