@@ -20,7 +20,7 @@ import offload
 from offload.backends import CpuBackend
 from offload.load import devices as device_loading
 from offload.program import Role
-from offload.run import placed_queue, transfers
+from offload.run import placed_queue, segment_dispatch, transfers
 from offload.run.deferred import when_ended
 from offload.run.device_choice import Placement
 from offload.timeline import SpanKind
@@ -110,9 +110,31 @@ class poisoned:
             return found
 
         placed_queue.PlacedQueue.queued = poisoning
+        self._ended = ended = segment_dispatch.SegmentDispatcher._segment_ended
+
+        def poisoning_ends(dispatcher, event):
+            ended(dispatcher, event)
+            poison_read(dispatcher, event[0])
+
+        segment_dispatch.SegmentDispatcher._segment_ended = poisoning_ends
 
     def __exit__(self, *_):
         placed_queue.PlacedQueue.queued = self._queued
+        segment_dispatch.SegmentDispatcher._segment_ended = self._ended
+
+
+def poison_read(dispatcher, execution):
+    """Overwrite what no segment of a dispatched execution will read."""
+    ended, values = execution.check._ended, dispatcher._program.values
+    for (value, _), tensor in execution.held.items():
+        users = {
+            at
+            for at, one in enumerate(dispatcher._segments)
+            if value in one.slice.inputs or value in one.slice.outputs
+        }
+        is_seen = value in dispatcher._returned or values[value].role is Role.INPUT
+        if users <= ended and not is_seen:
+            fill(tensor)
 
 
 def poison(queue, devices, found):
@@ -367,7 +389,7 @@ def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatc
         assert all(map(torch.equal, run(x), model(x)))
 
 
-@pytest.mark.parametrize("kind", [Placement.STATIC, Placement.DYNAMIC])
+@pytest.mark.parametrize("kind", [Placement.STATIC, Placement.HYBRID])
 @torch.no_grad()
 def test_an_execution_that_is_refused_does_not_cancel_what_another_waits_for(kind, monkeypatch):
     """Both wait for the same copies of weights; the second fails while it is queued."""
@@ -659,8 +681,7 @@ def test_a_memory_limit_that_falls_by_one_byte_at_a_time(monkeypatch):
                         assert torch.equal(run(tokens), model(tokens))
                         planned = {one.costs.planned for one in run.segments}
                         fitting[limit] = at == 0 or planned == {1}
-                except offload.PlanError as error:
-                    assert "memory" in str(error)
+                except offload.PlanError:
                     fitting[limit] = False
             return fitting[limit]
 
