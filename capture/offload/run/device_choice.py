@@ -123,8 +123,8 @@ class DeviceChoice:
 
     `hybrid` begins with the plan, and searches single segments, pairs and runs of them to move
     while the paces predict an improvement: a limited number in each choice, so that a search takes
-    several executions. `dynamic` plans an execution, whose segments `dispatch` gives to devices when
-    they are ready: it gives each segment in turn to the device that finishes it first,
+    several executions. `dynamic` plans an execution, whose segments `dispatch` gives to devices
+    when they are ready: it gives each segment in turn to the device that finishes it first,
     including the copies of what it reads and behind the executions under way, or all segments to
     one device where that is better (`dmda` of StarPU; the source is named in
     native/include/offload/device_choice.hpp). The result depends only on observations, and for
