@@ -140,3 +140,51 @@ def test_choice(
             },
         )
     )
+
+
+@pytest.mark.parametrize(("n_segments", "n_devices"), [(8, 2), (8, 3), (32, 2)])
+def test_dispatch(
+    benchmark: Any, record: Callable[[Case], None], n_segments: int, n_devices: int
+) -> None:
+    """The native decisions of `dynamic`: two executions at once, whose segments end one by one."""
+    segments, crossings = chain_of_segments(n_segments, n_devices)
+    choice = DeviceChoice(segments, Placement.DYNAMIC, 10_000.0, crossings=crossings)
+    planned = list(choice.choose())
+    dispatch, _ = choice.dispatch()
+    draw, now = random.Random(0), itertools.count()
+
+    def executing(paces: Callable[[], list[float]]) -> Callable[[], None]:
+        def execute() -> None:
+            left = {dispatch.add(planned), dispatch.add(planned)}
+            present = paces()
+            while left:
+                for kind, number, what, to, values in dispatch.next(present, 1e5 * next(now)):
+                    if kind == 0:
+                        dispatch.segment_ended(number, what)
+                        present = paces()
+                    elif kind == 1:
+                        dispatch.copy_ended(number, to, values)
+                    else:
+                        left.discard(number)
+
+        return execute
+
+    changing = executing(lambda: [draw.uniform(1.0, 3.0) for _ in range(n_devices)])
+    steady = executing(lambda: [1.0] * n_devices)
+    times = take_turns({"changing": changing, "steady": steady}, rounds=20, round_ns=5_000_000)
+    benchmark.pedantic(changing, rounds=1)
+    limit_ns = float(LIMIT_NS * 2 * n_segments)
+    record(
+        Case(
+            f"dispatch: {n_segments} segments on {n_devices} devices",
+            ratios={
+                "5 us a segment": ratio_of(
+                    [limit_ns] * len(times["changing"]), times["changing"], at_least=1.0
+                )
+            },
+            figures={
+                which: figure_of([ns / 2e3 / n_segments for ns in found], "us a segment")
+                for which, found in times.items()
+            },
+        )
+    )

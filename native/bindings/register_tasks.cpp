@@ -11,6 +11,7 @@
 #include "offload/device_choice.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane_schedule.hpp"
+#include "offload/segment_dispatch.hpp"
 #include "offload/task_placement.hpp"
 #include "registers.hpp"
 
@@ -111,10 +112,10 @@ LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts,
 using Numbers = std::vector<double>;
 using ValueFields = std::tuple<std::int64_t, double, Integers, bool>;
 
-DeviceSearch search_of(std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
-                       double hand_over_ns, Integers memory_of, std::int64_t home,
-                       const std::vector<LinkFields>& links,
-                       const std::vector<ValueFields>& values) {
+SegmentGraph graph_of(std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
+                      double hand_over_ns, Integers memory_of, std::int64_t home,
+                      const std::vector<LinkFields>& links,
+                      const std::vector<ValueFields>& values) {
   SegmentGraph graph{n_devices,
                      std::move(costs_ns),
                      std::move(after),
@@ -129,7 +130,7 @@ DeviceSearch search_of(std::size_t n_devices, Numbers costs_ns, std::vector<Inte
   for (const auto& [producer, size_bytes, readers, is_returned] : values) {
     graph.values.push_back({producer, size_bytes, readers, is_returned});
   }
-  return DeviceSearch(std::move(graph));
+  return graph;
 }
 
 ChoiceObjective objective_of(bool is_throughput) {
@@ -138,9 +139,16 @@ ChoiceObjective objective_of(bool is_throughput) {
 
 void register_device_search(py::module_& module) {
   py::class_<DeviceSearch>(module, "DeviceSearch")
-      .def(py::init(&search_of), py::arg("n_devices"), py::arg("costs_ns"), py::arg("after"),
-           py::kw_only(), py::arg("hand_over_ns"), py::arg("memory_of"), py::arg("home"),
-           py::arg("links"), py::arg("values"))
+      .def(py::init([](std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
+                       double hand_over_ns, Integers memory_of, std::int64_t home,
+                       const std::vector<LinkFields>& links,
+                       const std::vector<ValueFields>& values) {
+             return DeviceSearch(graph_of(n_devices, std::move(costs_ns), std::move(after),
+                                          hand_over_ns, std::move(memory_of), home, links, values));
+           }),
+           py::arg("n_devices"), py::arg("costs_ns"), py::arg("after"), py::kw_only(),
+           py::arg("hand_over_ns"), py::arg("memory_of"), py::arg("home"), py::arg("links"),
+           py::arg("values"))
       .def(
           "value",
           [](DeviceSearch& self, const Integers& devices, Numbers paces, Numbers free_ns,
@@ -168,10 +176,51 @@ void register_device_search(py::module_& module) {
       .def_property_readonly("found_value", &DeviceSearch::found_value);
 }
 
+// (kind, execution, segment or producer, device or memory, values)
+using CommandFields =
+    std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::vector<std::int64_t>>;
+
+void register_segment_dispatch(py::module_& module) {
+  py::class_<SegmentDispatch>(module, "SegmentDispatch")
+      .def(py::init([](std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
+                       double hand_over_ns, Integers memory_of, std::int64_t home,
+                       const std::vector<LinkFields>& links, const std::vector<ValueFields>& values,
+                       bool is_throughput) {
+             return SegmentDispatch(
+                 graph_of(n_devices, std::move(costs_ns), std::move(after), hand_over_ns,
+                          std::move(memory_of), home, links, values),
+                 objective_of(is_throughput));
+           }),
+           py::arg("n_devices"), py::arg("costs_ns"), py::arg("after"), py::kw_only(),
+           py::arg("hand_over_ns"), py::arg("memory_of"), py::arg("home"), py::arg("links"),
+           py::arg("values"), py::arg("is_throughput"))
+      .def("add", &SegmentDispatch::add, py::arg("devices"))
+      .def("segment_ended", &SegmentDispatch::segment_ended, py::arg("execution"),
+           py::arg("segment"))
+      .def("copy_ended", &SegmentDispatch::copy_ended, py::arg("execution"), py::arg("to"),
+           py::arg("values"))
+      .def("abandon", &SegmentDispatch::abandon, py::arg("execution"))
+      .def(
+          "next",
+          [](SegmentDispatch& self, const Numbers& paces, double now_ns) {
+            std::vector<CommandFields> found;
+            for (DispatchCommand& one : self.next(paces, now_ns)) {
+              found.emplace_back(static_cast<std::int64_t>(one.kind), one.execution, one.what,
+                                 one.to, std::move(one.values));
+            }
+            return found;
+          },
+          py::arg("paces"), py::arg("now_ns"))
+      .def("devices", &SegmentDispatch::devices, py::arg("execution"))
+      .def_property_readonly("wake_at_ns", &SegmentDispatch::wake_at_ns)
+      .def_property_readonly("n_moved", &SegmentDispatch::n_moved);
+}
+
 }  // namespace
 
 void register_tasks(py::module_& module) {
   register_device_search(module);
+  register_segment_dispatch(module);
   module.def("place_tasks", &place, py::arg("costs_ns"), py::arg("memory_bytes"), py::arg("edges"),
              py::arg("links"), py::arg("limits_bytes"), py::arg("busy_watts"),
              py::arg("idle_watts"), py::kw_only(), py::arg("objective"), py::arg("max_slowdown"),

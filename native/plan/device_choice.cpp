@@ -78,15 +78,6 @@ void DeviceSearch::lay_out_neighbours() {
   }
 }
 
-std::vector<std::int64_t> DeviceSearch::all_on(std::size_t device,
-                                               const std::vector<std::int64_t>& otherwise) const {
-  std::vector<std::int64_t> devices = otherwise;
-  for (std::size_t at = 0; at < prediction_.n_segments(); ++at) {
-    if (prediction_.can_run(at, device)) devices[at] = static_cast<std::int64_t>(device);
-  }
-  return devices;
-}
-
 void DeviceSearch::begin(const std::vector<std::vector<std::int64_t>>& choices,
                          const DeviceLoads& loads, ChoiceObjective objective) {
   prediction_.check_loads(loads);
@@ -94,10 +85,8 @@ void DeviceSearch::begin(const std::vector<std::vector<std::int64_t>>& choices,
   loads_ = loads;
   objective_ = objective;
   starts_ = choices;
-  starts_.push_back(prediction_.earliest(loads_));
-  const std::vector<std::int64_t> greedy = starts_.back();
-  for (std::size_t device = 0; device < prediction_.graph().n_devices; ++device) {
-    starts_.push_back(all_on(device, greedy));
+  for (std::vector<std::int64_t>& one : prediction_.alternatives(loads_)) {
+    starts_.push_back(std::move(one));
   }
   found_ = starts_.front();
   found_value_ = prediction_.value(found_, loads_, objective_);

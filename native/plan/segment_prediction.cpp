@@ -11,8 +11,6 @@
 namespace offload {
 namespace {
 
-constexpr double kNotThere = -1;
-
 [[noreturn]] void refuse(const std::string& why) { throw PlanError(why); }
 
 bool is_amount(double number) { return number >= 0 && std::isfinite(number); }
@@ -131,12 +129,11 @@ double SegmentPrediction::copy_ns(std::size_t from, std::size_t to, double size_
 // Executes in virtual time: a device takes segments in the order in which they are ready, as the
 // executor does, and a direction copies in the order in which their producers have ended.
 double SegmentPrediction::value(const std::vector<std::int64_t>& devices, const DeviceLoads& loads,
-                                ChoiceObjective objective) {
-  free_ns_ = loads.free_ns;
-  busy_ns_ = loads.free_ns;
+                                ChoiceObjective objective, const SegmentProgress& progress) {
+  begin(loads, progress);
+  busy_ns_ = free_ns_;
   arrivals_ns_.assign(n_segments_, 0);
-  link_free_ns_.assign(n_memories_ * n_memories_, 0);
-  link_busy_ns_.assign(n_memories_ * n_memories_, 0);
+  link_busy_ns_ = link_free_ns_;
   returned_ns_ = 0;
   events_.clear();
   count_waits(devices);
@@ -148,6 +145,7 @@ double SegmentPrediction::value(const std::vector<std::int64_t>& devices, const 
     events_.pop_back();
     const std::int64_t device = devices[event.segment];
     if (event.has_ended) {
+      latency_ns = std::max(latency_ns, event.ns);
       send(event.segment, event.ns, devices);
       for (const std::uint32_t one : behind_[event.segment]) {
         arrive(one, event.ns + (devices[one] == device ? 0 : graph_.hand_over_ns));
@@ -158,13 +156,24 @@ double SegmentPrediction::value(const std::vector<std::int64_t>& devices, const 
     const double took_ns = graph_.costs_ns[event.segment * graph_.n_devices + at] * loads.paces[at];
     free_ns_[at] = std::max(free_ns_[at], event.ns) + took_ns;
     busy_ns_[at] += took_ns;
-    latency_ns = std::max(latency_ns, free_ns_[at]);
     add_event({free_ns_[at], event.segment, /*has_ended=*/true});
   }
   if (objective == ChoiceObjective::kLatency) return std::max(latency_ns, returned_ns_);
   const double device_ns = *std::max_element(busy_ns_.begin(), busy_ns_.end());
   const double link_ns = *std::max_element(link_busy_ns_.begin(), link_busy_ns_.end());
   return std::max(device_ns, link_ns);
+}
+
+bool SegmentPrediction::has_begun(std::size_t segment) const {
+  return !progress_->ends_ns.empty() && progress_->ends_ns[segment] != kNotBegun;
+}
+
+// Takes the state at time 0.
+void SegmentPrediction::begin(const DeviceLoads& loads, const SegmentProgress& progress) {
+  progress_ = &progress;
+  free_ns_ = loads.free_ns;
+  link_free_ns_ = progress.link_free_ns;
+  link_free_ns_.resize(n_memories_ * n_memories_, 0);
 }
 
 void SegmentPrediction::add_event(const Event& event) {
@@ -176,6 +185,10 @@ void SegmentPrediction::add_event(const Event& event) {
 void SegmentPrediction::count_waits(const std::vector<std::int64_t>& devices) {
   waits_.resize(n_segments_);
   for (std::uint32_t at = 0; at < n_segments_; ++at) {
+    if (has_begun(at)) {
+      add_event({progress_->ends_ns[at], at, /*has_ended=*/true});
+      continue;
+    }
     const std::int64_t to = graph_.memory_of[index_of(devices[at])];
     waits_[at] = graph_.after[at].size();
     for (const std::uint32_t value : read_[at]) {
@@ -191,9 +204,21 @@ void SegmentPrediction::count_waits(const std::vector<std::int64_t>& devices) {
 
 // Notes that one of the things has come for which a segment waits.
 void SegmentPrediction::arrive(std::uint32_t segment, double ns) {
+  if (has_begun(segment)) return;
   arrivals_ns_[segment] = std::max(arrivals_ns_[segment], ns);
   if (--waits_[segment] == 0) {
     add_event({arrivals_ns_[segment], segment, /*has_ended=*/false});
+  }
+}
+
+// Notes that a value is in a memory, where segments and perhaps the caller read it.
+void SegmentPrediction::tell_readers(const SharedValues& one, std::size_t to, double ns,
+                                     const std::vector<std::int64_t>& devices) {
+  if (one.is_returned && to == index_of(graph_.home)) returned_ns_ = std::max(returned_ns_, ns);
+  for (const std::int64_t reader : one.readers) {
+    if (index_of(graph_.memory_of[index_of(devices[index_of(reader)])]) == to) {
+      arrive(static_cast<std::uint32_t>(reader), ns);
+    }
   }
 }
 
@@ -205,34 +230,37 @@ void SegmentPrediction::send(std::int64_t producer, double ended_ns,
   const auto memory_at = [&](std::int64_t segment) {
     return index_of(graph_.memory_of[index_of(devices[index_of(segment)])]);
   };
+  const std::vector<double>& present_ns = progress_->present_ns;
   const std::size_t from = producer == kCaller ? index_of(graph_.home) : memory_at(producer);
   for (std::size_t to = 0; to < n_memories_; ++to) {
     if (to == from) continue;
+    const auto is_present = [&](std::uint32_t value) {
+      return !present_ns.empty() && present_ns[value * n_memories_ + to] != kNotThere;
+    };
     double size_bytes = 0;
     bool is_sent = false;
     for (const std::uint32_t value : made) {
       const SharedValues& one = graph_.values[value];
       const bool is_read =
-          (one.is_returned && to == index_of(graph_.home)) ||
-          std::any_of(one.readers.begin(), one.readers.end(),
-                      [&](std::int64_t reader) { return memory_at(reader) == to; });
+          !is_present(value) &&
+          ((one.is_returned && to == index_of(graph_.home)) ||
+           std::any_of(one.readers.begin(), one.readers.end(), [&](std::int64_t reader) {
+             return memory_at(reader) == to && !has_begun(index_of(reader));
+           }));
       if (is_read) size_bytes += one.size_bytes;
       is_sent = is_sent || is_read;
     }
-    if (!is_sent) continue;
     const std::size_t link = from * n_memories_ + to;
-    const double took_ns = copy_ns(from, to, size_bytes);
-    const double end_ns = std::max(ended_ns, link_free_ns_[link]) + took_ns;
-    link_free_ns_[link] = end_ns;
-    link_busy_ns_[link] += took_ns;
+    double end_ns = 0;
+    if (is_sent) {
+      const double took_ns = copy_ns(from, to, size_bytes);
+      end_ns = std::max(ended_ns, link_free_ns_[link]) + took_ns;
+      link_free_ns_[link] = end_ns;
+      link_busy_ns_[link] += took_ns;
+    }
     for (const std::uint32_t value : made) {
-      const SharedValues& one = graph_.values[value];
-      if (one.is_returned && to == index_of(graph_.home)) {
-        returned_ns_ = std::max(returned_ns_, end_ns);
-      }
-      for (const std::int64_t reader : one.readers) {
-        if (memory_at(reader) == to) arrive(static_cast<std::uint32_t>(reader), end_ns);
-      }
+      const double ns = is_present(value) ? present_ns[value * n_memories_ + to] : end_ns;
+      if (is_sent || is_present(value)) tell_readers(graph_.values[value], to, ns, devices);
     }
   }
 }
@@ -298,38 +326,66 @@ double SegmentPrediction::returning_ns(std::size_t segment, std::size_t device) 
   return is_returned ? copy_ns(memory, home, size_bytes) : 0;
 }
 
-std::vector<std::int64_t> SegmentPrediction::earliest(const DeviceLoads& loads) {
+std::vector<std::int64_t> SegmentPrediction::earliest(const DeviceLoads& loads,
+                                                      const std::vector<std::int64_t>& begun,
+                                                      const SegmentProgress& progress) {
   check_loads(loads);
+  begin(loads, progress);
   const std::size_t home = index_of(graph_.home);
-  free_ns_ = loads.free_ns;
   ends_ns_.resize(n_segments_);
-  link_free_ns_.assign(n_memories_ * n_memories_, 0);
-  present_ns_.assign(graph_.values.size() * n_memories_, kNotThere);
+  present_ns_ = progress.present_ns;
+  present_ns_.resize(graph_.values.size() * n_memories_, kNotThere);
   origin_of_.assign(n_segments_ + 1, home);
   for (const std::uint32_t value : made_[0]) present_ns_[value * n_memories_ + home] = 0;
   std::vector<std::int64_t> devices(n_segments_);
   for (std::size_t at = 0; at < n_segments_; ++at) {
-    std::size_t best = graph_.n_devices;
-    double best_ns = 0;
-    double end_ns = 0;
-    for (std::size_t device = 0; device < graph_.n_devices; ++device) {
-      if (!can_run(at, device)) continue;
-      const double found_ns = end_at(at, device, devices, loads);
-      const double done_ns = found_ns + returning_ns(at, device);
-      if (best < graph_.n_devices && !(done_ns < best_ns)) continue;
-      best = device;
-      best_ns = done_ns;
-      end_ns = found_ns;
+    if (has_begun(at)) {
+      devices[at] = begun[at];
+      ends_ns_[at] = progress.ends_ns[at];
+    } else {
+      const auto [best, end_ns] = earliest_at(at, devices, loads);
+      arrival_at(at, best, true);
+      devices[at] = static_cast<std::int64_t>(best);
+      ends_ns_[at] = free_ns_[best] = end_ns;
     }
-    arrival_at(at, best, true);
-    devices[at] = static_cast<std::int64_t>(best);
-    ends_ns_[at] = free_ns_[best] = end_ns;
-    origin_of_[at + 1] = index_of(graph_.memory_of[best]);
+    origin_of_[at + 1] = index_of(graph_.memory_of[index_of(devices[at])]);
     for (const std::uint32_t value : made_[at + 1]) {
-      present_ns_[value * n_memories_ + origin_of_[at + 1]] = end_ns;
+      present_ns_[value * n_memories_ + origin_of_[at + 1]] = ends_ns_[at];
     }
   }
   return devices;
+}
+
+// The device with the earliest end of a segment, and that end.
+std::pair<std::size_t, double> SegmentPrediction::earliest_at(
+    std::size_t segment, const std::vector<std::int64_t>& devices, const DeviceLoads& loads) {
+  std::size_t best = graph_.n_devices;
+  double best_ns = 0;
+  double end_ns = 0;
+  for (std::size_t device = 0; device < graph_.n_devices; ++device) {
+    if (!can_run(segment, device)) continue;
+    const double found_ns = end_at(segment, device, devices, loads);
+    const double done_ns = found_ns + returning_ns(segment, device);
+    if (best < graph_.n_devices && !(done_ns < best_ns)) continue;
+    best = device;
+    best_ns = done_ns;
+    end_ns = found_ns;
+  }
+  return {best, end_ns};
+}
+
+std::vector<std::vector<std::int64_t>> SegmentPrediction::alternatives(
+    const DeviceLoads& loads, const std::vector<std::int64_t>& devices,
+    const SegmentProgress& progress) {
+  std::vector<std::vector<std::int64_t>> found{earliest(loads, devices, progress)};
+  for (std::size_t device = 0; device < graph_.n_devices; ++device) {
+    found.push_back(found.front());
+    for (std::size_t at = 0; at < n_segments_; ++at) {
+      if (!has_begun(at) && can_run(at, device))
+        found.back()[at] = static_cast<std::int64_t>(device);
+    }
+  }
+  return found;
 }
 
 }  // namespace offload

@@ -30,7 +30,8 @@ def taken_bytes(
     """The bytes that segments take of each limited memory, with one execution in flight.
 
     Counts weights once for each memory; the activations of each segment, as they are placed
-    together; and Values that cross from one segment to another, wherever they lie.
+    together; and Values that cross from one segment to another, wherever they lie. The caller's
+    memory also holds the weights that only other devices read, and all inputs and results.
     """
     return {
         memory: _taken(program, _planned_in(groups, devices, memory), devices, memory, limit_bytes)
@@ -79,12 +80,11 @@ def _taken(
     limit_bytes: int,
 ) -> int:
     """The bytes that these segments take of a memory; exact only above the limit."""
-    weights = {
-        one.part.values[value.index]
-        for one in here
-        for value in one.part.bound.program.of_role(Role.WEIGHT)
-    }
+    is_home = memory is devices.memories[devices.home]
+    weights = _weights_in(program, here, is_home)
     crossing = {value for one in here for value in (*one.part.inputs, *one.part.outputs)}
+    if is_home:
+        crossing |= _of_caller(program)
     taken = sum(program.values[value].size_bytes for value in weights)
     taken += sum(program.values[value].size_bytes + ALIGNMENT_BYTES for value in crossing)
     most = sum(
@@ -99,3 +99,22 @@ def _taken(
     return taken + sum(
         place_values(one.part.bound.program, machine).feature_map_bytes for one in here
     )
+
+
+def _weights_in(program: Program, here: Sequence[PlacedGroup], is_home: bool) -> set[int]:
+    """The weights that lie in a memory: those that segments read there, or all of the model."""
+    if is_home:
+        is_host = program.device == "cpu"
+        return {one.index for one in program.of_role(Role.WEIGHT) if is_host or not one.on_host}
+    return {
+        one.part.values[value.index]
+        for one in here
+        for value in one.part.bound.program.of_role(Role.WEIGHT)
+    }
+
+
+def _of_caller(program: Program) -> set[int]:
+    """The Values that the caller gives and receives."""
+    seen = {view.value for view in program.inputs}
+    seen |= {result.view.value for result in program.results}
+    return {one for one in seen if program.values[one].role is not Role.WEIGHT}

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any
 
 from offload.native import _planner
 from offload.plan.topology import Link
@@ -19,6 +20,11 @@ _FORGOTTEN = 0.02
 # The most by which one observation counts as larger or smaller than the pace: a thread that another
 # process preempts for 10 ms is no device that became a hundred times slower.
 _MOST_CHANGE = 2.0
+
+# A segment whose duration differs from the expected one by more than this factor sets the pace at
+# once where segments are given to devices one by one: the rest of its execution is moved in time.
+_CLEAR_CHANGE = 1.5
+_MOST_CHANGE_AT_ONCE = 4.0
 
 # Smaller changes of a pace since the last choice lead to no new choice.
 _CHANGED = 0.05
@@ -40,7 +46,7 @@ class Placement(enum.StrEnum):
 
     STATIC = "static"  # at load
     HYBRID = "hybrid"  # at load, and again where executions take longer than expected
-    DYNAMIC = "dynamic"  # at each execution: the device that finishes the segment first
+    DYNAMIC = "dynamic"  # when a segment is ready: the device that finishes it first
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,7 +123,8 @@ class DeviceChoice:
 
     `hybrid` begins with the plan, and searches single segments, pairs and runs of them to move
     while the paces predict an improvement: a limited number in each choice, so that a search takes
-    several executions. `dynamic` gives each segment in turn to the device that finishes it first,
+    several executions. `dynamic` plans an execution, whose segments `dispatch` gives to devices
+    when they are ready: it gives each segment in turn to the device that finishes it first,
     including the copies of what it reads and behind the executions under way, or all segments to
     one device where that is better (`dmda` of StarPU; the source is named in
     native/include/offload/device_choice.hpp). The result depends only on observations, and for
@@ -151,7 +158,13 @@ class DeviceChoice:
         self._is_throughput = is_throughput
         self._clock_ns = clock_ns
         n_devices = len(segments[0].costs_ns) if segments else 0
-        self._search = _search_of(self._segments, n_devices, hand_over_ns, crossings)
+        self._shared = shared_values(segments, crossings) if crossings else ()
+        self._graph = (
+            _graph_of(segments, n_devices, hand_over_ns, crossings, self._shared)
+            if segments
+            else None
+        )
+        self._search = _planner.DeviceSearch(**self._graph) if self._graph else None
         self._paces = [1.0] * n_devices
         self._chosen_at: list[float] = []
         self._is_searching = False
@@ -160,6 +173,11 @@ class DeviceChoice:
         self._was_busy = False  # whether executions were under way at the last choice
         self._free_at_ns = [0.0] * n_devices  # by the clock, when executions under way have ended
         self.n_moved = 0
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether segments are given to devices one by one."""
+        return self._placement is Placement.DYNAMIC
 
     @property
     def is_static(self) -> bool:
@@ -184,9 +202,16 @@ class DeviceChoice:
             self._choose_better(self._search)
         return self._devices
 
+    def dispatch(self) -> tuple[_planner.SegmentDispatch, tuple[SharedValues, ...]]:
+        """Return a new dispatch of these segments, and the Values that its numbers stand for."""
+        assert self._graph is not None  # there are segments
+        return (
+            _planner.SegmentDispatch(**self._graph, is_throughput=self._is_throughput),
+            self._shared,
+        )
+
     def ended(self, devices: Sequence[int], took_ns: Sequence[float | None]) -> None:
         """Note the end of an execution: the durations of its segments; None where unknown."""
-        self._n_under_way = max(0, self._n_under_way - 1)
         expected = [0.0] * len(self._paces)
         took = [0.0] * len(self._paces)
         for one, device, ns in zip(self._segments, devices, took_ns, strict=True):
@@ -195,12 +220,34 @@ class DeviceChoice:
                 expected[device] += cost_ns
                 took[device] += ns
         for device, expected_ns in enumerate(expected):
-            if expected_ns:
-                pace = self._paces[device]
-                newest = took[device] / expected_ns
-                newest = min(max(newest, pace / _MOST_CHANGE), pace * _MOST_CHANGE)
-                self._paces[device] += _NEWEST * (newest - pace)
-            else:
+            self.observe(device, expected_ns, took[device])
+        self.left({device for device, expected_ns in enumerate(expected) if expected_ns})
+
+    def observe(self, device: int, expected_ns: float, took_ns: float) -> None:
+        """Note what a device has executed: its expected duration, and the measured one."""
+        if not expected_ns:
+            return
+        pace = self._paces[device]
+        newest = min(max(took_ns / expected_ns, pace / _MOST_CHANGE), pace * _MOST_CHANGE)
+        self._paces[device] += _NEWEST * (newest - pace)
+
+    def observe_at_once(self, device: int, expected_ns: float, took_ns: float) -> None:
+        """Note what a device has executed; a clear difference counts in full."""
+        if not expected_ns:
+            return
+        pace = self._paces[device]
+        newest = took_ns / expected_ns
+        if pace / _CLEAR_CHANGE <= newest <= pace * _CLEAR_CHANGE:
+            self._paces[device] += _NEWEST * (newest - pace)
+        else:
+            most = _MOST_CHANGE_AT_ONCE
+            self._paces[device] = min(max(newest, pace / most), pace * most)
+
+    def left(self, observed: Set[int]) -> None:
+        """Note the end of an execution; the paces of devices that it did not observe decay."""
+        self.failed()
+        for device in range(len(self._paces)):
+            if device not in observed:
                 self._paces[device] += _FORGOTTEN * (1.0 - self._paces[device])
 
     def failed(self) -> None:
@@ -257,15 +304,14 @@ class DeviceChoice:
         return any(abs(pace - before) > _CHANGED * before for pace, before in pairs)
 
 
-def _search_of(
+def _graph_of(
     segments: Sequence[SegmentCosts],
     n_devices: int,
     hand_over_ns: float,
     crossings: Crossings | None,
-) -> _planner.DeviceSearch | None:
-    """The search for devices; None without segments."""
-    if not segments:
-        return None
+    shared: Sequence[SharedValues],
+) -> dict[str, Any]:
+    """The arguments of a native SegmentGraph."""
     memory_of = crossings.memory_of if crossings else (0,) * n_devices
     n_memories = max(memory_of) + 1
     pairs = [(one, other) for one in range(n_memories) for other in range(n_memories)]
@@ -275,34 +321,65 @@ def _search_of(
             if pair[0] != pair[1]:
                 link = crossings.links[pair]
                 links[at] = (link.overhead_ns, link.bytes_per_second)
-    return _planner.DeviceSearch(
-        n_devices,
-        [_CANNOT_RUN if cost is None else cost for one in segments for cost in one.costs_ns],
-        [one.after for one in segments],
-        hand_over_ns=hand_over_ns,
-        memory_of=memory_of,
-        home=crossings.home if crossings else 0,
-        links=links,
-        values=_shared_values(segments, crossings) if crossings else [],
-    )
+    return {
+        "n_devices": n_devices,
+        "costs_ns": [
+            _CANNOT_RUN if cost is None else cost for one in segments for cost in one.costs_ns
+        ],
+        "after": [one.after for one in segments],
+        "hand_over_ns": hand_over_ns,
+        "memory_of": memory_of,
+        "home": crossings.home if crossings else 0,
+        "links": links,
+        "values": [
+            (one.producer, float(one.size_bytes), one.readers, one.is_returned) for one in shared
+        ],
+    }
 
 
-def _shared_values(
+@dataclasses.dataclass(frozen=True, slots=True)
+class SharedValues:
+    """Values with the same producer and readers, which are copied together.
+
+    Attributes:
+        values: their indices in the whole Program.
+        producer: the segment that makes them; -1: the caller.
+        size_bytes: of all.
+        readers: the segments that read them, ascending.
+        is_returned: whether the caller reads them too.
+    """
+
+    values: tuple[int, ...]
+    producer: int
+    size_bytes: int
+    readers: tuple[int, ...]
+    is_returned: bool
+
+
+def shared_values(
     segments: Sequence[SegmentCosts], crossings: Crossings
-) -> list[tuple[int, float, list[int], bool]]:
-    """The producer, bytes and readers of Values, and whether the caller reads them, summed."""
+) -> tuple[SharedValues, ...]:
+    """Return the Values that cross, by their producers and readers; producers ascend."""
     made = {value: at for at, one in enumerate(segments) for value in one.makes}
     readers: dict[int, list[int]] = {value: [] for value in made}
     for at, one in enumerate(segments):
         for value in dict.fromkeys(one.reads):
             readers.setdefault(value, []).append(at)
-    found: dict[tuple[int, tuple[int, ...], bool], int] = {}
+    found: dict[tuple[int, tuple[int, ...], bool], list[int]] = {}
     for value, segments_that_read in readers.items():
         producer = made.get(value, _CALLER)
         is_returned = producer != _CALLER and value in crossings.returned
         key = producer, tuple(segments_that_read), is_returned
-        found[key] = found.get(key, 0) + crossings.size_bytes[value]
-    return [
-        (producer, float(size_bytes), list(read), is_returned)
-        for (producer, read, is_returned), size_bytes in found.items()
-    ]
+        found.setdefault(key, []).append(value)
+    return tuple(
+        SharedValues(
+            tuple(values),
+            producer,
+            sum(crossings.size_bytes[value] for value in values),
+            read,
+            is_returned,
+        )
+        for (producer, read, is_returned), values in sorted(
+            found.items(), key=lambda one: one[0][0]
+        )
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError
 from typing import Any, NoReturn
@@ -28,6 +30,7 @@ from offload.run.executable import Executable
 from offload.run.placed_explanation import moved_lines, segment_lines, transfer_lines
 from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued
 from offload.run.placed_timeline import placed_timeline
+from offload.run.segment_dispatch import SegmentDispatcher
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
 from offload.run.ticket import Ticket
 from offload.run.transfers import Memory
@@ -101,10 +104,21 @@ class PlacedExecutable(Submitting):
         )
         self._has_others = any(memory is not home for _, memory in self._placed_runs())
         self._is_whole = len(self.segments) == 1 and self.segments[0].slice.bound is bound
+        self._dispatcher = None
+        if choice.is_dynamic and self.segments and not self._is_whole:
+            self._dispatcher = SegmentDispatcher(
+                self.program,
+                self.segments,
+                self._queue,
+                choice,
+                untimed=untimed,
+                lock=self._lock,
+            )
         self._copies = copies
         self._binding = whole_binding(bound)
         self._weights = self._weight_bases()
         values = self.program.values
+        _alive.add(self)
         self._made = {
             at: TensorView(at, 0, values[at].shape, values[at].strides, values[at].dtype)
             for one in self.segments
@@ -148,7 +162,10 @@ class PlacedExecutable(Submitting):
             if not in_callable():
                 for one in list(self._waiting):
                     one._outcome()
-        self._closed = True
+        with self._lock:
+            self._closed = True
+        if self._dispatcher is not None and not inside and not in_callable():
+            self._queue.wait()  # segments that have not begun need their executables
         for run in inside or self._runs():
             run.close()
         if not inside and not in_callable():
@@ -162,6 +179,12 @@ class PlacedExecutable(Submitting):
             for run, memory in zip(one.runs, self._queue.memories, strict=True):
                 if run is not None:
                     yield run, memory
+
+    def _notice_fork(self) -> None:
+        """Renew, in the child of a fork, what threads of the parent may have held."""
+        self._lock = threading.Lock()
+        if self._dispatcher is not None:
+            self._dispatcher.notice_fork(self._lock)
 
     @property
     def closed(self) -> bool:
@@ -180,7 +203,11 @@ class PlacedExecutable(Submitting):
             *self._notes,
             *segment_lines(self.placement, self.segments),
             *transfer_lines(self.program, self.segments, self._queue, self._copies),
-            *moved_lines(self.placement, self.choice),
+            *moved_lines(
+                self.placement,
+                self.choice,
+                self._dispatcher.n_moved if self._dispatcher is not None else 0,
+            ),
         ]
         return "\n".join(lines)
 
@@ -289,6 +316,7 @@ class PlacedExecutable(Submitting):
             BindingError: torch is in another state than when the program was recorded.
         """
         caller = self._binding.surroundings()
+        is_later |= self._dispatcher is not None
         found = {id(run): run._surroundings() for run in self._runs()} if is_later else {}
         ready = self._queue.home.mark() if self._has_others else None
         return Asked(tuple(after), caller, found, ready)
@@ -311,7 +339,7 @@ class PlacedExecutable(Submitting):
 
     def _observe(self, devices: Sequence[int], error: BaseException | None) -> None:
         """Record the segments' latest durations: of other calls, where calls overlap."""
-        if self.choice.is_static:
+        if self.choice.is_static or self._dispatcher is not None:
             return
         if error is not None:
             with self._lock:
@@ -364,6 +392,8 @@ class PlacedExecutable(Submitting):
         if self._closed:
             raise ExecutionError("the executable is closed")
         given = self._binding.checked(args, kwargs, asked.caller)
+        if self._dispatcher is not None:
+            return self._dispatched(self._dispatcher, given, asked)
         with self._lock:
             devices = self.choice.choose()
             try:
@@ -371,6 +401,26 @@ class PlacedExecutable(Submitting):
             except BaseException:
                 self.choice.failed()
                 raise
+
+    def _dispatched(
+        self, dispatcher: SegmentDispatcher, given: Sequence[torch.Tensor], asked: Asked
+    ) -> Queued:
+        """Begin an execution whose segments begin one by one; its one ticket is that of all."""
+        with self._lock:
+            if self._closed:
+                raise ExecutionError("the executable is closed")
+            devices = self.choice.choose()
+            try:
+                if self._leaves_something:
+                    after = (*asked.after, *end_of(self._before))
+                    asked = dataclasses.replace(asked, after=after)
+                execution, queued = dispatcher.prepare(devices, given, asked)
+            except BaseException:
+                self.choice.failed()
+                raise
+            self._before = tuple(queued.tickets) if self._leaves_something else ()
+        dispatcher.begin(execution, devices)
+        return queued
 
     def _queued_on(
         self, devices: Sequence[int], given: Sequence[torch.Tensor], asked: Asked
@@ -413,6 +463,17 @@ class PlacedExecutable(Submitting):
             "an executable lies in its devices' memory, and cannot be copied or pickled: load the "
             "captured program once more"
         )
+
+
+_alive: weakref.WeakSet[PlacedExecutable] = weakref.WeakSet()
+
+
+def _notice_fork() -> None:
+    for one in _alive:
+        one._notice_fork()
+
+
+os.register_at_fork(after_in_child=_notice_fork)
 
 
 def _recorded_device(program: Program) -> torch.device:

@@ -51,9 +51,14 @@ def transfer_lines(
             yield f"copies of weights on {memory.device}: {show_bytes(size_bytes)}"
 
 
-def moved_lines(placement: TaskPlacement, choice: DeviceChoice) -> Iterator[str]:
-    """Return how often segments were moved, and the paces of devices."""
-    if not choice.n_moved:
+def moved_lines(placement: TaskPlacement, choice: DeviceChoice, n_given: int = 0) -> Iterator[str]:
+    """Return how often segments were moved, and the paces of devices.
+
+    `n_given`: segments that left their device after their execution was submitted.
+    """
+    if n_given:
+        yield f"segments were given to another device {n_given} times before they began"
+    if not (choice.n_moved or n_given):
         return
     names = [one.name for one in placement.graph.processors]
     paces = ", ".join(f"{name} {pace:.2f}" for name, pace in zip(names, choice.paces, strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +20,12 @@ from offload.plan.placed_transfers import (
 )
 from offload.program import Program, TensorView
 from offload.program.slice import Slice
-from offload.run.deferred import end_of
 from offload.run.device_choice import SegmentCosts
 from offload.run.executable import Executable
 from offload.run.ticket import Ticket
 from offload.run.transfers import Links, Memory, Piece, block_bytes
-from offload.run.weight_copies import WeightCopies, WeightCopy
+from offload.run.weight_copies import WeightCopies
+from offload.run.weight_refresh import WeightRefresh
 
 Held = dict[tuple[int, Memory], torch.Tensor]
 """The tensor that holds a Value in a memory, by both."""
@@ -138,15 +138,13 @@ class PlacedQueue:
         self._program, self._segments = program, tuple(segments)
         self.memories, self.home = tuple(memories), home
         self._distinct = list(dict.fromkeys((home, *memories)))
-        self._copies = copies
         self.links = Links()
+        self.weights = WeightRefresh(copies, self.links, home)
         self._returned = {result.view.value for result in program.results}
         self._routes: dict[tuple[int, ...], Route] = {}
         self.n_queued = 0  # executions, the present one included
         # Tickets of executions that may be under way, which keep them; an ended one keeps results.
         self._executions: deque[Sequence[weakref.ref[Ticket]]] = deque()
-        self._readers: deque[Ticket] = deque()  # executions that read copies of weights
-        self._refreshing: dict[Memory, list[Ticket]] = {}
 
     def route(self, devices: Sequence[int]) -> Route:
         """Return the route of executions on these devices; proved when it is made."""
@@ -154,6 +152,14 @@ class PlacedQueue:
         if found is None:
             found = self._routes[tuple(devices)] = self._made(devices)
         return found
+
+    def number_of(self, memory: Memory) -> int:
+        """Return the number of a memory in transfers."""
+        return self._distinct.index(memory)
+
+    def memory(self, number: int) -> Memory:
+        """Return the memory with a number."""
+        return self._distinct[number]
 
     def transfers(self, devices: Sequence[int]) -> list[tuple[PlacedTransfer, Memory, Memory]]:
         """Return the transfers of executions on these devices, each with its two memories."""
@@ -198,7 +204,7 @@ class PlacedQueue:
                 one.cancel()
             raise
         finally:
-            self._note_execution(queue.tickets())
+            self.note_execution(queue.tickets())
             if begun is not None:
                 begun += queue.tickets()
         home = {value: tensor for (value, memory), tensor in held.items() if memory is self.home}
@@ -240,7 +246,7 @@ class PlacedQueue:
         """Allocate all memory of an execution, before anything is queued."""
         values, home = self._program.values, self.home
         held: Held = {
-            (view.value, home): _as_bytes(one, view)
+            (view.value, home): input_bytes(one, view)
             for view, one in zip(self._program.inputs, given, strict=True)
         }
         wanted = [
@@ -285,91 +291,32 @@ class PlacedQueue:
         what = f"{names}{more} from {origin.device} to {target.device}"
         return self.links.copy(origin, target, pieces, what, number=self.n_queued, **order)
 
-    def weights_ready(self, memories: Set[Memory], ready: Any) -> Mapping[Memory, Sequence[Ticket]]:
-        """Return the tickets that segments wait for, by memory, where weights were written.
-
-        Written weights are copied again once executions that read the copies have ended.
-        """
-        if self._copies is None:
-            return {}
-        while self._readers and self._readers[0].done():
-            self._readers.popleft()
-        # First: what has failed by now is stale below, what fails later is waited for.
-        left = {
-            memory: [one for one in tickets if not one.done()]
-            for memory, tickets in self._refreshing.items()
-        }
-        self._refreshing = {memory: tickets for memory, tickets in left.items() if tickets}
-        stale: dict[Memory, list[WeightCopy]] = {}
-        for one in self._copies.stale():
-            stale.setdefault(one.memory, []).append(one)
-        try:
-            for memory, copies in stale.items():
-                ticket = self._refreshed(self._copies, memory, copies, ready)
-                self._refreshing.setdefault(memory, []).append(ticket)
-        except BaseException:  # an interrupt: they count as copied, and are not
-            for copies in stale.values():
-                self._copies.copied(copies, is_right=False)
-            raise
-        return {
-            memory: tuple(tickets)
-            for memory, tickets in self._refreshing.items()
-            if memory in memories
-        }
-
-    def _refreshed(
-        self, copies: WeightCopies, memory: Memory, stale: Sequence[WeightCopy], ready: Any
-    ) -> Ticket:
-        """Copy weights again; the ticket ends once `copies` knows whether this succeeded.
-
-        The ticket cannot be cancelled, as several executions may wait for it.
-        """
-        before = (*end_of(tuple(self._readers)), *end_of(self._refreshing.get(memory, ())))
-        pieces = copies.pieces(stale)
-        what = f"weights that were written to {memory.device}"
-        copied = self.links.copy(
-            self.home, memory, pieces, what, number=self.n_queued, after=before, ready=(ready,)
-        )
-        ended = Ticket()
-        ended._begin()
-
-        def end() -> None:
-            error = copied._outcome()
-            copies.copied(stale, is_right=error is None)
-            if error is None:
-                ended._set_result(None)
-            else:
-                ended._set_error(error)
-
-        copied._call_when_done(end)
-        return ended
-
     def under_way(self) -> list[Ticket]:
         """Return the tickets of executions that have not ended."""
         return [one for tickets in self._executions for one in _alive(tickets) if not one.done()]
 
-    def _note_execution(self, tickets: Sequence[Ticket]) -> None:
+    def note_execution(self, tickets: Sequence[Ticket]) -> None:
+        """Note the tickets of an execution that is under way."""
         while self._executions and all(one.done() for one in _alive(self._executions[0])):
             self._executions.popleft()
         self._executions.append([weakref.ref(one) for one in tickets])
 
-    def close(self) -> None:
-        """Wait for executions under way; later transfers fail."""
+    def wait(self) -> None:
+        """Wait for executions under way."""
         for one in self.under_way():
             one._outcome()
-        self.links.close()
 
-    def note_reader(self, ticket: Ticket) -> None:
-        """Note a queued segment that reads copies of weights."""
-        if self._copies is not None:
-            self._readers.append(ticket)
+    def close(self) -> None:
+        """Wait for executions under way; later transfers fail."""
+        self.wait()
+        self.links.close()
 
 
 def _alive(tickets: Sequence[weakref.ref[Ticket]]) -> Iterator[Ticket]:
     return (one for one in (each() for each in tickets) if one is not None)
 
 
-def _as_bytes(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:
+def input_bytes(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:
     """Return an input as segments take it: its bytes, without the recorded lazy bits.
 
     A separate tensor object: the caller's may get other memory (`.data =`) before segments are
@@ -400,7 +347,9 @@ class _Queueing:
         """Queue everything; return its tickets."""
         queue, route = self._queue, self._route
         others = {one for one in route.memories if one is not queue.home}
-        refreshed = queue.weights_ready(others, self._asked.ready) if others else {}
+        refreshed = (
+            queue.weights.tickets(others, self._asked.ready, queue.n_queued) if others else {}
+        )
         self._refreshed = [one for tickets in refreshed.values() for one in tickets]
         self._transfer(INPUTS, self._asked.after)
         for at, (one, device) in enumerate(zip(queue._segments, devices, strict=True)):
@@ -413,7 +362,7 @@ class _Queueing:
             )
             self._segments.append(self._segment(one, one.run(device), memory, waits))
             if memory is not queue.home:
-                queue.note_reader(self._segments[at])
+                queue.weights.note_reader(self._segments[at])
             self._transfer(at, (self._segments[at],))
         return self.tickets()
 

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import inspect
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from types import NoneType, TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError, DependencyError, ExecutionError
-from offload.run.deferred import call, in_callable, when_ended
+from offload.run.deferred import call, in_callable, refuse_in_callback, when_ended
 from offload.run.ordered_results import check_limit
 from offload.run.submitting import (
     After,
@@ -83,8 +84,10 @@ class Tasks:
         self._max_workers = max_workers or len(os.sched_getaffinity(0))
         self._buffersize, self._buffer_bytes = buffersize, buffer_bytes
         self._pool: ThreadPoolExecutor | None = None
+        self._changed = threading.Condition()  # guards what follows; never held while waiting
         self._in_flight: deque[tuple[Ticket, int]] = deque()
         self._flying_bytes = 0
+        self._n_entering = 0  # submissions that have room and no ticket yet
         self._failed: list[Ticket] = []
         self._ended = False
 
@@ -111,17 +114,19 @@ class Tasks:
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         function, args = args[0], args[1:]
+        self._check_open()
+        size_bytes = self._bytes_of(function, args, kwargs)
+        with self._room(size_bytes):
+            if isinstance(function, Submitting):
+                ticket = function._submitted(args, kwargs, after)
+            else:
+                ticket = self._called(_checked(function), args, kwargs, after)
+            self._in_flight.append((ticket, size_bytes))
+        return ticket
+
+    def _check_open(self) -> None:
         if self._ended:
             raise ExecutionError("tasks: the block has ended, and accepts no more submissions")
-        size_bytes = self._bytes_of(function, args, kwargs)
-        self._make_room(size_bytes)
-        if isinstance(function, Submitting):
-            ticket = function._submitted(args, kwargs, after)
-        else:
-            ticket = self._called(_checked(function), args, kwargs, after)
-        self._in_flight.append((ticket, size_bytes))
-        self._flying_bytes += size_bytes
-        return ticket
 
     def _bytes_of(self, function: Callable[..., Any], args: Args, kwargs: Kwargs) -> int:
         if self._buffer_bytes is None:
@@ -130,26 +135,67 @@ class Tasks:
             return function._bytes_of(args, kwargs)
         return tensor_bytes(args) + tensor_bytes(kwargs)
 
-    def _make_room(self, size_bytes: int) -> None:
-        """Drop ended submissions, and wait for the oldest while the limits would be exceeded."""
-        while self._in_flight:
-            is_full = self._buffersize is not None and len(self._in_flight) >= self._buffersize
+    @contextlib.contextmanager
+    def _room(self, size_bytes: int) -> Iterator[None]:
+        """Wait for room, and hold it for the submission that the with-block adds."""
+        self._drop_ended()
+        while not self._takes_room(size_bytes):
+            self._wait_for_room()
+        n_bytes = size_bytes
+        try:
+            yield
+            n_bytes = 0  # it is in flight
+        finally:
+            with self._changed:
+                self._n_entering -= 1
+                self._flying_bytes -= n_bytes
+                self._changed.notify_all()
+
+    def _takes_room(self, size_bytes: int) -> bool:
+        """Take the room for a submission, unless a limit is reached."""
+        with self._changed:
+            self._check_open()
+            n_present = len(self._in_flight) + self._n_entering
+            is_full = self._buffersize is not None and n_present >= self._buffersize
             is_full |= (
                 self._buffer_bytes is not None
+                and n_present > 0
                 and self._flying_bytes + size_bytes > self._buffer_bytes
             )
-            if not self._in_flight[0][0].done() and (not is_full or in_callable()):
+            if is_full and not in_callable():
+                return False
+            self._n_entering += 1
+            self._flying_bytes += size_bytes
+            return True
+
+    def _wait_for_room(self) -> None:
+        """Wait for the oldest submission, or for another thread's to become one."""
+        with self._changed:
+            if not self._in_flight and self._n_entering:
+                refuse_in_callback()
+                self._changed.wait()
                 return
+        self._wait_for_oldest()
+
+    def _drop_ended(self) -> None:
+        while self._in_flight and self._in_flight[0][0].done():
             self._wait_for_oldest()
 
     def _wait_for_oldest(self) -> None:
-        ticket, size_bytes = self._in_flight[0]
+        try:
+            ticket, size_bytes = self._in_flight[0]
+        except IndexError:  # another thread removed it
+            return
         error = ticket._outcome()
-        with contextlib.suppress(IndexError, ValueError):  # another thread removed it
-            self._in_flight.remove((ticket, size_bytes))
+        with self._changed:
+            try:
+                self._in_flight.remove((ticket, size_bytes))
+            except ValueError:  # another thread removed it
+                return
             self._flying_bytes -= size_bytes
             if not isinstance(error, (NoneType, DependencyError, CancelledError)):
                 self._failed.append(ticket)
+            self._changed.notify_all()
 
     def _called(
         self, function: Callable[..., Any], args: Args, kwargs: Kwargs, after: Sequence[Ticket]
@@ -180,8 +226,16 @@ class Tasks:
         for ticket, _ in reversed(self._in_flight):  # dependents before their dependencies
             ticket.cancel()
 
+    def _is_idle(self) -> bool:
+        """Whether nothing is in flight; submissions are refused from then on."""
+        with self._changed:
+            self._ended = self._ended or not (self._in_flight or self._n_entering)
+            return self._ended
+
     def _end(self) -> None:
-        self._ended = True
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -207,8 +261,8 @@ class Tasks:
         if raised is not None:
             self._cancel()
         try:
-            while self._in_flight:
-                self._wait_for_oldest()
+            while not self._is_idle():
+                self._wait_for_room()
         except BaseException:  # an interrupt of the wait
             self._cancel()
             raise
@@ -230,8 +284,8 @@ class Tasks:
         if raised is not None:
             self._cancel()
         try:
-            while self._in_flight:
-                await asyncio.to_thread(self._wait_for_oldest)
+            while not self._is_idle():
+                await asyncio.to_thread(self._wait_for_room)
         except BaseException:
             self._cancel()
             raise

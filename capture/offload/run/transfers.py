@@ -260,18 +260,22 @@ class Links:
             one.shutdown()
 
     def _thread(self, origin: Memory, target: Memory) -> ThreadPoolExecutor:
+        self._check_process()  # in a forked child the lock may be held for ever
         with self._lock:
-            if self._process != os.getpid():
-                raise ExecutionError(
-                    "no copies between devices are made once the executable is closed, nor in a "
-                    "process that was forked since it was loaded: load it there"
-                )
+            self._check_process()
             found = self._threads.get((origin, target))
             if found is None:
                 name = f"offload-{origin.device}-{target.device}"
                 found = ThreadPoolExecutor(1, thread_name_prefix=name)
                 self._threads[origin, target] = found
             return found
+
+    def _check_process(self) -> None:
+        if self._process != os.getpid():
+            raise ExecutionError(
+                "no copies between devices are made once the executable is closed, nor in a "
+                "process that was forked since it was loaded: load it there"
+            )
 
     def _carry_out(self, ticket: Ticket, what: str, copy: Callable[[], None]) -> None:
         if not ticket._begin():

@@ -45,8 +45,6 @@ class DeviceSearch {
   };
 
   void lay_out_neighbours();
-  std::vector<std::int64_t> all_on(std::size_t device,
-                                   const std::vector<std::int64_t>& otherwise) const;
   void restart();
   bool apply(const Neighbour& one, std::vector<std::int64_t>& devices) const;
 

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "offload/task_placement.hpp"
@@ -40,6 +41,17 @@ struct DeviceLoads {
   std::vector<double> free_ns;  // by device: when it has ended earlier executions
 };
 
+// What an execution has done at time 0. Empty vectors: nothing has begun.
+struct SegmentProgress {
+  std::vector<double> ends_ns;       // by segment: when it ends (0: it has); or kNotBegun
+  std::vector<double> present_ns;    // by value * n_memories + memory: when it is there, apart from
+                                     // where it is made; or kNotThere
+  std::vector<double> link_free_ns;  // from memory * n_memories + to memory
+};
+
+inline constexpr double kNotBegun = -1;
+inline constexpr double kNotThere = -1;
+
 enum class ChoiceObjective : std::int64_t {
   kLatency,     // when the last segment or copy for the caller has ended
   kThroughput,  // the time of the busiest device or direction between two memories
@@ -67,9 +79,9 @@ class SegmentPrediction {
   void check_choice(const std::vector<std::int64_t>& devices) const;
   void check_loads(const DeviceLoads& loads) const;
 
-  // The objective of an execution on these devices.
+  // The objective of an execution on these devices, which are those of what has begun.
   double value(const std::vector<std::int64_t>& devices, const DeviceLoads& loads,
-               ChoiceObjective objective);
+               ChoiceObjective objective, const SegmentProgress& progress = {});
   // When each device has ended the execution of the latest `value`, and earlier ones.
   const std::vector<double>& freed_ns() const { return free_ns_; }
 
@@ -81,7 +93,26 @@ class SegmentPrediction {
   // "Data-Aware Task Scheduling on Multi-Accelerator based Platforms", ICPADS 2010. It too counts
   // no copy that is there or requested (starpu_data_expected_transfer_time,
   // core/perfmodel/perfmodel.c).
-  std::vector<std::int64_t> earliest(const DeviceLoads& loads);
+  // `devices`: of what has begun, which stays there.
+  std::vector<std::int64_t> earliest(const DeviceLoads& loads,
+                                     const std::vector<std::int64_t>& devices = {},
+                                     const SegmentProgress& progress = {});
+
+  // The earliest ends, and then all segments on one device after another, as far as it has them;
+  // what has begun stays on `devices`.
+  std::vector<std::vector<std::int64_t>> alternatives(const DeviceLoads& loads,
+                                                      const std::vector<std::int64_t>& devices = {},
+                                                      const SegmentProgress& progress = {});
+
+  std::size_t n_memories() const { return n_memories_; }
+  // The values that a segment, or kCaller, makes, as indices of the graph's values.
+  const std::vector<std::uint32_t>& made(std::int64_t producer) const {
+    return made_[static_cast<std::size_t>(producer + 1)];
+  }
+  // The values that a segment reads, and the segments that wait for it.
+  const std::vector<std::uint32_t>& read(std::size_t segment) const { return read_[segment]; }
+  const std::vector<std::uint32_t>& behind(std::size_t segment) const { return behind_[segment]; }
+  double copy_ns(std::size_t from, std::size_t to, double size_bytes) const;
 
  private:
   // A segment is ready, or has ended. The heap's first is the earliest; of equal ones the lowest.
@@ -97,14 +128,20 @@ class SegmentPrediction {
   void check_graph() const;
   void check_numbers() const;
   void check_values() const;
-  double copy_ns(std::size_t from, std::size_t to, double size_bytes) const;
+  bool has_begun(std::size_t segment) const;
+  void begin(const DeviceLoads& loads, const SegmentProgress& progress);
   void add_event(const Event& event);
   void count_waits(const std::vector<std::int64_t>& devices);
   void arrive(std::uint32_t segment, double ns);
   void send(std::int64_t producer, double ended_ns, const std::vector<std::int64_t>& devices);
+  void tell_readers(const SharedValues& one, std::size_t to, double ns,
+                    const std::vector<std::int64_t>& devices);
   double arrival_at(std::size_t segment, std::size_t device, bool is_kept);
   double end_at(std::size_t segment, std::size_t device, const std::vector<std::int64_t>& devices,
                 const DeviceLoads& loads);
+  std::pair<std::size_t, double> earliest_at(std::size_t segment,
+                                             const std::vector<std::int64_t>& devices,
+                                             const DeviceLoads& loads);
   double returning_ns(std::size_t segment, std::size_t device) const;
 
   SegmentGraph graph_;
@@ -115,6 +152,7 @@ class SegmentPrediction {
   std::vector<std::vector<std::uint32_t>> behind_;  // by segment, those that wait for it
 
   // Of the latest evaluation.
+  const SegmentProgress* progress_ = nullptr;
   std::vector<double> ends_ns_, free_ns_, busy_ns_, arrivals_ns_;
   std::vector<std::size_t> waits_;
   std::vector<Event> events_;

@@ -20,7 +20,7 @@ import offload
 from offload.backends import CpuBackend
 from offload.load import devices as device_loading
 from offload.program import Role
-from offload.run import placed_queue, transfers
+from offload.run import placed_queue, segment_dispatch, transfers
 from offload.run.deferred import when_ended
 from offload.run.device_choice import Placement
 from offload.timeline import SpanKind
@@ -110,9 +110,31 @@ class poisoned:
             return found
 
         placed_queue.PlacedQueue.queued = poisoning
+        self._ended = ended = segment_dispatch.SegmentDispatcher._segment_ended
+
+        def poisoning_ends(dispatcher, event):
+            ended(dispatcher, event)
+            poison_read(dispatcher, event[0])
+
+        segment_dispatch.SegmentDispatcher._segment_ended = poisoning_ends
 
     def __exit__(self, *_):
         placed_queue.PlacedQueue.queued = self._queued
+        segment_dispatch.SegmentDispatcher._segment_ended = self._ended
+
+
+def poison_read(dispatcher, execution):
+    """Overwrite what no segment of a dispatched execution will read."""
+    ended, values = execution.check._ended, dispatcher._program.values
+    for (value, _), tensor in execution.held.items():
+        users = {
+            at
+            for at, one in enumerate(dispatcher._segments)
+            if value in one.slice.inputs or value in one.slice.outputs
+        }
+        is_seen = value in dispatcher._returned or values[value].role is Role.INPUT
+        if users <= ended and not is_seen:
+            fill(tensor)
 
 
 def poison(queue, devices, found):
@@ -367,7 +389,7 @@ def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatc
         assert all(map(torch.equal, run(x), model(x)))
 
 
-@pytest.mark.parametrize("kind", [Placement.STATIC, Placement.DYNAMIC])
+@pytest.mark.parametrize("kind", [Placement.STATIC, Placement.HYBRID])
 @torch.no_grad()
 def test_an_execution_that_is_refused_does_not_cancel_what_another_waits_for(kind, monkeypatch):
     """Both wait for the same copies of weights; the second fails while it is queued."""
@@ -621,6 +643,56 @@ def test_activations_count_as_well(monkeypatch):
     with captured.load(["cpu", "cpu"]) as run:
         assert {one.costs.planned for one in run.segments} == {0}
         torch.testing.assert_close(run(x), model(x))
+
+
+@torch.no_grad()
+def test_weights_that_other_devices_read_count_at_home_as_well(monkeypatch):
+    """The model keeps them there: the room beside them is what activations at home may take."""
+    model, tokens = Table(100), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    weights = sum(one.nbytes for one in model.parameters())
+    for limit, fits in ((weights // 2, False), (weights, False), (weights + 10_000, True)):
+        let_devices_be(monkeypatch, [1e9, 1e3], (Limited(limit), CpuBackend(threads=1)))
+        if not fits:
+            with pytest.raises(offload.PlanError, match=r"takes .* of .* on cpu"):
+                captured.load(["cpu", "cpu"])
+            continue
+        with captured.load(["cpu", "cpu"]) as run:
+            assert {one.costs.planned for one in run.segments} == {1}
+            assert torch.equal(run(tokens), model(tokens))
+
+
+@torch.no_grad()
+def test_a_memory_limit_that_falls_by_one_byte_at_a_time(monkeypatch):
+    """Around the floor a load either holds the limit and is right, or is a PlanError: no gap."""
+    model, tokens = Table(10), torch.tensor([1, 2, 3])
+    captured = offload.capture(model, tokens)
+    for at in (0, 1):
+        fitting: dict[int, bool] = {}
+
+        def fits(limit, at=at, fitting=fitting):
+            if limit not in fitting:
+                backends = [CpuBackend(threads=1), CpuBackend(threads=1)]
+                backends[at] = Limited(limit)
+                costs_ns = [1e9, 1e3] if at else [1e3, 1e9]
+                let_devices_be(monkeypatch, costs_ns, tuple(backends))
+                try:
+                    with captured.load(["cpu", "cpu"]) as run:
+                        assert torch.equal(run(tokens), model(tokens))
+                        planned = {one.costs.planned for one in run.segments}
+                        fitting[limit] = at == 0 or planned == {1}
+                except offload.PlanError:
+                    fitting[limit] = False
+            return fitting[limit]
+
+        low, high = 0, 1 << 20
+        assert fits(high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        around = [fits(high + step) for step in range(-12, 13)]
+        assert around == sorted(around)
+        assert around[11:13] == [False, True]
 
 
 @pytest.mark.parametrize("placement", ["hybrid", "dynamic"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import statistics
 import threading
 
@@ -107,6 +109,24 @@ def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
     writers[0].save()  # no new data: nothing is added twice
     (known,) = LaunchCosts(path).costs.values()
     assert {one.n_measurements for one in known.values()} == {8}
+
+
+def test_processes_that_save_to_one_file_at_once_lose_nothing(tmp_path):
+    path, recorded = tmp_path / "costs.json", program()
+    children = []
+    for _ in range(3):
+        children.append(os.fork())
+        if children[-1] == 0:
+            with contextlib.suppress(BaseException):
+                costs = LaunchCosts(path)
+                for _ in range(10):
+                    costs.take(MACHINE, DEVICE, recorded, [1_000.0] * 3)
+                    costs.save()
+                os._exit(0)
+            os._exit(1)
+    assert [os.waitpid(one, 0)[1] for one in children] == [0, 0, 0]
+    (known,) = LaunchCosts(path).costs.values()
+    assert {one.n_measurements for one in known.values()} == {30}
 
 
 def test_durations_of_another_machine_are_refused_or_accepted(tmp_path):

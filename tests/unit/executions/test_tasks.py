@@ -465,3 +465,60 @@ def test_map_over_sizes():
     assert [one[0].item() for one in run.map(batches)] == [3.0, 7.0, 2.0, 64.0]
     ticket = run.submit(run.submit(torch.ones(5, 4)).result().expand(6, 4).contiguous())
     assert ticket.result()[0].item() == 30.0
+
+
+@pytest.mark.parametrize("limits", [{"buffersize": 3}, {"buffer_bytes": 48}])
+def test_several_threads_submit_within_the_limits(limits):
+    """Each submission holds 16 bytes; a callable notes how many are in flight when it begins."""
+    x, lock = torch.zeros(4), threading.Lock()
+    under_way, most = 0, 0
+
+    def note(_: object) -> None:
+        nonlocal under_way, most
+        with lock:
+            under_way += 1
+            most = max(most, under_way)
+        threading.Event().wait(0.001)
+        with lock:
+            under_way -= 1
+
+    with offload.tasks(max_workers=16, **limits) as t:
+
+        def submit() -> None:
+            for _ in range(20):
+                t.submit(note, x)
+
+        threads = [threading.Thread(target=submit) for _ in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(WAITING_SECONDS)
+        assert not any(one.is_alive() for one in threads)
+    assert 1 <= most <= 3
+
+
+def test_a_thread_that_waits_for_room_enters_before_the_block_ends_or_is_refused():
+    """No submission is lost between the last one's end and that of the block."""
+    for _ in range(50):
+        outcomes: list[object] = []
+
+        def submit(t: offload.Tasks, outcomes: list[object]) -> None:
+            for _ in range(3):
+                try:
+                    outcomes.append(t.submit(lambda: None))
+                except offload.ExecutionError as error:
+                    outcomes.append(error)
+
+        with offload.tasks(buffersize=1) as t:
+            threads = [threading.Thread(target=submit, args=(t, outcomes)) for _ in range(3)]
+            for one in threads:
+                one.start()
+        for one in threads:
+            one.join(WAITING_SECONDS)
+        assert len(outcomes) == 9
+        for one in outcomes:
+            if isinstance(one, Ticket):
+                assert one.done()
+                assert one.result() is None
+            else:
+                assert "the block has ended" in str(one)
