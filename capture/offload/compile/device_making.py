@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,6 +27,9 @@ from offload.compile.regions import Region
 from offload.compile.uninterrupted import uninterrupted
 from offload.console.progress import stage
 from offload.program import DeviceCall, DeviceFunction, DeviceKernel, Number, Pointer, Program
+
+if TYPE_CHECKING:
+    from offload.compile.triton_loops import TritonCall, TritonLoops
 
 _WORKER = Path(__file__).with_name("triton_worker.py")
 _LIMIT_S = 600.0  # for the kernels of one region; Triton takes about a second for each
@@ -185,12 +188,13 @@ def _entry(program: Program, device: torch.device) -> DeviceEntry:
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
         made = _compiled(loops, _architecture(device), Path(folder))
         calls = tuple(
-            _call(call, found, Path(folder)) for call, found in zip(loops.calls, made, strict=True)
+            _call(call, found, Path(folder), len(program.inputs))
+            for call, found in zip(loops.calls, made, strict=True)
         )
     return DeviceEntry(calls, loops.scratch_bytes)
 
 
-def _compiled(loops: Any, architecture: int, folder: Path) -> list[dict[str, Any]]:
+def _compiled(loops: TritonLoops, architecture: int, folder: Path) -> list[dict[str, Any]]:
     """What the worker says of each call's kernel; its code lies in the folder.
 
     Raises:
@@ -206,8 +210,26 @@ def _compiled(loops: Any, architecture: int, folder: Path) -> list[dict[str, Any
         }
         for call in loops.calls
     ]
+    found = run_worker(asked, folder)
+    for one in found:
+        if refusal := one.get("refusal"):
+            raise UnsupportedRegion(refusal)
+    return found
+
+
+def run_worker(asked: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Let the worker compile kernels.
+
+    Args:
+        asked: as the worker takes it.
+        folder: an empty one, for the code.
+
+    Raises:
+        PassingRefusal: it failed.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("TRITON_INTERPRET", None)  # it would compile nothing
+    failed = "the process that compiles kernels failed"
     try:
         done = subprocess.run(
             [sys.executable, str(_WORKER), str(folder)],
@@ -221,17 +243,18 @@ def _compiled(loops: Any, architecture: int, folder: Path) -> list[dict[str, Any
         )
         found: list[dict[str, Any]] = json.loads(done.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PassingRefusal(f"the process that compiles kernels failed: {error}") from error
+        raise PassingRefusal(f"{failed}: {error}") from error
     except ValueError:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise PassingRefusal(f"the process that compiles kernels failed: {last}") from None
-    for one in found:
-        if refusal := one.get("refusal"):
-            raise UnsupportedRegion(refusal)
+        raise PassingRefusal(f"{failed}: {last}") from None
     return found
 
 
-def _call(call: Any, found: Mapping[str, Any], folder: Path) -> DeviceCall:
+def _call(call: TritonCall, found: Mapping[str, Any], folder: Path, n_inputs: int) -> DeviceCall:
+    for position in found["written"]:
+        argument = call.arguments[position]
+        if isinstance(argument, Word) and argument.number < n_inputs:
+            raise UnsupportedRegion("Inductor writes an input")
     kernel = DeviceKernel(
         call.kernel.name,
         (folder / call.kernel.name).read_bytes(),

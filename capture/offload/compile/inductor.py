@@ -92,7 +92,9 @@ def build_options() -> Options:
     except UnsupportedRegion:
         raise
     except Exception as error:
-        raise refusal_of(error, "this torch's Inductor differs from the expected one") from error
+        raise refusal_of(
+            error, "this torch's Inductor differs from the expected one", "cpu"
+        ) from error
 
 
 def _compiler() -> dict[str, Any]:
@@ -110,7 +112,7 @@ def lower(program: Program) -> Loops:
     Raises:
         UnsupportedRegion: Inductor makes loops of only a part, or differs from what is known.
     """
-    return guarded(lambda: _lowered(program))
+    return guarded(lambda: _lowered(program), "cpu")
 
 
 def _lowered(program: Program) -> Loops:

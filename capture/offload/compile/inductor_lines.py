@@ -30,7 +30,7 @@ from offload.program import ITEM_BYTES, Program
 T = TypeVar("T")
 
 _LOCK = threading.Lock()  # guards the registered wrapper, and what it leaves
-_worked = threading.Event()  # set once some region was lowered in this process
+_worked: set[str] = set()  # device types for which some region was lowered in this process
 
 _TALKATIVE = ("torch._subclasses.fake_tensor",)
 
@@ -65,8 +65,8 @@ class Lines:
     scratch_bytes: tuple[int, ...]
 
 
-def guarded(work: Callable[[], T]) -> T:
-    """Run work that uses Inductor, one thread at a time, without its messages.
+def guarded(work: Callable[[], T], device_type: str) -> T:
+    """Run work that lowers for a type of device, one thread at a time, without messages.
 
     Raises:
         UnsupportedRegion: whatever it raises, with the reason.
@@ -78,12 +78,12 @@ def guarded(work: Callable[[], T]) -> T:
     except UnsupportedRegion:
         raise
     except Exception as error:
-        raise refusal_of(error, "Inductor") from error
-    _worked.set()
+        raise refusal_of(error, "Inductor", device_type) from error
+    _worked.add(device_type)
     return found
 
 
-def refusal_of(error: Exception, who: str) -> UnsupportedRegion:
+def refusal_of(error: Exception, who: str, device_type: str) -> UnsupportedRegion:
     """The refusal of a region after an unexpected error.
 
     It is lasting only if other regions are lowered: an Inductor that is broken in this process, or
@@ -93,7 +93,7 @@ def refusal_of(error: Exception, who: str) -> UnsupportedRegion:
     while (behind := chain[-1].__cause__ or chain[-1].__context__) and behind not in chain:
         chain.append(behind)
     is_passing = any(isinstance(one, (OSError, MemoryError, RecursionError)) for one in chain)
-    kind = PassingRefusal if is_passing or not _worked.is_set() else UnsupportedRegion
+    kind = PassingRefusal if is_passing or device_type not in _worked else UnsupportedRegion
     return kind(f"{who}: {_first_line(error)}")
 
 

@@ -18,6 +18,7 @@ from offload.program import Program
 _CONFIGURATION = {
     "assert_indirect_indexing": True,  # an index out of range faults, as in torch's kernels
     "combo_kernels": False,
+    "compile_threads": 1,  # else Inductor compiles the kernels too, once its own workers have begun
     "cpp_wrapper": False,
     "triton.autotune_at_compile_time": False,
     "triton.cooperative_reductions": False,
@@ -66,7 +67,7 @@ def lower(program: Program, device: torch.device) -> TritonLoops:
     Raises:
         UnsupportedRegion: Inductor makes kernels of only a part, or differs from what is known.
     """
-    return guarded(lambda: _loops(lines_of(program, device, _TritonReader, _CONFIGURATION)))
+    return guarded(lambda: _loops(lines_of(program, device, _TritonReader, _CONFIGURATION)), "cuda")
 
 
 def _loops(found: Lines) -> TritonLoops:

@@ -8,8 +8,8 @@ Prints a JSON document, as long as that list: each kernel as `_compiled` describ
 `{"refusal": why}`. The code lies in FOLDER, in a file with the kernel's name.
 
 A separate process, since Triton decides at its import whether kernels are interpreted, and since
-its compiler needs no part of the caller's state. Private parts of torch: `CachingAutotuner` and
-what it gives Triton's compiler (`_precompile_config` in torch/_inductor/runtime/triton_heuristics.py).
+its compiler needs no part of the caller's state. Private parts of torch: `CachingAutotuner`
+in torch/_inductor/runtime/triton_heuristics.py, and what its `_precompile_config` gives Triton.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ from triton.compiler import ASTSource
 
 BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
 """The integer types of parameters: Triton's driver packs them so (`backends/nvidia/driver.c`)."""
+
+WRITTEN = ("out_ptr", "in_out_ptr")
+"""How Inductor names parameters that it writes (`KernelArgs` in codegen/common.py)."""
+
+MOST_SHARED_BYTES = 48 << 10
+"""Of a block, without a request for more (CUDA programming guide, compute capability 7.x, "Shared
+Memory"). Loops exchange partial sums there, which take less than a KiB.
+"""
 
 
 def main() -> None:
@@ -48,7 +56,7 @@ def _compiled(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     Returns:
         `n_threads` of a block, `shared_bytes`, `n_hidden` trailing parameters, the `grid`, the
         `parameters` as pairs of a position among the arguments and the bytes of a number (0: an
-        address), and the `constants` by name.
+        address), the positions of those that are `written`, and the `constants` by name.
     """
     tuner = _tuner(asked, folder)
     configuration = tuner.configs[0]
@@ -64,6 +72,8 @@ def _compiled(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         raise ValueError("it needs clusters, a cooperative or a programmatic launch")
     if found.global_scratch_size or found.profile_scratch_size:
         raise ValueError("it needs scratch memory for each block")
+    if found.shared > MOST_SHARED_BYTES:
+        raise ValueError(f"a block takes {found.shared} bytes of shared memory")
     if found.name != asked["name"]:
         raise ValueError(f"its function has the unexpected name {found.name}")
     given = [name for name in tuner.triton_meta["signature"] if name not in configuration.kwargs]
@@ -89,6 +99,7 @@ def _compiled(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         "n_hidden": _n_hidden(binary.asm["ptx"], asked["name"], len(parameters)),
         "grid": _grid(tuner, configuration, dict(zip(given, asked["arguments"], strict=True))),
         "parameters": parameters,
+        "written": [position for name, position in at.items() if name.startswith(WRITTEN)],
         "constants": {
             (names[one[0]] if isinstance(one, tuple) else str(one)): value
             for one, value in constants.items()

@@ -1,4 +1,4 @@
-"""Compiled kernels on the simulated driver, in a separate process (see `test_torch_on_simulator`)."""
+"""Compiled kernels on the simulated driver, in a process as of `test_torch_on_simulator`."""
 
 from __future__ import annotations
 

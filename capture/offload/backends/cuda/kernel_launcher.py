@@ -19,11 +19,6 @@ from offload.errors import CaptureError
 from offload.program import DeviceCall, DeviceFunction, DeviceKernel, Number, Pointer
 
 _ADDRESS_BYTES = 8
-_SHARED_WITHOUT_REQUEST_BYTES = 48 << 10
-"""Dynamic shared memory of a block beyond this has to be requested for a function (CUDA programming
-guide, "Shared Memory" of compute capability 7.x and later).
-"""
-_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -115,9 +110,6 @@ def _load(one: DeviceCall) -> _Loaded:
     kernel = one.kernel
     module = call("cuModuleLoadData", kernel.code)
     function = call("cuModuleGetFunction", module, kernel.name.encode())
-    if kernel.shared_bytes > _SHARED_WITHOUT_REQUEST_BYTES:
-        attribute = driver_bindings().CUfunction_attribute(_MOST_SHARED)
-        call("cuFuncSetAttribute", function, attribute, kernel.shared_bytes)
     sizes = [_size_bytes(parameter) for parameter in one.parameters]
     sizes += [_ADDRESS_BYTES] * kernel.n_hidden
     found = _parameters(function)
