@@ -229,10 +229,11 @@ def run_worker(asked: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("TRITON_INTERPRET", None)  # it would compile nothing
+    environment["TRITON_CACHE_DIR"] = str(folder / "triton")  # others may write to the default one
     failed = "the process that compiles kernels failed"
     try:
         done = subprocess.run(
-            [sys.executable, str(_WORKER), str(folder)],
+            [sys.executable, "-P", str(_WORKER), str(folder)],  # -P: not this package's modules
             input=json.dumps({"kernels": asked}),
             capture_output=True,
             text=True,
