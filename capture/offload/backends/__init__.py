@@ -7,6 +7,7 @@ from collections.abc import Callable
 from offload.backends.base import (
     Backend,
     Capabilities,
+    Disproved,
     LaunchTimer,
     OfflineLoader,
     OpaqueLauncher,
@@ -75,6 +76,7 @@ __all__ = [
     "Backend",
     "Capabilities",
     "CpuBackend",
+    "Disproved",
     "LaunchReport",
     "LaunchTimer",
     "Loaded",

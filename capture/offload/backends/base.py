@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -335,6 +335,19 @@ class Backend(Protocol):
             Unproved: the proof failed, and the same device has another way.
             CaptureError: the proof failed; the message says where.
         """
+
+
+class Disproved(CaptureError):
+    """Compiled kernels give other results than the launches that they replace.
+
+    Attributes:
+        failures: by `Kernel.index`, how results differ.
+    """
+
+    def __init__(self, failures: Mapping[int, str]) -> None:
+        first = next(iter(failures.values()))
+        super().__init__(f"{len(failures)} compiled launches failed their proof: {first}")
+        self.failures = failures
 
 
 class Unproved(CaptureError):

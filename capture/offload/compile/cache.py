@@ -119,6 +119,19 @@ class KernelCache:
         """The choice made before; None if there is none, or if another compiler had made it."""
         return self._read(key, Choice.of_document)
 
+    def find_document(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
+        """What `parse` makes of a document that was kept; None as `find`."""
+        return self._read(key, parse)
+
+    def keep_document(self, key: str, document: Mapping[str, Any]) -> None:
+        """Keep a document of JSON.
+
+        Raises:
+            CacheRefused: it cannot be kept.
+        """
+        self._write(key, document)
+        self._make_room()
+
     def _read(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self.folder / f"{key}.json"
         if not path.is_file():

@@ -9,7 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 
+import torch
+
 from offload.compile.choice import Choice
+from offload.compile.device_making import DeviceKernels
+from offload.compile.device_proof import DeviceProof
 from offload.compile.endings import sums_of
 from offload.compile.extraction import Extracted, whole_view
 from offload.compile.making import Kernels
@@ -19,6 +23,7 @@ from offload.compile.regions import Kind, Region, Regions, divide, find_regions
 from offload.console.amounts import show_bytes, show_count
 from offload.program import (
     BoundProgram,
+    DeviceFunction,
     Kernel,
     KernelFunction,
     Launch,
@@ -62,7 +67,7 @@ class Fusion:
     regions: tuple[FusedRegion, ...]
     packed_bytes: tuple[int, ...]
     kept: Mapping[tuple[str, str], int]
-    proofs: tuple[KernelProof, ...]
+    proofs: tuple[KernelProof | DeviceProof, ...]
     choice: Choice | None = None
     cache_refusal: str = ""
 
@@ -135,6 +140,8 @@ def fuse(
     *,
     packs: bool = True,
     choice: Choice | None = None,
+    device: torch.device | None = None,
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> Fused:
     """Replace launches that can be compiled by kernels; the rest stays as recorded.
 
@@ -147,11 +154,18 @@ def fuse(
         cache_folder: where kernels are kept; None: in the user's cache folder.
         packs: weights may be packed where that pays, in additional memory.
         choice: which regions stay as recorded; None: all that can be become kernels.
+        device: a GPU to make kernels for, of loops alone; None: the CPU.
+        failed: by key, how the proof of a region failed, which therefore stays as recorded.
     """
     program = bound.program
-    packable = packable_weights(bound) if packs else frozenset()
-    regions = find_regions(program, kept_operators, packable)
-    kernels = Kernels(cache_folder)
+    kernels: Kernels | DeviceKernels
+    if device is None:
+        packable = packable_weights(bound) if packs else frozenset()
+        regions = find_regions(program, kept_operators, packable)
+        kernels = Kernels(cache_folder)
+    else:
+        regions = find_regions(program, kept_operators, has_templates=False)
+        kernels = DeviceKernels(device, cache_folder)
     regions = _made(program, regions, kernels)
     rewriter = _Rewriter(program, kernels)
     kept = Counter((program.launches[at].name, why) for at, why in regions.kept.items())
@@ -165,6 +179,8 @@ def fuse(
             continue
         refusals = [kernels.entries[key].refusal for key in _needed(region)]
         refusals += [] if choice is None else [choice.refusal, choice.kept.get(region.key, "")]
+        if region.key in failed:
+            refusals.append(f"its kernel failed its proof: {failed[region.key]}")
         refusal = next(filter(None, refusals), "")
         if refusal:
             recorded = program.launches[region.first : region.end]
@@ -184,7 +200,7 @@ def _needed(region: Region) -> dict[str, Region | Packing]:
     return needed
 
 
-def _made(program: Program, regions: Regions, kernels: Kernels) -> Regions:
+def _made(program: Program, regions: Regions, kernels: Kernels | DeviceKernels) -> Regions:
     """Make kernels of regions. A refused region of loops is halved, recursively."""
     found, kept = list(regions.found), dict(regions.kept)
     while True:
@@ -193,13 +209,13 @@ def _made(program: Program, regions: Regions, kernels: Kernels) -> Regions:
         if not divided:
             return Regions(tuple(found), kept)
         for region in divided:
-            halves = divide(program, region)
+            halves = divide(program, region, has_templates=isinstance(kernels, Kernels))
             at = found.index(region)
             found[at : at + 1] = halves.found
             kept |= halves.kept
 
 
-def _is_divided(region: Region, kernels: Kernels) -> bool:
+def _is_divided(region: Region, kernels: Kernels | DeviceKernels) -> bool:
     """Whether parts of a refused region may still become kernels."""
     entry = kernels.entries[region.key]
     is_refused = bool(entry.refusal) and entry.is_lasting
@@ -228,11 +244,11 @@ def _unread(extracted: Extracted, weight: int) -> tuple[int, ...]:
 class _Rewriter:
     """Gathers the launches of the fused Program."""
 
-    def __init__(self, program: Program, kernels: Kernels) -> None:
+    def __init__(self, program: Program, kernels: Kernels | DeviceKernels) -> None:
         self._program = program
         self._kernels = kernels
-        self._proofs: list[KernelProof] = []
-        self._functions: list[KernelFunction] = []
+        self._proofs: list[KernelProof | DeviceProof] = []
+        self._functions: list[KernelFunction | DeviceFunction] = []
         self._regions: list[FusedRegion] = []
         self._packed: dict[tuple[int, str], TensorView] = {}
         self.launches: list[Launch] = []
@@ -298,14 +314,10 @@ class _Rewriter:
         sums: int = -1,
     ) -> None:
         """Add a launch of a compiled function, at the user's line of those that it replaces."""
-        address, scratch_bytes = (
-            self._kernels.address(key),
-            self._kernels.entries[key].scratch_bytes,
-        )
         callee = Kernel(len(self._functions), replaces, derives, packed)
         n_derived = len(given) - len(replaces.inputs)
-        proof = KernelProof(
-            callee.name, address, replaces, scratch_bytes, n_derived=n_derived, sums=sums
+        function, proof = self._kernels.function(
+            key, callee.name, replaces, n_derived=n_derived, sums=sums
         )
         self.launches.append(
             Launch(
@@ -323,7 +335,7 @@ class _Rewriter:
             )
         )
         self._proofs.append(proof)
-        self._functions.append(KernelFunction(address, proof.prove))
+        self._functions.append(function)
 
     def fused(
         self, bound: BoundProgram, kept: Mapping[tuple[str, str], int], choice: Choice | None

@@ -28,7 +28,7 @@ from offload.program import ITEM_BYTES, Argument, Bindings, Launch, Program, Sym
 
 
 def trace(
-    program: Program, decompositions: Mapping[Any, Callable[..., Any]]
+    program: Program, decompositions: Mapping[Any, Callable[..., Any]], device: torch.device
 ) -> tuple[torch.fx.GraphModule, list[Any]]:
     """Return a region as a graph of torch's operators, with fake tensors as inputs.
 
@@ -37,6 +37,7 @@ def trace(
     Args:
         program: the region as a Program.
         decompositions: the replacement of each operator.
+        device: of the fake tensors, whatever device the launches name.
 
     Raises:
         UnsupportedRegion: a view cannot be made by view operators, or a tensor has no origin.
@@ -44,14 +45,16 @@ def trace(
     fakes = FakeTensorMode()
     with fakes:
         inputs = [
-            torch.empty_strided(view.shape, view.strides, dtype=find_dtype(view.dtype))
+            torch.empty_strided(
+                view.shape, view.strides, dtype=find_dtype(view.dtype), device=device
+            )
             for view in program.inputs
         ]
     mode = _GraphMode(decompositions)
     for number, tensor in enumerate(inputs):
         mode.add_input(f"arg{number}_1", tensor)
     with fakes, torch.no_grad(), mode:
-        results = _Interpreter(program).run(inputs)
+        results = _Interpreter(program, device).run(inputs)
     return mode.module(results), inputs
 
 
@@ -161,8 +164,9 @@ class _GraphMode(TorchDispatchMode):
 class _Interpreter:
     """Runs the launches of a region on tensors without memory."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, device: torch.device) -> None:
         self._program = program
+        self._device = device
         self._tensors: dict[int, torch.Tensor] = {}
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -186,7 +190,10 @@ class _Interpreter:
             return self._view(argument)
         if isinstance(argument, tuple):
             return [self._argument(one) for one in argument]
-        return symbol_object(argument, Bindings()) if isinstance(argument, Symbol) else argument
+        if isinstance(argument, Symbol):
+            is_device = argument.kind == "device"
+            return self._device if is_device else symbol_object(argument, Bindings())
+        return argument
 
     def _view(self, view: TensorView) -> torch.Tensor:
         value, tensor = self._program.values[view.value], self._tensors[view.value]

@@ -6,15 +6,13 @@ import ctypes
 import dataclasses
 import functools
 import tempfile
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
 
 from offload.compile import templates
 from offload.compile.cache import CacheRefused, Entry, KernelCache, open_cache, replace_cache
 from offload.compile.packing import Packing
+from offload.compile.proof import KernelProof
 from offload.compile.refusal import PassingRefusal, UnsupportedRegion
 from offload.compile.regions import Kind, Region
 from offload.compile.toolchain import (
@@ -25,10 +23,9 @@ from offload.compile.toolchain import (
     find_compiler,
     merged,
 )
+from offload.compile.uninterrupted import uninterrupted
 from offload.console.progress import stage
-from offload.program import Program
-
-T = TypeVar("T")
+from offload.program import KernelFunction, Program
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,10 +79,16 @@ class Kernels:
         """Why kernels are kept only for this process; empty if also for others."""
         return "" if self._cache is None else self._cache.refusal
 
-    def address(self, key: str) -> int:
-        """The address of a region's function, which must exist."""
+    def function(
+        self, key: str, name: str, replaces: Program, *, n_derived: int = 0, sums: int = -1
+    ) -> tuple[KernelFunction, KernelProof]:
+        """A region's function, which must exist, and its proof; arguments as of KernelProof."""
         entry = self.entries[key]
-        return self._addresses[entry.library, entry.symbol]
+        address = self._addresses[entry.library, entry.symbol]
+        proof = KernelProof(
+            name, address, replaces, entry.scratch_bytes, n_derived=n_derived, sums=sums
+        )
+        return KernelFunction(address, proof.prove), proof
 
     def _made(self, missing: Mapping[str, Region | Packing]) -> dict[str, Entry]:
         if self._cache is None:
@@ -169,7 +172,7 @@ def _source(symbol: str, region: Region | Packing) -> _Source:
         text = templates.packing_function(symbol, region.matrix)
         return _Source(symbol, templates.PRELUDE, text, Options(), ())
     if region.kind is Kind.LOOPS:
-        return _uninterrupted(functools.partial(_loops, symbol, region.extracted.program))
+        return uninterrupted(functools.partial(_loops, symbol, region.extracted.program))
     is_packed = region.packing is not None
     text = templates.function(symbol, region.extracted.program, packed=is_packed)
     scratch_bytes = templates.scratch_bytes(region.extracted.program)
@@ -182,24 +185,6 @@ def _loops(symbol: str, program: Program) -> _Source:
     loops = inductor.lower(program)
     options = inductor.build_options()
     return _Source(symbol, inductor.PRELUDE, loops.source(symbol), options, loops.scratch_bytes)
-
-
-def _uninterrupted(work: Callable[[], T]) -> T:
-    """Run work in a separate thread, which continues if an interrupt ends the wait for it.
-
-    Modules that an interrupt leaves partly imported stay broken for the life of the process, and
-    Inductor imports while it works.
-    """
-    future: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="offload-compile").start()
-    return future.result()
 
 
 def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:

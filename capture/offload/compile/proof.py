@@ -86,7 +86,7 @@ class KernelProof:
         Raises:
             Whatever the replaced launches raise.
         """
-        with _plain_torch():
+        with plain_torch():
             try:
                 return self._prove(addresses)
             except (RuntimeError, MemoryError) as error:
@@ -110,16 +110,8 @@ class KernelProof:
             self.failure = "it wrote outside its results"
             return False
         found = [_on(one.content, view) for one, view in zip(ranges, self._results(), strict=False)]
-        if all(_same_bits(*one) for one in zip(found, recorded, strict=True)):
-            return True  # whatever the result in float64
-        exact, sums = _exact(self._replaces, inputs, self._sums)
-        for number, (one, launched) in enumerate(zip(found, recorded, strict=True)):
-            if difference := _difference(
-                one, launched, None if exact is None else exact[number], sums
-            ):
-                self.failure = f"result {number} {difference}"
-                return False
-        return True
+        self.failure = compare(self._replaces, inputs, found, recorded, self._sums)
+        return not self.failure
 
     def _results(self) -> list[TensorView]:
         return [result.view for result in self._replaces.results]
@@ -134,7 +126,7 @@ class KernelProof:
 
 
 @contextlib.contextmanager
-def _plain_torch() -> Iterator[None]:
+def plain_torch() -> Iterator[None]:
     """Run torch without the caller's modes."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), torch.no_grad():
         yield
@@ -160,7 +152,7 @@ def _bytes_at(address: int, size_bytes: int) -> torch.Tensor:
 
 def _on(content: torch.Tensor, view: TensorView) -> torch.Tensor:
     """A view of a Value with these bytes."""
-    tensor = torch.empty(0, dtype=find_dtype(view.dtype))
+    tensor = torch.empty(0, dtype=find_dtype(view.dtype), device=content.device)
     offset = int(content.storage_offset()) // tensor.element_size()
     return tensor.set_(content.untyped_storage(), offset, view.shape, view.strides)
 
@@ -177,6 +169,32 @@ def run(
     for launch in program.launches:
         run.keep(launch, run.call(launch)())
     return [run.tensor(view) for view in (*(one.view for one in program.results), *besides)]
+
+
+def compare(
+    replaces: Program,
+    inputs: Sequence[torch.Tensor],
+    found: Sequence[torch.Tensor],
+    recorded: Sequence[torch.Tensor],
+    sums: int,
+) -> str:
+    """How results of compiled code differ from those of launches; empty if within the tolerance.
+
+    Args:
+        replaces: the launches.
+        inputs: the bytes of each input.
+        found: the results of the code.
+        recorded: the results of the launches.
+        sums: as of `KernelProof`.
+    """
+    if all(_same_bits(*one) for one in zip(found, recorded, strict=True)):
+        return ""  # whatever the result in float64
+    exact, of_sums = _exact(replaces, inputs, sums)
+    for number, (one, launched) in enumerate(zip(found, recorded, strict=True)):
+        of_this = None if exact is None else exact[number]
+        if difference := _difference(one, launched, of_this, of_sums):
+            return f"result {number} {difference}"
+    return ""
 
 
 def _exact(
@@ -204,7 +222,8 @@ def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
 
     torch's allocator of host memory has no exception class of its own (alloc_cpu.cpp of c10).
     """
-    return isinstance(error, MemoryError) or "DefaultCPUAllocator: " in str(error)
+    is_plain = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return is_plain or "DefaultCPUAllocator: " in str(error)
 
 
 def _widened_inputs(
@@ -216,9 +235,11 @@ def _widened_inputs(
         if view.dtype == wide_view.dtype:
             found.append(content)
             continue
-        values = torch.empty_strided(view.shape, view.strides, dtype=find_dtype(wide_view.dtype))
+        values = torch.empty_strided(
+            view.shape, view.strides, dtype=find_dtype(wide_view.dtype), device=content.device
+        )
         values.copy_(_on(content, view))
-        flat = torch.empty(0, dtype=torch.uint8)
+        flat = torch.empty(0, dtype=torch.uint8, device=content.device)
         found.append(flat.set_(values.untyped_storage(), 0, (wide_view.end_bytes,), (1,)))
     return found
 
@@ -250,9 +271,10 @@ def _difference(
     finite = recorded.isfinite()
     if not torch.equal(finite, found.isfinite()):
         return "has infinities or NaN in other places"
-    if not torch.equal(found[~finite].nan_to_num(), recorded[~finite].nan_to_num()):
+    others = [one.where(~finite, 0.0).nan_to_num() for one in (found, recorded)]
+    if not torch.equal(*others):
         return "has other infinities or NaN"
-    if exact is None or not bool(exact[finite].isfinite().all()):
+    if exact is None or not bool((exact.isfinite() | ~finite).all()):
         exact = recorded.double()
     errors = _errors(found.double(), recorded.double(), exact, finite)
     largest = errors.largest

@@ -115,7 +115,11 @@ _DTYPES = frozenset(
 
 
 def find_regions(
-    program: Program, kept_operators: Mapping[str, str], packable: Set[int] = frozenset()
+    program: Program,
+    kept_operators: Mapping[str, str],
+    packable: Set[int] = frozenset(),
+    *,
+    has_templates: bool = True,
 ) -> Regions:
     """Group the launches of a Program, in its order.
 
@@ -123,15 +127,16 @@ def find_regions(
         program: with the launches.
         kept_operators: operators that stay as recorded, with the reason for messages.
         packable: the weights that may be packed.
+        has_templates: there are templates for the device; else there are loops alone.
     """
-    finder = _Finder(program, kept_operators, packable)
+    finder = _Finder(program, kept_operators, packable, has_templates=has_templates)
     finder.find(0, len(program.launches))
     return Regions(tuple(finder.found), finder.kept)
 
 
-def divide(program: Program, region: Region) -> Regions:
+def divide(program: Program, region: Region, *, has_templates: bool = True) -> Regions:
     """The regions of both halves of a region of loops with several launches."""
-    finder = _Finder(program, {})
+    finder = _Finder(program, {}, has_templates=has_templates)
     middle = (region.first + region.end) // 2
     finder.find(region.first, middle)
     finder.find(middle, region.end)
@@ -146,7 +151,10 @@ class _Finder:
         program: Program,
         kept_operators: Mapping[str, str],
         packable: Set[int] = frozenset(),
+        *,
+        has_templates: bool,
     ) -> None:
+        self._templates = frozenset(TEMPLATES) if has_templates else frozenset()
         self.found: list[Region] = []
         self.kept: dict[int, str] = {}
         self._program = program
@@ -163,7 +171,7 @@ class _Finder:
             if reasons[at]:
                 self.kept[at] = reasons[at]
                 at += 1
-            elif launches[at].name in TEMPLATES:
+            elif launches[at].name in self._templates:
                 stop = at + 1
                 most = min(end, stop + endings.MOST_LAUNCHES)
                 while stop < most and not reasons[stop] and endings.may_end(launches[stop]):
@@ -174,7 +182,7 @@ class _Finder:
                 while (
                     stop < min(end, at + MOST_LAUNCHES)
                     and not reasons[stop]
-                    and launches[stop].name not in TEMPLATES
+                    and launches[stop].name not in self._templates
                 ):
                     stop += 1
                 at = self._add_loops(at, stop)
@@ -183,6 +191,8 @@ class _Finder:
         """Why a launch stays as recorded; empty if it may be fused."""
         if kept := self._kept_operators.get(launch.name):
             return kept
+        if launch.name in TEMPLATES and launch.name not in (self._templates | LOOP_OPERATORS):
+            return _OF_LIBRARIES
         places = launch.results[1] if launch.name in _POOLS else None
         if places is not None and self._last_use[places.value] > launch.index:
             return "returns the indices of maxima, and another index where several numbers are NaN"
@@ -304,6 +314,7 @@ def _is_followed(program: Program, launch: Launch) -> bool:
 
 _WRITES = "writes its arguments"
 _EMPTY = "of an empty tensor"
+_OF_LIBRARIES = "computed by a library of the device"
 
 _POOLS = frozenset(
     f"aten::{name}"

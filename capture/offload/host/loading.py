@@ -276,6 +276,11 @@ def _promoting(asked: FamilyLoad, backend: Backend) -> Promoting | None:
             "sizes.promoted: an executable for fixed sizes is quicker only by its kernels: give "
             "fuse=True or fuse='auto', or leave it out"
         )
+    if asked.fuse and is_device:
+        raise BindingError(
+            f"fuse={asked.fuse!r}: on {backend.name}, sizes that repeat are executed as one task, "
+            "of the launches as recorded: leave out fuse or sizes.promoted"
+        )
     if asked.scheduling not in (None, AUTO) and is_device:
         raise BindingError(
             f"scheduling={asked.scheduling!r}: with sizes.promoted, sizes that repeat are "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -21,6 +22,8 @@ from offload.program import (
     Argument,
     Bindings,
     BoundProgram,
+    DeviceFunction,
+    Kernel,
     Launch,
     Opaque,
     Program,
@@ -28,6 +31,10 @@ from offload.program import (
     TensorView,
     same_strides,
 )
+
+Enqueue = Callable[[DeviceFunction, Sequence[int]], None]
+"""Launches compiled kernels on the current stream; takes the address of each Value of the launch.
+"""
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -81,6 +88,7 @@ class EagerRun:
         bound: BoundProgram,
         bases: dict[int, tuple[torch.UntypedStorage, int]],
         fill: int | None,
+        enqueue: Enqueue | None = None,
     ) -> None:
         """Begin before the first launch.
 
@@ -88,7 +96,9 @@ class EagerRun:
             bound: the Program to run.
             bases: the memory of inputs and weights; launches write there.
             fill: the byte that fills Values without initial content; None leaves them unset.
+            enqueue: launches compiled kernels; None: the Program has none.
         """
+        self._enqueue = enqueue
         self.bases = bases
         self._program = bound.program
         self._bindings = bound.bindings
@@ -112,8 +122,25 @@ class EagerRun:
             _check_host_constants(self._program, self._bindings)
             function = self._bindings.callables[launch.callee.index]
             return functools.partial(function, [self.tensor(one) for one in launch.views()])
+        if isinstance(launch.callee, Kernel):
+            return functools.partial(self._run_kernels, launch, launch.callee)
         positional, named = self.operands(launch)
         return functools.partial(find_overload(launch.name), *positional, **named)
+
+    def _run_kernels(self, launch: Launch, callee: Kernel) -> list[torch.Tensor]:
+        """Let a device run compiled kernels; return what they make, scratch memory included."""
+        function = self._bindings.kernels[callee.index]
+        assert isinstance(function, DeviceFunction)
+        assert self._enqueue is not None
+        given = [self.tensor(view) for view in launch.views()]
+        made = [
+            torch.empty_strided(
+                view.shape, view.strides, dtype=find_dtype(view.dtype), device=self._program.device
+            )
+            for view in launch.made()
+        ]
+        self._enqueue(function, [one.data_ptr() for one in (*given, *made)])
+        return made
 
     def keep(self, launch: Launch, outcome: Any) -> None:
         """Place the Values that a launch makes where its outcome is.

@@ -158,6 +158,11 @@ def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:
         raise BackendUnavailable(
             f"device {backend.name!r} runs no compiled kernels: load without fuse={fuse!r}"
         )
+    if fuse == AUTO and backend.records() != "cpu":
+        raise BindingError(
+            f"fuse={AUTO!r} times the launches of an execution one by one, which the CPU can: give "
+            "fuse=True or fuse=False"
+        )
     if fuse == AUTO and is_streamed:
         raise BindingError(
             f"fuse={AUTO!r} times two executables beside one another, which weights in files or "

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 
-from offload.backends import Backend, Prepared, on_device
+from offload.backends import Backend, Disproved, Prepared, on_device
 from offload.compile import Choice, Fused, Fusion
 from offload.compile import fuse as fuse_regions
 from offload.console.progress import Progress, telling
@@ -76,7 +77,7 @@ def load_program(
 
         fused, fusion = _fused(recorded, options, load)
         if options.lanes == 1 or options.one_lane or backend.lanes is not None:
-            run = load(fused, fusion)
+            run = _with_proved_kernels(recorded, fused, fusion, options, load)
             if options.one_lane:
                 run.lane_choice = LaneChoice(AUTO, refusal=options.one_lane)
         elif fused.program.groups:
@@ -86,12 +87,44 @@ def load_program(
         return asked.done(recorded, run, verify=verify)
 
 
+def _with_proved_kernels(
+    recorded: BoundProgram,
+    fused: BoundProgram,
+    fusion: Fusion | None,
+    options: Options,
+    load: Loading,
+) -> Executable:
+    """The executable, in which launches stay as recorded where a device disproves their kernels."""
+    failed: dict[str, str] = {}
+    while True:
+        try:
+            return load(fused, fusion)
+        except Disproved as disproved:
+            assert fusion is not None  # as it has kernels
+            failures = disproved.failures
+        failed |= {
+            region.key: failures[region.kernel]
+            for region in fusion.regions
+            if region.kernel in failures
+        }
+        fused, fusion = _fused(recorded, options, load, failed)
+
+
 def _fused(
-    bound: BoundProgram, options: Options, load: Loading
+    bound: BoundProgram,
+    options: Options,
+    load: Loading,
+    failed: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[BoundProgram, Fusion | None]:
     """The Program with kernels in place of launches, if requested.
 
     Under a budget there is no packing: panels would take as many bytes beside it.
+
+    Args:
+        bound: as recorded.
+        options: of the load.
+        load: makes an executable.
+        failed: by key, how the proof of a region failed, which therefore stays as recorded.
     """
     if not options.fuse:
         return bound, None
@@ -100,10 +133,23 @@ def _fused(
         kept["aten::embedding"] = "reads a table that may stay in its store"
 
     def fused(choice: Choice | None) -> Fused:
-        return fuse_regions(bound, kept, packs=options.budget is None, choice=choice)
+        device = _device_of(bound)
+        packs = options.budget is None
+        return fuse_regions(bound, kept, packs=packs, choice=choice, device=device, failed=failed)
 
     found = chosen(bound, fused, load) if options.fuse == AUTO else fused(None)
     return found.bound, found.fusion
+
+
+def _device_of(bound: BoundProgram) -> torch.device | None:
+    """The GPU that runs a Program; None for the CPU."""
+    program = bound.program
+    if program.device == "cpu":
+        return None
+    index = program.device_index
+    if index is None:
+        index = torch.get_device_module(program.device).current_device()
+    return torch.device(program.device, index)
 
 
 def _prepared(bound: BoundProgram, backend: Backend, options: Options) -> Prepared:

@@ -11,6 +11,13 @@ from offload.program.bindings import (
 from offload.program.check import check_program
 from offload.program.collectives import Group
 from offload.program.decode import decode_program
+from offload.program.device_kernels import (
+    DeviceCall,
+    DeviceFunction,
+    DeviceKernel,
+    Number,
+    Pointer,
+)
 from offload.program.encode import encode_program
 from offload.program.launch import (
     Argument,
@@ -49,16 +56,21 @@ __all__ = [
     "BoundProgram",
     "Callee",
     "Caller",
+    "DeviceCall",
+    "DeviceFunction",
+    "DeviceKernel",
     "Effect",
     "EffectKind",
     "Group",
     "Kernel",
     "KernelFunction",
     "Launch",
+    "Number",
     "Opaque",
     "OpaqueCall",
     "Operator",
     "Overlap",
+    "Pointer",
     "Program",
     "Result",
     "Rewritten",

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from offload.program.device_kernels import DeviceFunction
 from offload.program.program import Program
 from offload.program.structure import Structure
 
@@ -72,7 +73,7 @@ class Bindings:
         callables: of opaque callees, by `Opaque.index`. Each takes the tensors of the Program's
             inputs in order, returns those of its results in order, and raises CaptureError if its
             result is nested differently from the recorded one.
-        kernels: of compiled callees, by `Kernel.index`.
+        kernels: of compiled callees, by `Kernel.index`: functions of the host, or a device's.
         input_samples: for each input its first bytes at the recording (empty if unknown), for
             executions that no caller requests. Empty in a Program from a file.
         arguments, results: the nesting of arguments and results as in the Program, with the
@@ -89,7 +90,7 @@ class Bindings:
     stored: Mapping[int, StoredTensor] = dataclasses.field(default_factory=dict)
     generators: tuple[torch.Generator, ...] = ()
     callables: tuple[OpaqueCall, ...] = ()
-    kernels: tuple[KernelFunction, ...] = ()
+    kernels: tuple[KernelFunction | DeviceFunction, ...] = ()
     input_samples: tuple[bytes, ...] = ()
     arguments: Structure | None = None
     results: Structure | None = None

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -394,7 +393,7 @@ LAYER_NORM = nn.Sequential(nn.LayerNorm(8)).eval()
 
 
 def test_what_a_broken_inductor_refuses_is_tried_again(folder, monkeypatch):
-    from offload.compile import inductor
+    from offload.compile import inductor, inductor_lines
 
     def broken(*_: object) -> None:
         raise RuntimeError("already registered")
@@ -403,7 +402,7 @@ def test_what_a_broken_inductor_refuses_is_tried_again(folder, monkeypatch):
         bound = offload.capture(LAYER_NORM, torch.randn(4, 8)).bound
     with monkeypatch.context() as patch:
         patch.setattr(inductor, "_lowered", broken)
-        patch.setattr(inductor, "_worked", threading.Event())
+        patch.setattr(inductor_lines, "_worked", set())
         fusion = fuse(bound, cache_folder=folder).fusion
     assert fusion.kept == {("aten::native_layer_norm", "Inductor: already registered"): 1}
     assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
@@ -411,7 +410,7 @@ def test_what_a_broken_inductor_refuses_is_tried_again(folder, monkeypatch):
 
 @pytest.mark.parametrize("error", [OSError(28, "No space"), MemoryError("none"), RecursionError()])
 def test_what_inductor_finds_no_room_for_is_tried_again(error, folder, monkeypatch):
-    from offload.compile import inductor
+    from offload.compile import inductor, inductor_lines
 
     def no_room(*_: object) -> None:
         raise RuntimeError("it failed") from error
@@ -420,8 +419,7 @@ def test_what_inductor_finds_no_room_for_is_tried_again(error, folder, monkeypat
         bound = offload.capture(LAYER_NORM, torch.randn(4, 8)).bound
     with monkeypatch.context() as patch:
         patch.setattr(inductor, "_lowered", no_room)
-        patch.setattr(inductor, "_worked", threading.Event())
-        inductor._worked.set()
+        patch.setattr(inductor_lines, "_worked", {"cpu"})
         assert not fuse(bound, cache_folder=folder).fusion.n_kernels
     assert fuse(bound, cache_folder=folder).fusion.n_kernels == 1
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from offload.backends.base import Disproved
 from offload.backends.captured.opaque_weights import weights_at_risk
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
-from offload.interpreter.eager_run import EagerRun, bytes_of, host_storage
+from offload.interpreter.eager_run import EagerRun, Enqueue, bytes_of, host_storage
 from offload.interpreter.made_up_inputs import (
     index_weights,
     input_tensors,
@@ -21,7 +22,7 @@ from offload.interpreter.made_up_inputs import (
     stored_indices,
 )
 from offload.interpreter.memory_pools import MemoryPool
-from offload.program import BoundProgram, Launch, Role, Value
+from offload.program import BoundProgram, DeviceFunction, Kernel, Launch, Role, Value
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
@@ -38,6 +39,7 @@ def warm_up(
     free_workspaces: Callable[[], None] = lambda: None,
     launching: Callable[[Launch], object] = lambda _: None,
     launched: Callable[[Launch], object] = lambda _: None,
+    enqueue: Enqueue | None = None,
 ) -> None:
     """Run each launch once on private copies of what is written; all memory is freed afterwards.
 
@@ -53,9 +55,11 @@ def warm_up(
         free_workspaces: lets libraries free what they have allocated.
         launching: called with each launch before it is made, with its weights in memory.
         launched: called with it after it was made.
+        enqueue: launches compiled kernels, which are compared with the launches that they replace.
 
     Raises:
         CaptureError: a launch failed; the message names it.
+        Disproved: compiled kernels differ from the launches that they replace.
         OutOfMemory: the device has no memory for it.
         ExecutionError: the device failed.
         FileError: an integer weight cannot be read.
@@ -66,9 +70,10 @@ def warm_up(
     closing = contextlib.closing(MemoryPool(device))
     with closing as pool, pool.use(), contextlib.ExitStack() as tensors:
         with memory_for("inputs and what is written, in the warm-up"):
-            run = EagerRun(bound, _private_bases(bound, device, inputs), fill=0)
+            run = EagerRun(bound, _private_bases(bound, device, inputs), 0, enqueue)
             tensors.callback(run.bases.clear)  # before the pool, which must be the last
         last_uses = last_uses_of(bound)
+        disproved: dict[int, str] = {}
         indices = index_weights(bound.bindings)
         for launch in program.launches:
             with memory_for(f"weights of {launch.name} in files, in the warm-up"):
@@ -76,8 +81,12 @@ def warm_up(
             launching(launch)
             failure = functools.partial(_failure, launch=launch, inputs=_inputs_text(bound, inputs))
             with failures_of(launch, "the warm-up", failure), _weights_kept(bound):
-                run.keep(launch, run.call(launch)())
+                outcome = run.call(launch)()
+                run.keep(launch, outcome)
+                if isinstance(launch.callee, Kernel):
+                    _prove(bound, launch, run, outcome, disproved)
             launched(launch)
+            del outcome
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
         try:
@@ -89,6 +98,25 @@ def warm_up(
             ) from error
         run.bases.clear()
         free_workspaces()
+    if disproved:
+        raise Disproved(disproved)
+
+
+def _prove(
+    bound: BoundProgram,
+    launch: Launch,
+    run: EagerRun,
+    outcome: Sequence[torch.Tensor],
+    disproved: dict[int, str],
+) -> None:
+    """Compare compiled kernels with the launches that they replace; note how they differ."""
+    assert isinstance(launch.callee, Kernel)
+    function = bound.bindings.kernels[launch.callee.index]
+    assert isinstance(function, DeviceFunction)
+    given = [run.tensor(view) for view in launch.views()]
+    failure = function.prove(given, outcome[: len(launch.callee.replaces.results)])
+    if failure:
+        disproved[launch.callee.index] = failure
 
 
 @contextlib.contextmanager
@@ -245,7 +273,8 @@ def last_uses_of(bound: BoundProgram) -> dict[int, list[int]]:
             last[value] = launch.index
     dead: dict[int, list[int]] = {}
     for value, index in last.items():
-        if program.values[value].role is Role.ACTIVATION or value in bound.bindings.stored:
+        is_passing = program.values[value].role in (Role.ACTIVATION, Role.SCRATCH)
+        if is_passing or value in bound.bindings.stored:
             dead.setdefault(index, []).append(value)
     return dead
 

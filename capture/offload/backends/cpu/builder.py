@@ -19,7 +19,16 @@ from offload.interpreter.native_layouts import native_layout
 from offload.interpreter.torch_names import split_operator, symbol_object
 from offload.native import _native
 from offload.plan import Lifetime, Place, Plan, Slot, SlotKind, value_lifetimes
-from offload.program import Argument, BoundProgram, Kernel, Launch, Program, Symbol, TensorView
+from offload.program import (
+    Argument,
+    BoundProgram,
+    Kernel,
+    KernelFunction,
+    Launch,
+    Program,
+    Symbol,
+    TensorView,
+)
 
 
 def _derives_from(launch: Launch, value: int) -> bool:
@@ -176,6 +185,7 @@ class Builder:
     def _add_kernel(self, resident: _native.CpuResident, launch: Launch) -> None:
         assert isinstance(launch.callee, Kernel)
         function = self._bound.bindings.kernels[launch.callee.index]
+        assert isinstance(function, KernelFunction)  # as made for the CPU
         words = []
         for view in (*launch.views(), *launch.made()):
             place = self._plan.places[view.value]

@@ -83,6 +83,8 @@ class CudaBackend:
     def __init__(self, capturer: Capturer | None = None) -> None:
         """Capture with torch, unless another capturer is given."""
         self._capturer = capturer
+        if capturer is None or isinstance(capturer, TorchCapturer):  # which launches kernels
+            self.capabilities = dataclasses.replace(self.capabilities, runs_kernels=True)
 
     @property
     def opaque(self) -> OpaqueLauncher:
@@ -166,6 +168,7 @@ class CudaBackend:
             CaptureError: a launch cannot be captured, or can be neither relocated nor made to work
                 on copies, or is captured differently each time; the message names the kernel.
             OutOfMemory: the device has no memory for copies.
+            Disproved: compiled kernels differ from the launches that they replace.
             ExecutionError: the driver failed.
         """
         program = bound.program

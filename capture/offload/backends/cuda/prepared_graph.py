@@ -26,7 +26,7 @@ from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import TemplateGraph
 from offload.backends.loaded import Prepared
 from offload.errors import CaptureError
-from offload.program import BoundProgram, Program
+from offload.program import BoundProgram, Kernel, Program
 
 _MAXIMUM_TRIES = 3
 
@@ -47,7 +47,8 @@ def prepare_captured(
         OutOfMemory: the device has no memory for copies.
         ExecutionError: the driver failed.
     """
-    if known and bound.program.opaque is None:
+    are_declared = all(isinstance(one.callee, Kernel) for one in bound.program.launches)
+    if known is not None and (known or are_declared) and bound.program.opaque is None:
         found = _known(bound, capturer, known)
         if found is not None:
             return found
@@ -73,8 +74,8 @@ def _known(bound: BoundProgram, capturer: Capturer, known: KnownKernels) -> Prep
     prepared = _prepared(bound, dataclasses.replace(captured, discovery=found, is_known=True))
     n_kernels = sum(one.kind is NodeKind.KERNEL for one in captured.capture.nodes)
     note = (
-        f"one capture was enough to find the addresses: its {n_kernels} kernel nodes run kernels "
-        "of graphs that were proved before"
+        f"one capture was enough to find the addresses: its {n_kernels} kernel nodes run compiled "
+        "kernels, or kernels of graphs that were proved before"
     )
     return dataclasses.replace(prepared, notes=(note,))
 

@@ -46,6 +46,7 @@ from offload.backends.cuda.capture import device_of
 from offload.backends.cuda.capture_stream import capture_stream
 from offload.backends.cuda.generator_cells import begin_capture
 from offload.backends.cuda.graph import read_graph
+from offload.backends.cuda.kernel_launcher import launcher_of
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.errors import CaptureError, ExecutionError, OffloadError
@@ -191,6 +192,7 @@ class _OneCapture:
         self._pool = pool
         self._device = device
         self._copied = copied
+        self._launcher = launcher_of(device)
         self._paint = next(_paints)
         self._nodes = NodeLog(stream.cuda_stream)
         self._memory = PoolMemory(pool, device)
@@ -214,7 +216,7 @@ class _OneCapture:
 
     def _captured(self) -> tuple[GraphCapture, set[int]]:
         with region(), self._memory.current(), collector_off(), _workspaces_cleared():
-            run = EagerRun(self._bound, self._stand_ins(), fill=None)
+            run = EagerRun(self._bound, self._stand_ins(), None, self._launcher.enqueue)
             self._kept.bases = run.bases
             try:
                 self._begin()
@@ -233,6 +235,7 @@ class _OneCapture:
             allocations, recycled = self._memory.allocations(values, sizes_bytes)
         handle = self._graph.raw_cuda_graph()
         nodes, edges = read_graph(handle, self._nodes.known)
+        nodes = self._launcher.declared(nodes)
         launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
         owned = [*self._random_cells(), *weight_ranges(self._bound)]
         kept = self._kept
@@ -338,13 +341,14 @@ def _warm_up_drawing(
     """Warm up; return the generator that the Program draws from, and the advance of its offset.
 
     Raises:
-        CaptureError: it draws from several generators; or as `warm_up`.
+        CaptureError, Disproved: it draws from several generators; or as `warm_up`.
         ExecutionError: as `warm_up`.
     """
     cuda = torch.device("cuda", device)
     draws = DrawLog(generators_of(bound, cuda))
     clear: Any = torch._C._cuda_clearCublasWorkspaces
-    warm_up(bound, cuda, inputs, free_workspaces=clear, launched=draws.note)
+    enqueue = launcher_of(device).enqueue
+    warm_up(bound, cuda, inputs, free_workspaces=clear, launched=draws.note, enqueue=enqueue)
     drawn = draws.states()
     if len(drawn) > 1:
         raise CaptureError(

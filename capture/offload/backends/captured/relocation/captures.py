@@ -39,6 +39,8 @@ class GraphNode:
         parameters: for a kernel the (offset, size) in bytes of each argument in the first part.
         overlaps: for a kernel the indices of nodes before it that need not have ended when it
             begins.
+        declared: for a kernel that was launched with known arguments, the bytes of the first part
+            at which addresses of eight bytes begin: all the rest is constant. None: not known.
     """
 
     handle: int
@@ -48,6 +50,7 @@ class GraphNode:
     parts: tuple[bytes, ...]
     parameters: tuple[tuple[int, int], ...] = ()
     overlaps: tuple[int, ...] = ()
+    declared: tuple[int, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -153,12 +153,34 @@ class _Search:
 
     def read_parts(self) -> None:
         for node, one in enumerate(self._nodes):
+            if one.declared is not None:
+                self._read_declared(node, one.declared)
+                continue
             for part, content in enumerate(one.parts):
                 contents = [capture.nodes[node].parts[part] for capture in self._captures]
                 if all(other == content for other in contents):
                     self.constants.add_part(node, part, content)
                 else:
                     self._read_part(node, part, contents)
+
+    def _read_declared(self, node: int, addresses: Sequence[int]) -> None:
+        """Name the addresses of a kernel that was launched with known arguments.
+
+        Its other arguments are numbers, whatever they look like.
+        """
+        contents = [capture.nodes[node].parts[0] for capture in self._captures]
+        taken = {at for offset in addresses for at in range(offset, offset + WORD_BYTES)}
+        for at in range(len(contents[0])):
+            if at not in taken and len({content[at] for content in contents}) > 1:
+                word = at - at % WORD_BYTES
+                words = [content[word : word + WORD_BYTES] for content in contents]
+                self._refuse(node, 0, word, "is a number of its launch", words)
+        for offset in addresses:
+            meanings = self._meanings_at(offset, contents)
+            if not meanings:
+                words = [content[offset : offset + WORD_BYTES] for content in contents]
+                self._refuse(node, 0, offset, "is no address of its launch", words)
+            self._note(node, 0, offset, meanings)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
         n_found, n_noise, n_bytes = len(self.found), len(self.noise), len(contents[0])

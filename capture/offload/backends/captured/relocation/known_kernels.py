@@ -1,4 +1,7 @@
-"""Kernels of proved graphs: the bytes of their arguments at which addresses stand.
+"""Known kernels: the bytes of their arguments at which addresses stand.
+
+They are kernels of proved graphs, and those that were launched with known arguments
+(`GraphNode.declared`).
 
 A kernel is the same function whatever its operands, so a program of other sizes needs no comparison
 of layouts for known kernels: one capture has the addresses, and their owners, since its allocations
@@ -85,7 +88,7 @@ class KnownKernels:
         found = {
             index: _Arguments()
             for index, node in enumerate(capture.nodes)
-            if node.kind is NodeKind.KERNEL and index not in unclear
+            if node.kind is NodeKind.KERNEL and index not in unclear and node.declared is None
         }
         for word in discovery.words:
             if word.node in found:
@@ -113,6 +116,7 @@ class KnownKernels:
         """Whether each kernel of a graph is known, and nothing else needs several captures."""
         return capture.random is None and all(
             node.kind is NodeKind.EMPTY
+            or (node.kind is NodeKind.KERNEL and node.declared is not None)
             or (node.kind is NodeKind.KERNEL and _key(node) in self._kernels)
             or (node.kind in (NodeKind.MEMCPY, NodeKind.MEMSET) and len(node.parts) == 1)
             for node in capture.nodes
@@ -136,7 +140,9 @@ class KnownKernels:
         reader = _Reader(capture, is_known_address)
         try:
             for index, node in enumerate(capture.nodes):
-                if node.kind is NodeKind.KERNEL:
+                if node.declared is not None:
+                    reader.declared(index, node.parts[0], node.declared)
+                elif node.kind is NodeKind.KERNEL:
                     reader.kernel(index, node.parts[0], self._kernels[_key(node)])
                 elif node.kind is not NodeKind.EMPTY:
                     reader.operands(index, node.parts[0])
@@ -161,6 +167,12 @@ class _Reader:
         self._asked: dict[int, bool] = {}
         self.found: list[_Found] = []
         self.constants: list[OwnedConstant] = []
+
+    def declared(self, node: int, content: bytes, addresses: Sequence[int]) -> None:
+        """Read the addresses of a kernel that was launched with known arguments."""
+        for offset in addresses:
+            if not self._is_allocations(node, offset, _word(content, offset)):
+                raise _Unknown
 
     def kernel(self, node: int, content: bytes, known: _Arguments) -> None:
         """Read all words of a kernel's arguments, including those in the middle of others."""
@@ -221,11 +233,14 @@ class _Reader:
 
 def _key(node: GraphNode) -> Hashable:
     """The identity of a kernel: its function, by the driver's handle, and its argument layout."""
-    return _function(node.signature), node.name, node.parameters
+    return function_of(node.signature), node.name, node.parameters
 
 
-def _function(signature: Hashable) -> Hashable:
-    """The first part of a signature, without data that edges added to it (`read_graph`)."""
+def function_of(signature: Hashable) -> Hashable:
+    """A kernel by the driver's handles, (function, kernel of a library), from its signature.
+
+    Edges may have added data to the signature (`read_graph`).
+    """
     while isinstance(signature, tuple) and isinstance(signature[0], tuple):
         signature = signature[0]
     return signature

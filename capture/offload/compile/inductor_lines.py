@@ -1,0 +1,382 @@
+"""What torch's Inductor makes of a region: its kernels and their calls, read as data.
+
+`compile_fx.compile_fx_inner` is driven with a wrapper of ours in place of the one that writes calls
+of kernels (`codegen.wrapper_fxir.WrapperFxCodegen`); its lines (`codegen.wrapper`) are read. All
+used parts are private. `inductor` and `triton_loops` use it, and share its lock.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from offload.compile.graph import STRICT_INDICES, trace
+from offload.compile.loops import Copy, Word
+from offload.compile.moments import MOMENTS
+from offload.compile.refusal import PassingRefusal, UnsupportedRegion
+from offload.interpreter.torch_names import dtype_name
+from offload.program import ITEM_BYTES, Program
+
+T = TypeVar("T")
+
+_LOCK = threading.Lock()  # guards the registered wrapper, and what it leaves
+_worked: set[str] = set()  # device types for which some region was lowered in this process
+
+_TALKATIVE = ("torch._subclasses.fake_tensor",)
+
+COMMON_CONFIGURATION: Mapping[str, Any] = {
+    "allow_buffer_reuse": False,
+    "comprehensive_padding": False,
+    "emulate_precision_casts": True,  # round where the launches round
+    "freezing": False,
+    "fx_graph_cache": False,
+    "graph_partition": False,
+    "max_autotune": False,
+    "memory_planning": False,
+    "pattern_matcher": False,  # its patterns are traced, which affects other threads
+    "size_asserts": False,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lines:
+    """Kernels of a region as Inductor calls them.
+
+    Attributes:
+        kernels: the body of each, by name.
+        calls: in order, the kernel and its arguments: words, and numbers where kernels take them.
+        copies: made at the end.
+        scratch_bytes: of each range of memory between kernels.
+    """
+
+    kernels: dict[str, str]
+    calls: tuple[tuple[str, tuple[Word | int, ...]], ...]
+    copies: tuple[Copy, ...]
+    scratch_bytes: tuple[int, ...]
+
+
+def guarded(work: Callable[[], T], device_type: str) -> T:
+    """Run work that lowers for a type of device, one thread at a time, without messages.
+
+    Raises:
+        UnsupportedRegion: whatever it raises, with the reason.
+    """
+    try:
+        with _LOCK, warnings.catch_warnings(), _silenced():
+            warnings.simplefilter("ignore")  # torch's, about its deprecated parts
+            found = work()
+    except UnsupportedRegion:
+        raise
+    except Exception as error:
+        raise refusal_of(error, "Inductor", device_type) from error
+    _worked.add(device_type)
+    return found
+
+
+def refusal_of(error: Exception, who: str, device_type: str) -> UnsupportedRegion:
+    """The refusal of a region after an unexpected error.
+
+    It is lasting only if other regions are lowered: an Inductor that is broken in this process, or
+    has no room for its files, refuses all.
+    """
+    chain: list[BaseException] = [error]
+    while (behind := chain[-1].__cause__ or chain[-1].__context__) and behind not in chain:
+        chain.append(behind)
+    is_passing = any(isinstance(one, (OSError, MemoryError, RecursionError)) for one in chain)
+    kind = PassingRefusal if is_passing or device_type not in _worked else UnsupportedRegion
+    return kind(f"{who}: {_first_line(error)}")
+
+
+@contextlib.contextmanager
+def _silenced() -> Iterator[None]:
+    """Suppress torch's log messages of this thread about a refused region: `explain` reports it."""
+    owner = threading.get_ident()
+
+    def is_others(_: logging.LogRecord) -> bool:
+        return threading.get_ident() != owner
+
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    for logger in loggers:
+        logger.addFilter(is_others)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(is_others)
+
+
+def lines_of(
+    program: Program,
+    device: torch.device,
+    new_reader: Callable[[Program, list[str]], Reader],
+    configuration: Mapping[str, Any],
+    check: Callable[[torch.fx.GraphModule], None] = lambda _: None,
+) -> Lines:
+    """Let Inductor lower a region; within `guarded`.
+
+    Args:
+        program: the region as a Program.
+        device: of its tensors.
+        new_reader: makes the reader of lines, of the program and the names of its inputs.
+        configuration: Inductor's settings besides COMMON_CONFIGURATION.
+        check: refuses the region's graph.
+
+    Raises:
+        UnsupportedRegion: Inductor makes kernels of only a part.
+    """
+    from torch._inductor import config, decomposition  # noqa: PLC0415 - takes seconds
+    from torch._inductor.codegen import common, wrapper_fxir  # noqa: PLC0415
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+    from torch._inductor.utils import BoxedBool  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    found: list[Lines | UnsupportedRegion] = []
+
+    class Wrapper(wrapper_fxir.WrapperFxCodegen):
+        """Reads the lines that would become calls."""
+
+        def _generate(self, is_inference: bool) -> Any:
+            self.run_wrapper_ir_passes(is_inference)
+            try:
+                found.append(_read(self, new_reader(program, list(self.get_fx_graph_inputs()))))
+            except UnsupportedRegion as error:  # if raised here, it would be wrapped
+                found.append(error)
+            nothing = torch.fx.GraphModule({}, torch.fx.Graph())
+            return types.SimpleNamespace(gm=nothing), None
+
+    decompositions = {**decomposition.select_decomp_table(), **STRICT_INDICES, **MOMENTS}
+    graph, inputs = trace(program, decompositions, device)
+    if not inputs:
+        raise UnsupportedRegion("it has no input")
+    check(graph)
+    mode = inputs[0].fake_mode
+    common.init_backend_registration()
+    registered = common.device_codegens[device.type]
+    before = registered.fx_wrapper_codegen
+    registered.fx_wrapper_codegen = Wrapper
+    try:
+        with (
+            _untraced(),
+            torch._guards.tracing(torch._guards.TracingContext(mode)),
+            V.set_fake_mode(mode),
+            V.set_aot_compilation(True),
+            config.patch({**COMMON_CONFIGURATION, **configuration}),
+        ):
+            compile_fx_inner(
+                graph,
+                inputs,
+                fx_wrapper=True,
+                aot_mode=True,
+                is_inference=True,
+                cudagraphs=BoxedBool(False),
+                static_input_idxs=[],
+            )
+    finally:
+        registered.fx_wrapper_codegen = before
+    if isinstance(found[0], UnsupportedRegion):
+        raise found[0]
+    return found[0]
+
+
+@contextlib.contextmanager
+def _untraced() -> Iterator[None]:
+    """Avoid the function that Inductor traces symbolically once per process.
+
+    Tracing is a flag for all threads: compiled functions of other threads refuse calls meanwhile.
+    """
+    from torch._inductor import loop_body  # noqa: PLC0415 - takes seconds
+
+    shim: Any = getattr(loop_body, "InterpreterShim", None)
+    before = vars(shim).get("_dummy_gm") if isinstance(shim, type) else None
+    if before is None:
+        yield
+        return
+    shim._dummy_gm = staticmethod(_identity)
+    try:
+        yield
+    finally:
+        shim._dummy_gm = before
+
+
+@functools.cache
+def _identity() -> torch.fx.GraphModule:
+    """The equivalent of `torch.fx.symbolic_trace(lambda x: x)`."""
+    graph = torch.fx.Graph()
+    graph.output(graph.placeholder("x"))
+    return torch.fx.GraphModule({}, graph)
+
+
+_WITHOUT_WORK = ("LineContext", "EnterDeviceContextManagerLine", "ExitDeviceContextManagerLine")
+"""Lines about which nothing needs to be known: a region has one device."""
+
+
+def _read(wrapper: Any, reader: Reader) -> Lines:
+    """Return the wrapper's lines as plain data."""
+    from torch._inductor.codegen import wrapper as lines  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    if V.graph.constants:
+        raise UnsupportedRegion("Inductor makes constants of it")
+    for line in wrapper.lines:
+        match line:
+            case lines.KernelDefinitionLine():
+                reader.define(line.kernel_name, line.kernel_body)
+            case lines.KernelCallLine():
+                reader.call(line.kernel_name, line.call_args, line.arg_types)
+            case lines.AllocateLine():
+                reader.allocate(line.node)
+            case lines.ReuseLine():
+                reader.alias(line.reused_as.get_name(), line.node.get_name(), 0)
+            case lines.ReinterpretLine():
+                layout = line.layout.view.get_layout()  # type: ignore[attr-defined]
+                offset_bytes = int(layout.offset) * ITEM_BYTES[dtype_name(layout.dtype)]
+                reader.alias(line.reused_as.get_name(), line.node.get_name(), offset_bytes)
+            case lines.FreeLine() | lines.FreeIfNotReusedLine() | lines.NullLine():
+                pass
+            case lines.CommentLine():
+                pass
+            case _ if type(line).__name__ in _WITHOUT_WORK:
+                pass
+            case _:
+                raise UnsupportedRegion(f"Inductor makes no loops of it alone: {_described(line)}")
+    outputs = zip(V.graph.get_output_names(), V.graph.graph_outputs, strict=True)
+    return reader.lines([(name, _place_of(output)) for name, output in outputs])
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Place:
+    """The bytes of a buffer that an output shows, and whether they are contiguous in its order."""
+
+    offset_bytes: int
+    size_bytes: int
+    is_contiguous: bool
+
+
+def _place_of(output: Any) -> _Place:
+    layout = output.get_layout()
+    item_bytes = ITEM_BYTES[dtype_name(layout.dtype)]
+    expected, is_contiguous = 1, True
+    for size, stride in zip(reversed(layout.size), reversed(layout.stride), strict=True):
+        is_contiguous = is_contiguous and (size == 1 or stride == expected)
+        expected *= int(size)
+    return _Place(int(layout.offset) * item_bytes, expected * item_bytes, is_contiguous)
+
+
+class Reader(abc.ABC):
+    """Collects kernels, their calls, and the word of each buffer."""
+
+    def __init__(self, program: Program, inputs: list[str]) -> None:
+        self._program = program
+        self._inputs = {name: number for number, name in enumerate(inputs)}
+        self._kernels: dict[str, str] = {}
+        self._calls: list[tuple[str, list[tuple[Any, Any]]]] = []
+        self._buffers: dict[str, Any] = {}
+        self._aliases: dict[str, tuple[str, int]] = {}
+
+    @abc.abstractmethod
+    def body(self, text: str) -> str:
+        """The body of a kernel from its definition.
+
+        Raises:
+            UnsupportedRegion: the definition is of an unknown form.
+        """
+
+    @abc.abstractmethod
+    def argument(self, argument: Any, kind: Any, words: Mapping[str, int]) -> Word | int:
+        """An argument of a call.
+
+        Args:
+            argument: as Inductor has it.
+            kind: its type, as Inductor has it.
+            words: by buffer the number of its word.
+
+        Raises:
+            UnsupportedRegion: it is of an unknown form.
+        """
+
+    def define(self, name: str, body: str) -> None:
+        """Note a kernel."""
+        self._kernels[name] = self.body(body)
+
+    def call(self, name: str, arguments: Any, kinds: list[Any]) -> None:
+        """Note a call of a kernel."""
+        self._calls.append((name, list(zip(arguments, kinds, strict=True))))
+
+    def allocate(self, node: Any) -> None:
+        """Note a buffer."""
+        self._buffers[node.get_name()] = node
+
+    def alias(self, name: str, of: str, offset_bytes: int) -> None:
+        """Note a buffer that is a part of another."""
+        self._aliases[name] = (of, offset_bytes)
+
+    def lines(self, outputs: list[tuple[str, _Place]]) -> Lines:
+        """Return what was collected.
+
+        Args:
+            outputs: for each result its buffer and place. An output that is an input, a part of a
+                buffer, or in a buffer with another result, is copied from there.
+        """
+        sizes_bytes = [result.view.end_bytes for result in self._program.results]
+        numbers, copies = dict(self._inputs), []
+        for at, ((name, place), size_bytes) in enumerate(zip(outputs, sizes_bytes, strict=True)):
+            root, offset_bytes = self.root(name)
+            if not place.is_contiguous or place.size_bytes != size_bytes:
+                raise UnsupportedRegion("a result has another layout than recorded")
+            word = len(self._inputs) + at
+            offset_bytes += place.offset_bytes
+            is_whole = root in self._buffers and self._size_bytes(root) == size_bytes
+            if root not in numbers and is_whole and not offset_bytes:
+                numbers[root] = word
+            else:
+                copies.append((word, root, offset_bytes, size_bytes))
+        scratch = [name for name in self._buffers if name not in numbers]
+        first_scratch = len(self._inputs) + len(outputs)
+        numbers |= {name: first_scratch + at for at, name in enumerate(scratch)}
+        return Lines(
+            self._kernels,
+            tuple(
+                (name, tuple(self.argument(one, kind, numbers) for one, kind in arguments))
+                for name, arguments in self._calls
+            ),
+            tuple(
+                Copy(to, Word(numbers[root], offset_bytes, "const char*"), size_bytes)
+                for to, root, offset_bytes, size_bytes in copies
+            ),
+            tuple(self._size_bytes(one) for one in scratch),
+        )
+
+    def root(self, name: str) -> tuple[str, int]:
+        """The buffer that a name is a part of, and the byte at which it begins there."""
+        offset_bytes = 0
+        while name in self._aliases:
+            name, more = self._aliases[name]
+            offset_bytes += more
+        return name, offset_bytes
+
+    def _size_bytes(self, name: str) -> int:
+        from torch._inductor.virtualized import V  # noqa: PLC0415
+
+        node = self._buffers[name]
+        items = int(V.graph.get_allocation_storage_size(node))
+        return items * ITEM_BYTES[dtype_name(node.get_dtype())]
+
+
+def _described(line: object) -> str:
+    kernel = getattr(getattr(line, "node", None), "python_kernel_name", None)
+    return str(kernel or type(line).__name__)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0]
