@@ -31,8 +31,9 @@ $(VENV)/installed: $(VENV)/environment pyproject.toml $(NATIVE)
 demo: $(VENV)/installed ## capture a sentence encoder, replay it over a page of text, and report
 	$(BIN)/offload demo
 
-# Each file in one process: what its tests share is made once.
-TOGETHER := --numprocesses auto --maxprocesses 8 --dist loadfile
+# Each file in one process: what its tests share is made once. xdist would begin with the files of
+# most tests, and end with those of few that take minutes; tests/conftest.py begins with these.
+TOGETHER := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/installed ## run the quick tests that this machine can run, in as many processes as it has processors, up to 8
 	$(BIN)/python -m pytest tests -m "not slow and not alone" $(TOGETHER)

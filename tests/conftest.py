@@ -38,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(device_report.make(path, goes_on=goes_on, part=part))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the modules that take longest, as a process that has one last is alone then."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 _N_FROZEN_MODULES = pytest.StashKey[int]()
 
 

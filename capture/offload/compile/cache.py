@@ -113,7 +113,7 @@ class KernelCache:
         entry is removed.
         """
         entry = self._read(key, _entry)
-        return entry if entry is None or entry.refusal or self._is_whole(entry.library) else None
+        return entry if entry is None or entry.refusal or self.is_whole(entry.library) else None
 
     def find_choice(self, key: str) -> Choice | None:
         """The choice made before; None if there is none, or if another compiler had made it."""
@@ -190,6 +190,30 @@ class KernelCache:
         """
         self._write(key, choice.to_document())
 
+    def find_headers(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
+        """What is known of precompiled headers; None if nothing, or by another compiler."""
+        return self._read(key, parse)
+
+    def keep_headers(self, key: str, document: Mapping[str, Any]) -> None:
+        """Keep what is known of precompiled headers.
+
+        Raises:
+            CacheRefused: it cannot be kept.
+        """
+        self._write(key, document)
+
+    def adopt(self, partial: Path, suffix: str) -> str:
+        """Give a file in this folder its digest as name, and return that.
+
+        Raises:
+            OSError: it cannot be renamed.
+        """
+        name = f"{_digest(partial)}{suffix}"
+        partial.chmod(0o600)
+        os.replace(partial, self.folder / name)
+        self._make_room()
+        return name
+
     def forget_choices(self, program: Program) -> None:
         """Remove the choices for a program, so that it is timed again."""
         for path in self.folder.glob(f"{choices_of(program)}*.json"):
@@ -217,10 +241,11 @@ class KernelCache:
             _remove(Path(partial))
             raise
 
-    def _is_whole(self, library: str) -> bool:
-        path = self.folder / library
+    def is_whole(self, file: str) -> bool:
+        """Return whether a file's content has the digest that its name tells; else remove it."""
+        path = self.folder / file
         try:
-            is_whole = f"{_digest(path)}.so" == library
+            is_whole = _digest(path) == file.partition(".")[0]
         except OSError:
             return False
         with contextlib.suppress(OSError):

@@ -46,7 +46,9 @@ static int offload_threads(int most) {
 #endif
 }
 """
-PRELUDE = f"{_PREFIX}\n#include <cstring>\n#ifdef _OPENMP\n#include <omp.h>\n#endif\n{_THREADS}"
+HEADERS = f"{_PREFIX}\n#include <cstring>\n#ifdef _OPENMP\n#include <omp.h>\n#endif\n"
+"""The headers of the sources of `Loops`."""
+PRELUDE = f"{HEADERS}{_THREADS}"
 """The common prelude of the sources of `Loops`."""
 
 # A division by zero is noted in a flag visible to all threads, for the end of the kernel

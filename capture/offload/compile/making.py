@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from offload.compile import templates
+from offload.compile import precompiled, templates
 from offload.compile.cache import CacheRefused, Entry, KernelCache, open_cache, replace_cache
 from offload.compile.packing import Packing
 from offload.compile.proof import KernelProof
@@ -37,6 +37,7 @@ class _Source:
     text: str
     options: Options
     scratch_bytes: tuple[int, ...]
+    slow_headers: str = ""  # those of `prelude` that take long to parse
 
 
 class Kernels:
@@ -184,7 +185,8 @@ def _loops(symbol: str, program: Program) -> _Source:
 
     loops = inductor.lower(program)
     options = inductor.build_options()
-    return _Source(symbol, inductor.PRELUDE, loops.source(symbol), options, loops.scratch_bytes)
+    text = loops.source(symbol)
+    return _Source(symbol, inductor.PRELUDE, text, options, loops.scratch_bytes, inductor.HEADERS)
 
 
 def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, Entry]:
@@ -201,10 +203,32 @@ def _compiled(sources: Mapping[str, _Source], cache: KernelCache) -> dict[str, E
     try:
         with tempfile.TemporaryDirectory(prefix="offload-") as folder:
             target = Path(folder) / "kernels.so"
-            build(text, merged([source.options for source in sources.values()]), target)
+            options = merged([source.options for source in sources.values()])
+            headers = "".join(dict.fromkeys(one.slow_headers for one in sources.values()))
+            _build(text, headers, options, target, cache)
             library = cache.keep_library(target)
     except OSError as error:
         raise CompilerFailed(f"there is no folder for its files: {error}") from error
     return {
         key: Entry(source.symbol, library, source.scratch_bytes) for key, source in sources.items()
     }
+
+
+def _build(text: str, headers: str, options: Options, target: Path, cache: KernelCache) -> None:
+    """Compile a source, with precompiled headers if it has slow ones.
+
+    Raises:
+        CompilerFailed: the compiler refuses the source without precompiled headers.
+    """
+    if not headers:
+        build(text, options, target)
+        return
+    headers += templates.PRELUDE  # always, so that one file serves all
+    quick = precompiled.including(headers, options, cache)
+    try:
+        build(text, quick, target)
+    except CompilerFailed:
+        if quick is options:
+            raise
+        build(text, options, target)
+        precompiled.refuse(headers, options, cache)  # the source is right, so they are not

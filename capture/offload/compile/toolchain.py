@@ -133,26 +133,14 @@ def build(source: str, options: Options, target: Path) -> None:
 
 
 def _build(source: str, options: Options, target: Path) -> None:
-    compiler = find_compiler()
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
         file = Path(folder) / "kernels.cpp"
         file.write_text(source)
         machine_code = Path(folder) / "kernels.o"
-        _run(
-            *compiler.command,
-            *FLAGS,
-            *(["-fopenmp"] if most_threads() > 1 else []),
-            *options.flags,
-            *_each("-I", [str(TEMPLATES), *options.include_folders]),
-            *_each("-D", options.definitions),
-            "-c",
-            str(file),
-            "-o",
-            str(machine_code),
-        )
+        _run(*compile_command(options), "-c", str(file), "-o", str(machine_code))
         # Without -fopenmp: the library must be the one that torch has loaded, and no second one.
         _run(
-            *compiler.command,
+            *find_compiler().command,
             "-shared",
             str(machine_code),
             "-o",
@@ -162,6 +150,43 @@ def _build(source: str, options: Options, target: Path) -> None:
         )
     if not target.is_file():
         raise CompilerFailed("it ended without an error, but made no file")
+
+
+def compile_command(options: Options) -> list[str]:
+    """The command that compiles, without its source and target.
+
+    Raises:
+        CompilerMissing: there is no compiler.
+    """
+    return [
+        *find_compiler().command,
+        *FLAGS,
+        *(["-fopenmp"] if most_threads() > 1 else []),
+        *options.flags,
+        *_each("-I", [str(TEMPLATES), *options.include_folders]),
+        *_each("-D", options.definitions),
+    ]
+
+
+def precompile(headers: str, options: Options, target: Path) -> list[str]:
+    """Write precompiled headers, for sources with the same options.
+
+    Returns:
+        The path of each header in it.
+
+    Raises:
+        CompilerMissing: there is no compiler.
+        CompilerFailed: it refused the headers, took longer than five minutes, or had no room.
+        OSError: there is no folder for its files.
+    """
+    with tempfile.TemporaryDirectory(prefix="offload-") as folder:
+        file, rule = Path(folder) / "headers.hpp", Path(folder) / "headers.d"
+        file.write_text(headers)
+        written = ["-MD", "-MF", str(rule), "-o", str(target)]
+        _run(*compile_command(options), "-x", "c++-header", str(file), *written)
+        # A rule of make: "target: source source", long lines continued, spaces escaped.
+        _, _, sources = rule.read_text().replace("\\\n", " ").partition(": ")
+        return [one for one in shlex.split(sources.replace("$$", "$")) if one != str(file)]
 
 
 def _run(*command: str) -> None:

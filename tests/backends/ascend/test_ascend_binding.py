@@ -14,7 +14,7 @@ import ascend_simulator
 import pytest
 from ascend_process import output_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SHOW = "print(*sorted(k for k, v in _native.ascend_capabilities().items() if v))"
 OLDEST = {"capture"}

@@ -25,7 +25,7 @@ import offload
 from offload.errors import OffloadError
 from offload.native import _native
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 MOST_TRIES = 3
 # Objects left by a failed release, which nothing else can release.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
 FOLDER = Path(__file__).parent / "torch_cuda"

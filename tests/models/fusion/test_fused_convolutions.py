@@ -14,7 +14,7 @@ from torch import nn
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 try:
     find_compiler()

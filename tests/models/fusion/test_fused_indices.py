@@ -11,7 +11,7 @@ from torch.nn import functional
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 try:
     find_compiler()

@@ -20,7 +20,7 @@ import offload
 from offload.compile.regions import find_regions
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
 try:

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import offload
 from offload.compile.toolchain import CompilerMissing, find_compiler
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 try:
     find_compiler()

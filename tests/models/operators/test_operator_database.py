@@ -26,6 +26,8 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+pytestmark = pytest.mark.long
+
 # Refused operators and a part of the reason. At most 25 of those that take float32.
 HOST_READ = "reads a tensor's value on the host"
 SHAPE = "shape depends on the data"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from ranks import Found, run_alone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # These leave the groups unchanged, so that one run has all of them.
 _WHOLE = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ranks import Found, run_alone, run_by_torchrun
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module", params=[2, 4])

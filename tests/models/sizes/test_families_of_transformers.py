@@ -13,7 +13,7 @@ from torch.export import Dim
 
 import offload
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RECORDED, LENGTHS = 9, (1, 2, 3, 16, 31, 200)
 N = Dim("n", min=1, max=256)

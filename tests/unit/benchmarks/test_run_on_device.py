@@ -14,6 +14,8 @@ import device_report
 import run_on_device
 from device_notes import DEVICE_FAILED, note, notes_path, read_notes, write_report
 
+pytestmark = pytest.mark.long
+
 CONFTEST = """
 import sys
 from pathlib import Path

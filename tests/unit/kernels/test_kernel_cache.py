@@ -18,7 +18,7 @@ from offload.compile import cache as caches
 from offload.compile import fuse, toolchain
 from offload.compile.cache import CacheRefused, Entry, KernelCache
 
-pytestmark = [needs_compiler, pytest.mark.slow]
+pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
