@@ -1,9 +1,12 @@
 #include "cpu/collectives.hpp"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/view_as_real.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <stdexcept>
@@ -99,7 +102,9 @@ class GroupCollective final : public Collective {
   void wait() override {
     if (!work_) return;
     const WorkPointer work = std::move(work_);
+    const std::function<void()> end = std::exchange(end_, nullptr);
     if (!work->wait()) throw std::runtime_error("the process group " + name_ + " gave up");
+    if (end) end();
   }
 
   void drain() noexcept override {
@@ -109,8 +114,12 @@ class GroupCollective final : public Collective {
     }
   }
 
+  // Sets what is to be done when the work of the running collective has ended.
+  void set_end(std::function<void()> end) { end_ = std::move(end); }
+
   TensorVector& inputs() { return inputs_; }
   TensorVector& outputs() { return outputs_; }
+  const TensorVector& outputs() const { return outputs_; }
 
  private:
   // A destroyed group may still be referenced, and its name may belong to a new group.
@@ -141,6 +150,7 @@ class GroupCollective final : public Collective {
   Begin begin_;
   pid_t process_ = getpid();  // the process of the group's threads
   WorkPointer work_;          // null: not running
+  std::function<void()> end_;
 };
 
 using Begin = GroupCollective::Begin;
@@ -154,11 +164,59 @@ Begin begin_all_reduce(const std::string& reduction) {
   };
 }
 
+// Whether a coalesced collective is performed on one flat tensor, by another call of the group.
+//
+// The worker threads of a gloo group, two by default, set the name of the last completed collective
+// without a lock: `pgStatus_->lastCompletedWorkName` in ProcessGroupGloo::runLoop
+// (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp), a std::string. Names of more than 15
+// characters, such as ALLREDUCE_COALESCED, have memory of their own in libstdc++, which concurrent
+// assignments free twice. The calls made here have shorter names.
+bool is_flattened(c10d::ProcessGroup& group, const GroupCollective& one) {
+  if (group.getBackend(c10::DeviceType::CPU)->getBackendName() != "gloo") return false;
+  const at::ScalarType dtype = one.outputs().front().scalar_type();
+  return std::all_of(one.outputs().begin(), one.outputs().end(), [&](const at::Tensor& output) {
+    return output.scalar_type() == dtype && output.is_contiguous();
+  });
+}
+
+at::Tensor flattened(const TensorVector& tensors) {
+  TensorVector flat;
+  for (const at::Tensor& one : tensors) flat.push_back(one.reshape({-1}));
+  return at::cat(flat);
+}
+
+// Copies consecutive elements of `flat` to tensors.
+void spread(const at::Tensor& flat, const TensorVector& tensors) {
+  std::int64_t begin = 0;
+  for (const at::Tensor& one : tensors) {
+    one.copy_(flat.narrow(0, begin, one.numel()).view(one.sizes()));
+    begin += one.numel();
+  }
+}
+
+// Copies what each rank sent, its tensors one after the other, to the rank's part of each output.
+void spread_ranks(const at::Tensor& received, const TensorVector& outputs, std::int64_t n_ranks) {
+  const TensorVector of_ranks = received.chunk(n_ranks);
+  for (std::size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    TensorVector parts;
+    for (const at::Tensor& output : outputs) {
+      parts.push_back(output.view({-1}).chunk(n_ranks)[rank]);
+    }
+    spread(of_ranks[rank], parts);
+  }
+}
+
 Begin begin_all_reduce_coalesced(const std::string& reduction) {
-  c10d::AllreduceCoalescedOptions options;
+  c10d::AllreduceOptions options;
   options.reduceOp = find_reduce_op(reduction);
-  return [options](c10d::ProcessGroup& group, GroupCollective& one) {
-    return group.allreduce_coalesced(one.outputs(), options);
+  c10d::AllreduceCoalescedOptions coalesced;
+  coalesced.reduceOp = options.reduceOp;
+  return [options, coalesced](c10d::ProcessGroup& group, GroupCollective& one) {
+    if (!is_flattened(group, one)) return group.allreduce_coalesced(one.outputs(), coalesced);
+    if (one.outputs().size() == 1) return group.allreduce(one.outputs(), options);
+    TensorVector flat{flattened(one.outputs())};
+    one.set_end([flat, &one] { spread(flat.front(), one.outputs()); });
+    return group.allreduce(flat, options);
   };
 }
 
@@ -172,7 +230,18 @@ Begin begin_broadcast(std::int64_t source) {
 
 Begin begin_all_gather_coalesced() {
   return [](c10d::ProcessGroup& group, GroupCollective& one) {
-    return group.allgather_into_tensor_coalesced(one.outputs(), one.inputs());
+    if (!is_flattened(group, one)) {
+      return group.allgather_into_tensor_coalesced(one.outputs(), one.inputs());
+    }
+    at::Tensor sent = flattened(one.inputs());
+    if (one.outputs().size() == 1) {
+      at::Tensor received = one.outputs().front().view({-1});
+      return group._allgather_base(received, sent);
+    }
+    const std::int64_t n_ranks = group.getSize();
+    at::Tensor received = at::empty({n_ranks * sent.numel()}, sent.options());
+    one.set_end([received, n_ranks, &one] { spread_ranks(received, one.outputs(), n_ranks); });
+    return group._allgather_base(received, sent);
   };
 }
 

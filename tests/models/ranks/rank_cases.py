@@ -121,6 +121,30 @@ def coalesced() -> Any:
 
 
 @case
+def gathered_coalesced() -> Any:
+    """Of two shapes, one of them without elements, and alone."""
+    gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced
+    wait = torch.ops._c10d_functional.wait_tensor
+
+    def call(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> list[torch.Tensor]:
+        started = [*gather([x + 1, y, z.t()], 2, WORLD), *gather([z.t()], 2, WORLD)]
+        return [wait(one) * 2 for one in started]
+
+    return check(call, (3, 2), (0, 4), (2, 3))
+
+
+@case
+def gathered_coalesced_of_two_dtypes() -> Any:
+    gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced
+    wait = torch.ops._c10d_functional.wait_tensor
+
+    def call(x: torch.Tensor) -> list[torch.Tensor]:
+        return [wait(one) + 1 for one in gather([x, (x * 9).long()], 2, WORLD)]
+
+    return check(call, (3, 2))
+
+
+@case
 def overlapped() -> Any:
     """A collective is started, other values are computed, and the result is waited for."""
 

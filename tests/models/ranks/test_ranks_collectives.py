@@ -24,6 +24,11 @@ def found() -> Found:
         ("functional_all_to_all", ["all_to_all_single", "wait_tensor"]),
         ("functional_maximum_of_integers", ["all_reduce", "wait_tensor"]),
         ("coalesced", ["all_reduce_coalesced", "wait_tensor", "wait_tensor"]),
+        ("gathered_coalesced", ["all_gather_into_tensor_coalesced"] * 2 + ["wait_tensor"] * 4),
+        (
+            "gathered_coalesced_of_two_dtypes",
+            ["all_gather_into_tensor_coalesced", "wait_tensor", "wait_tensor"],
+        ),
         ("in_place_all_reduce", ["all_reduce_", "wait_tensor"]),
         ("in_place_of_an_input", ["all_reduce_", "wait_tensor"]),
         ("in_place_broadcast", ["broadcast_", "wait_tensor"]),
