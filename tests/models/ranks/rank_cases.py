@@ -134,6 +134,31 @@ def gathered_coalesced() -> Any:
 
 
 @case
+def an_execution_meets_an_eager_call() -> Any:
+    """On one rank the call is executed, on the other it runs eagerly, in turns."""
+    operators = torch.ops._c10d_functional
+
+    def call(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        started = [
+            *operators.all_gather_into_tensor_coalesced([x, y + 1], 2, WORLD),
+            *operators.all_reduce_coalesced([y, x * 2], "sum", WORLD),
+            operators.all_gather_into_tensor(y, 2, WORLD),
+        ]
+        return [operators.wait_tensor(one) for one in started]
+
+    shapes = (3, 2), (5,)
+    run = offload.capture(call, *[own(*shape) for shape in shapes]).load()
+    same = True
+    for seed in range(1, 5):
+        given = [own(*shape, seed=seed) for shape in shapes]
+        expected = call(*given)
+        found = (run if dist.get_rank() == seed % 2 else call)(*given)
+        same &= all(map(torch.equal, found, expected))
+    run.close()
+    return {"same": same}
+
+
+@case
 def gathered_coalesced_of_two_dtypes() -> Any:
     gather = torch.ops._c10d_functional.all_gather_into_tensor_coalesced
     wait = torch.ops._c10d_functional.wait_tensor

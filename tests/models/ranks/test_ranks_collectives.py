@@ -80,6 +80,10 @@ def test_ranks_may_do_the_two_sides_of_a_message(found):
     assert receives["launches"][:2] == ["irecv", "wait_tensor"]
 
 
+def test_a_rank_that_executes_meets_a_rank_that_runs_eagerly(found):
+    assert found.of("an_execution_meets_an_eager_call") == [{"same": True}] * 2
+
+
 def test_a_group_of_its_own_has_its_own_numbers(found):
     first, second = found.of("a_group_of_its_own")
     assert first["same"]
