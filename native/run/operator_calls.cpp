@@ -1,5 +1,6 @@
 #include "run/operator_calls.hpp"
 
+#include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -88,6 +89,13 @@ bool equals(const c10::IValue& found, const c10::IValue& recorded) {
   return false;
 }
 
+// A Program from a file is not compared with the caller's default dtype, which torch's operators
+// read where neither an argument nor an operand gives a dtype.
+bool is_of_another_default(c10::ScalarType found, c10::ScalarType recorded) {
+  return found != recorded && c10::isFloatingType(recorded) &&
+         found == c10::get_default_dtype_as_scalartype();
+}
+
 // torch's host allocator has no exception class for this (c10/core/impl/alloc_cpu.cpp).
 bool tells_of_no_memory(const std::exception& error) {
   if (dynamic_cast<const OutOfMemory*>(&error) || dynamic_cast<const std::bad_alloc*>(&error) ||
@@ -122,6 +130,14 @@ void check_result(const at::Tensor& result, const TensorLayout& layout, std::int
   const std::string told = told_apart(result, layout, offset_bytes);
   if (guards_shape) throw BindingError(launch + ": " + told);
   if (result.defined() && result.sizes() == c10::IntArrayRef(layout.shape)) {
+    if (is_of_another_default(result.scalar_type(), layout.dtype)) {
+      throw BindingError(launch + ": " + told + "; the default dtype is " +
+                         dtype_name(result.scalar_type()) + " now: if it was " +
+                         dtype_name(layout.dtype) +
+                         " at the recording, call torch.set_default_dtype with that before loading "
+                         "and calling the program; if the operator is your own, correct its fake "
+                         "implementation");
+    }
     // No input causes this: the program does not match the operator.
     throw CaptureError(launch + ": " + told +
                        "; if the operator is your own, correct its fake implementation");

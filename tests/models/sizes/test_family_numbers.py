@@ -268,6 +268,27 @@ def test_such_numbers_are_saved(tmp_path):
 
 
 @torch.no_grad()
+def test_another_default_dtype_than_at_the_recording_is_told_at_a_new_size(tmp_path):
+    """A Program from a file is not compared with the caller's, so its operators may read it."""
+
+    def call(x):
+        return x * torch.ones(x.shape[0], 4).tril()
+
+    path = tmp_path / "m.offload"
+    offload.capture(call, torch.randn(7, 4), dynamic_shapes=({0: N},)).save(path)
+    run = offload.open(path).load(sizes=offload.Sizes())
+    x, other = torch.randn(7, 4), torch.randn(9, 4)
+    expected, expected_other = call(x), call(other)
+    assert torch.equal(run(x), expected)
+    torch.set_default_dtype(torch.float64)
+    assert torch.equal(run(x), expected)
+    with pytest.raises(offload.BindingError, match=r"float64 now.*torch\.set_default_dtype"):
+        run(other)
+    torch.set_default_dtype(torch.float32)
+    assert torch.equal(run(other), expected_other)
+
+
+@torch.no_grad()
 def test_a_guard_that_only_the_recorded_size_fulfils_refuses_the_capture():
     def exact(x):
         return x * 2 if x.shape[0] * 0.5 == 3.5 else x
