@@ -85,7 +85,9 @@ def test_what_may_exist_at_once_shares_no_bytes(case, alignment_bytes):
 
 @pytest.mark.parametrize("sizes_bytes", [(64,), (192, 64), (64, 192)])
 def test_of_values_that_follow_one_another_the_largest_is_the_bound(sizes_bytes):
-    lifetimes = [Lifetime(2 * at, 2 * at + 1, ((0, 0),)) for at in range(len(sizes_bytes))]
+    lifetimes = [
+        Lifetime(2 * at, 2 * at + 1, ((2 * at, 2 * at + 1),)) for at in range(len(sizes_bytes))
+    ]
     found = place_lifetimes(lifetimes, list(sizes_bytes), alignment_bytes=64)
     assert found.lower_bound_bytes == found.arena_bytes == max(sizes_bytes)
 
