@@ -98,6 +98,8 @@ std::shared_ptr<ModelStream> make_part(Runtime& state, const Capture& capture) {
 
 }  // namespace
 
+void reset_thread_mode() { thread_mode = kCaptureGlobal; }
+
 void join_capture(Runtime& state, const std::shared_ptr<StreamState>& stream,
                   const std::shared_ptr<Capture>& capture) {
   if (capture->parts.count(stream.get()) == 0) {

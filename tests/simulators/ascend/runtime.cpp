@@ -249,6 +249,7 @@ bool reset(Runtime& state) {
     stream->update.reset();
   }
   state.captures.clear();
+  reset_thread_mode();
   state.models.clear();
   state.conditions.clear();
   state.tasks.clear();

@@ -208,5 +208,7 @@ void require_not_captured(const EventState& event);
 
 // Restores the initial state; primary contexts and their handles stay. False while work runs.
 bool reset(Runtime& state);
+// Gives the calling thread the capture mode that new threads have.
+void reset_thread_mode();
 
 }  // namespace simulated_ascend

@@ -25,6 +25,11 @@ void merge(std::vector<std::uint64_t>& frontier, const std::vector<std::uint64_t
 
 CaptureMode Captures::exchange_mode(CaptureMode mode) { return std::exchange(thread_mode, mode); }
 
+void Captures::reset() {
+  active_.clear();
+  thread_mode = CaptureMode::kGlobal;
+}
+
 void Captures::begin(Stream& stream, CaptureMode mode) {
   require(!scheduler_.is_default(stream), Status::kCaptureUnsupported);
   require(stream.capture == nullptr, Status::kIllegalState);

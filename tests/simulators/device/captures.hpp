@@ -55,7 +55,8 @@ class Captures {
   // Sets the calling thread's mode, which limits what captures forbid it. Returns the previous
   // mode.
   static CaptureMode exchange_mode(CaptureMode mode);
-  void reset() { active_.clear(); }
+  // Forgets captures, and the calling thread's mode.
+  void reset();
 
  private:
   void close(Capture& capture);
