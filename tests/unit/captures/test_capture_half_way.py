@@ -45,6 +45,7 @@ def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch
             self._memory = types.SimpleNamespace(current=lambda: Entered("pool"))
             self._kept = types.SimpleNamespace(bases={})
             self._stand_ins = dict
+            self._launcher = types.SimpleNamespace(enqueue=None)
             self._begin = lambda: step("begin")
             self._launch = lambda run, launch: step("launch")
             self._abandon = lambda: log.append("abandoned")
@@ -97,6 +98,7 @@ def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
             self._graph = types.SimpleNamespace(raw_cuda_graph=lambda: 77)
             self._nodes = types.SimpleNamespace(known={5: known}, launches={5: 3})
             self._stand_ins = dict
+            self._launcher = types.SimpleNamespace(enqueue=None, declared=lambda nodes: nodes)
             self._begin = self._end = lambda: None
             self._random_cells = list
             self._device = 0

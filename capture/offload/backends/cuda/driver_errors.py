@@ -45,6 +45,8 @@ _DOING = {
     "cuMemcpyDtoH": "copying from the device",
     "cuMemcpyHtoD": "copying to the device",
     "cuMemsetD8Async": "clearing memory of the device",
+    "cuModuleGetFunction": "finding a compiled kernel in its module",
+    "cuModuleLoadData": "loading a compiled kernel",
     "cuPointerGetAttribute": "querying to whose memory an address belongs",
     "cuStreamCreate": "creating the stream of captures",
     "cuStreamGetCaptureInfo": "querying the graph that is being captured",
