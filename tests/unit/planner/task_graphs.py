@@ -148,7 +148,8 @@ def least_latency(graph, limit_s=60.0):
     model.minimize(latency)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limit_s
-    solver.parameters.num_workers = 4
+    # With 4, OR-Tools 9.15 at times calls 397 the optimum of a graph that has a placement of 395.
+    solver.parameters.num_workers = 1
     status = solver.solve(model)
     assert status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     return Proved(round(solver.objective_value), math.ceil(solver.best_objective_bound - 1e-6))
