@@ -95,7 +95,7 @@ def _page(data: dict[str, Any], mutants: Sequence[dict[str, Any]]) -> str:
         "Written by `make mutations`. A mutant is one changed place of the product, drawn at "
         "random. The tests of its area (`tests/mutations/areas.toml`) run until the first fails.",
         "",
-        f"{len(mutants)} of {draw['count']} mutants were tested (seed {draw['seed']}; "
+        f"{len(mutants)} mutants were tested (drawn: {draw['count']} of each tree, seed {draw['seed']}; "
         f"{machine['cores']}-core machine, Python {machine['python_version']}). The tests noticed "
         f"{len(noticed)}. Tests that were added since notice {len(mended)} more. "
         f"Left with a reason: {len(survivors) - len(mended) - n_open}; left open: {n_open}. "
