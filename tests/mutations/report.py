@@ -96,8 +96,8 @@ def _page(data: dict[str, Any], mutants: Sequence[dict[str, Any]]) -> str:
         "random. The tests of its area (`tests/mutations/areas.toml`) run until the first fails.",
         "",
         f"{len(mutants)} mutants were tested (drawn: {draw['count']} of each tree, seed "
-        f"{draw['seed']}; {machine['cores']}-core machine, Python {machine['python_version']}). The tests noticed "
-        f"{len(noticed)}. Tests that were added since notice {len(mended)} more. "
+        f"{draw['seed']}; {machine['cores']}-core machine, Python {machine['python_version']}). "
+        f"The tests noticed {len(noticed)}. Tests that were added since notice {len(mended)} more. "
         f"Left with a reason: {len(survivors) - len(mended) - n_open}; left open: {n_open}. "
         "What its area's tests miss, other tests may notice. [All mutants](mutations.json).",
         "",
