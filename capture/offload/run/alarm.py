@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -53,7 +54,11 @@ class Alarm:
                     continue
                 method = heapq.heappop(self._waiting)[2]()
             if method is not None:
-                method()
+                try:
+                    method()
+                except Exception:  # told as that of any thread; other methods have their times
+                    thread = threading.current_thread()
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), thread)))
             del method
 
 

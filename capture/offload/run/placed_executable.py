@@ -20,15 +20,14 @@ from offload.errors import (
     ExecutionError,
     TimelineError,
 )
-from offload.interpreter.eager_run import tensor_at
 from offload.plan.task_placement import TaskPlacement
-from offload.program import BoundProgram, Program, TensorView
-from offload.program.structure import unflatten
+from offload.program import BoundProgram, Program
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
 from offload.run.placed_explanation import moved_lines, segment_lines, transfer_lines
 from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued
+from offload.run.placed_results import PlacedResults
 from offload.run.placed_timeline import placed_timeline
 from offload.run.segment_dispatch import SegmentDispatcher
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
@@ -37,9 +36,6 @@ from offload.run.transfers import Memory
 from offload.run.weight_copies import WeightCopies
 from offload.run.whole_binding import whole_binding
 from offload.timeline import Timeline
-
-Base = tuple[torch.UntypedStorage, int]
-"""Where a Value begins: a storage, and how many bytes into it."""
 
 
 class PlacedExecutable(Submitting):
@@ -116,14 +112,8 @@ class PlacedExecutable(Submitting):
             )
         self._copies = copies
         self._binding = whole_binding(bound)
-        self._weights = self._weight_bases()
-        values = self.program.values
+        self._results = PlacedResults(bound, self.segments)
         _alive.add(self)
-        self._made = {
-            at: TensorView(at, 0, values[at].shape, values[at].strides, values[at].dtype)
-            for one in self.segments
-            for at in one.slice.outputs
-        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute, and return what the model returns.
@@ -144,7 +134,7 @@ class PlacedExecutable(Submitting):
         self._observe(queued.devices, error)
         if error is not None:
             raise error
-        return self._result(queued)
+        return self._results.of(queued)
 
     def close(self) -> None:
         """Wait for executions in flight, and free the segments; later executions fail.
@@ -282,12 +272,7 @@ class PlacedExecutable(Submitting):
         if self._copies is not None:
             self._copies.copy_all_again()
         self._binding.rebind_weights()
-        self._weights = self._weight_bases()
-
-    def _weight_bases(self) -> dict[int, Base]:
-        views = self.program.weight_views
-        held = self.bound.bindings.weights
-        return {value: _base_of(one[0], views[value][0]) for value, one in held.items()}
+        self._results.rebind()
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         """Queue the segments; where executions leave state, wait for the given tickets."""
@@ -335,7 +320,7 @@ class PlacedExecutable(Submitting):
         if error is not None:
             whole._set_error(error)
             return
-        whole._set_result(self._result(queued))
+        whole._set_result(self._results.of(queued))
 
     def _observe(self, devices: Sequence[int], error: BaseException | None) -> None:
         """Record the segments' latest durations: of other calls, where calls overlap."""
@@ -439,19 +424,6 @@ class PlacedExecutable(Submitting):
         self._before = tuple(begun)
         return found
 
-    def _result(self, queued: Queued) -> Any:
-        """Return what the model returns, with views of memory that the execution has filled."""
-        results = []
-        for one in self.program.results:
-            view = one.view
-            if one.input_leaf >= 0:
-                results.append(queued.given[one.input_leaf])
-            elif (held := queued.held.get(view.value)) is not None:
-                results.append(held if view == self._made.get(view.value) else _view(held, view))
-            else:
-                results.append(tensor_at(*self._weights[view.value], view))
-        return unflatten(self.bound.result_structure, results)
-
     def __enter__(self) -> PlacedExecutable:
         return self
 
@@ -508,14 +480,3 @@ def _origin(errors: Sequence[Exception | None]) -> Exception | None:
     failed = [one for one in errors if one is not None]
     own = [one for one in failed if not isinstance(one, (DependencyError, CancelledError))]
     return next(iter((*own, *failed)), None)
-
-
-def _view(held: torch.Tensor, view: TensorView) -> torch.Tensor:
-    """Return a view of a Value that a tensor holds as a whole."""
-    return tensor_at(*_base_of(held), view)
-
-
-def _base_of(tensor: torch.Tensor, view: TensorView | None = None) -> Base:
-    """Return where the Value begins of which a tensor is this view, or the whole."""
-    offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
-    return tensor.untyped_storage(), offset_bytes - (view.offset_bytes if view is not None else 0)
