@@ -27,6 +27,7 @@ from offload.compile.toolchain import (
     find_compiler,
     precompile,
 )
+from offload.console.switches import LOGGER
 
 N_BUILDS_BEFORE = 3
 """Builds of a process without precompiled headers, before it makes them: these would have saved
@@ -95,7 +96,13 @@ def including(headers: str, options: Options, cache: KernelCache) -> Options:
 
 def refuse(headers: str, options: Options, cache: KernelCache) -> None:
     """Do without the precompiled headers in this process: what was built with them failed."""
-    _refused.add((cache.folder, _key(headers, options)))
+    _do_without((cache.folder, _key(headers, options)), "a source failed with them alone")
+
+
+def _do_without(here: tuple[Path, str], reason: str) -> None:
+    """Parse headers from now on, which is slower and gives the same kernels."""
+    _refused.add(here)
+    LOGGER.info("kernels are compiled without precompiled headers: %s", reason)
 
 
 def _key(headers: str, options: Options) -> str:
@@ -116,8 +123,8 @@ def _found_or_made(key: str, headers: str, options: Options, cache: KernelCache)
         return None
     try:
         return _made(key, headers, options, cache)
-    except (OSError, CompilerFailed, CacheRefused):
-        _refused.add(here)  # what remains is slower, and no worse
+    except (OSError, CompilerFailed, CacheRefused) as error:
+        _do_without(here, f"they cannot be made: {error}")
         return None
 
 
