@@ -148,8 +148,11 @@ def test_a_store_that_ends_in_a_load_is_an_error():
 
 def test_an_error_of_one_rank_while_orders_are_timed_is_one_of_all(found):
     (first, again), (second, again_there) = found.of("failing_while_orders_are_timed")
-    assert first["kind"] == second["kind"] == "ExecutionError"
+    assert second["kind"] == "ExecutionError"
     assert "no memory is left" in second["message"]
+    # Rank 0 waits in the exchange, or is told where they meet, if it comes there after the refusal.
+    told = {"ExecutionError": "Timed out", "CaptureError": "rank 1 refused the load of call"}
+    assert told[first["kind"]] in first["message"]
     assert again == again_there == [5.0] * 4
 
 
