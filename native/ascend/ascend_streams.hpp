@@ -51,6 +51,10 @@ class AscendStreams {
   Code synchronize(Stream stream) const { return runtime_->synchronize_stream(stream); }
 
   Code ask_capturing(Stream stream, bool& captures) const;
+  bool joins_capture(Stream stream, bool) const {
+    refuse_capturing(stream, "the current stream");
+    return false;
+  }
   void refuse_capturing(Stream stream, const char* which) const;
   void check(Code code, const char* what) const { runtime_->check(code, what); }
 

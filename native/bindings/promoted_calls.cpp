@@ -4,8 +4,8 @@
 
 #include <utility>
 
+#include "device/captured_stream.hpp"
 #include "python_replay.hpp"
-#include "run/captured_stream.hpp"
 
 namespace py = pybind11;
 

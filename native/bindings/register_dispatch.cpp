@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "convert.hpp"
+#include "device/captured_stream.hpp"
 #include "dispatch/dispatched_resident.hpp"
 #include "gil.hpp"
 #include "launch_arguments.hpp"
@@ -35,9 +36,18 @@ void add_launch(DispatchedResident& resident, const std::string& operator_name,
                          std::move(releases), guard, guards_shape, source));
 }
 
+void ask_by_python(const std::string& device_type, py::object ask) {
+  auto* const kept = new py::object(std::move(ask));  // the question lives as long as the process
+  ask_captures_by(c10::Device(device_type).type(), [kept] {
+    const GilHeld gil;
+    return (*kept)().cast<bool>();
+  });
+}
+
 }  // namespace
 
 void register_dispatch(py::module_& module) {
+  module.def("ask_captures_by", &ask_by_python, py::arg("device_type"), py::arg("ask"));
   py::class_<DispatchedResident, Resident, std::shared_ptr<DispatchedResident>>(
       module, "DispatchedResident", py::multiple_inheritance())
       .def(py::init(&make), py::arg("slots"), py::arg("tensors"), py::arg("device"),

@@ -59,6 +59,10 @@ class CudaStreams {
     captures = code == kSuccess && status != kCaptureNone;
     return code;
   }
+  bool joins_capture(Stream stream, bool) const {
+    refuse_capturing(stream, "the current stream");
+    return false;
+  }
   void refuse_capturing(Stream stream, const char* which) const {
     cuda::refuse_capturing(driver(), stream, which);
   }

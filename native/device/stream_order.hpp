@@ -64,6 +64,9 @@ class StreamFence final : public Fence {
 //   record(event, stream), wait(stream, event), synchronize(event), synchronize(stream): Code;
 //   ask_capturing(stream, captures&): Code; whether the stream is captured into another model;
 //   refuse_capturing(stream, which): throws ExecutionError if it is;
+//   joins_capture(stream, moves): bool; whether work there becomes part of the caller's capture,
+//     which matters only if work `moves` there from another stream. Throws ExecutionError if the
+//     stream is being captured and work cannot become part of it;
 //   check(code, what): throws ExecutionError with the device's message unless code is kSuccess;
 //   is_fault(code): the device failed and does not continue, rather than refusing a call now;
 //   is_lost(): this process was forked: nothing works in it any more, and no call is made.
@@ -90,11 +93,14 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
-  // Directs work to `next`, after all earlier work. Throws if that stream is being captured.
+  // Directs work to `next`, after all earlier work. Work that joins the caller's capture on another
+  // stream waits for none: the caller executes it elsewhere and later. Throws if that stream is
+  // being captured and work cannot join.
   void enter(Stream next) {
     const typename Streams::Scope scope(streams_);
-    streams_.refuse_capturing(next, "the current stream");
-    if (in_flight() && *last_stream_ != next) {
+    const bool moves = in_flight() && *last_stream_ != next;
+    joins_capture_ = streams_.joins_capture(next, moves);
+    if (moves && !joins_capture_) {
       streams_.refuse_capturing(*last_stream_, "the stream of the execution before");
       streams_.check(streams_.record(*done_, *last_stream_), "recording the execution before");
       streams_.check(streams_.wait(next, *done_), "waiting for the execution before");
@@ -106,6 +112,7 @@ class StreamOrder {
 
   // Called before work is enqueued on `stream()`.
   void note_enqueued() {
+    if (joins_capture_) return;
     last_stream_ = stream_;
     ++n_enqueued_;
   }
@@ -170,6 +177,7 @@ class StreamOrder {
  private:
   Streams streams_;
   Stream stream_ = Stream();
+  bool joins_capture_ = false;         // work becomes part of the caller's capture
   std::optional<Stream> last_stream_;  // of the latest work
   std::uint64_t n_enqueued_ = 0;       // pieces of work so far, copies included
   std::shared_ptr<StreamProgress> progress_;

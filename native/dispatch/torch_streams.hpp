@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "device/captured_stream.hpp"
 #include "offload/errors.hpp"
 
 namespace offload {
@@ -72,6 +73,10 @@ struct TorchStreams {
     return kSuccess;
   }
   void refuse_capturing(const Stream&, const char*) const {}
+  // Asked only where an event would tie the capture to work outside it, as asking may take long.
+  bool joins_capture(const Stream& stream, bool moves) const {
+    return moves && is_being_captured(*stream);
+  }
 
   void check(const Code& code, const char* what) const {
     if (code != kSuccess) throw ExecutionError(std::string(what) + " failed: " + code);

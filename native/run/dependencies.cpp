@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "device/captured_stream.hpp"
 #include "offload/errors.hpp"
 
 namespace offload {
@@ -32,6 +33,11 @@ void wait_for(const Dependencies& dependencies, const Call& call) {
     }
     check_dependency(one.ticket->error());
     if (!one.stream || one.ticket->done()) continue;
+    if (is_being_captured(*call.torch_stream)) {
+      throw ExecutionError(
+          "the current stream is being captured, and the execution depends on a ticket of work "
+          "outside the capture: wait for the ticket before the capture begins");
+    }
     // The event follows what the stream has by now: the awaited work and possibly more.
     c10::Event event(one.stream->device_type());
     event.record(*one.stream);

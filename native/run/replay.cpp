@@ -9,11 +9,11 @@
 #include <stdexcept>
 #include <utility>
 
+#include "device/captured_stream.hpp"
 #include "offload/claimed_lanes.hpp"
 #include "offload/errors.hpp"
 #include "offload/host_stages.hpp"
 #include "offload/lease.hpp"
-#include "run/captured_stream.hpp"
 #include "run/kernel_scope.hpp"
 #include "run/overlaps.hpp"
 #include "run/thread_count.hpp"

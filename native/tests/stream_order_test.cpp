@@ -35,6 +35,7 @@ class Machine {
   std::map<std::string, int> calls;
   std::map<std::string, Code> failures;  // once each
   int captured = 0;                      // the stream; 0: none
+  bool may_join = false;                 // work may become part of a capture
   int events = 0;                        // alive
 };
 
@@ -73,6 +74,10 @@ struct FakeStreams {
   }
   void refuse_capturing(Stream stream, const char* which) const {
     if (stream == machine.captured) throw std::runtime_error(which);
+  }
+  bool joins_capture(Stream stream, bool) const {
+    if (!machine.may_join) refuse_capturing(stream, "the current stream");
+    return stream == machine.captured;
   }
   void check(Code code, const char* what) const {
     if (code != kDone) throw std::runtime_error(what);
@@ -177,6 +182,26 @@ void nobody_waits_for_a_captured_stream() {
   CHECK_THAT(machine.count("record") == 1);
 }
 
+void work_of_a_capture_waits_for_none_and_is_not_in_flight() {
+  Machine machine;
+  machine.may_join = true;
+  Order order(FakeStreams{machine});
+  order.enter(1);
+  machine.captured = 2;
+  order.enter(2);
+  order.note_enqueued();
+  CHECK_THAT(order.stream() == 2 && *order.busy_stream() == 1);
+  CHECK_THAT(machine.count("record") == 0 && machine.count("wait") == 0);
+  order.fence()->wait();
+  CHECK_THAT(!order.in_flight());
+  order.enter(2);
+  order.note_enqueued();
+  CHECK_THAT(!order.in_flight());
+  machine.captured = 0;
+  order.enter(3);
+  CHECK_THAT(*order.busy_stream() == 3 && machine.count("wait") == 0);
+}
+
 void a_refused_wait_is_no_end_and_a_fault_is() {
   for (const char* const name : {"ask", "record", "synchronize event"}) {
     Machine machine;
@@ -230,6 +255,7 @@ int main() {
   a_wait_that_fails_ends_nothing();
   a_fence_that_cannot_be_made_waits_for_the_stream();
   nobody_waits_for_a_captured_stream();
+  work_of_a_capture_waits_for_none_and_is_not_in_flight();
   a_refused_wait_is_no_end_and_a_fault_is();
   fences_outlive_the_order_and_wait_on_other_threads();
   return offload::test::result();

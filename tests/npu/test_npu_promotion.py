@@ -296,22 +296,41 @@ def test_weights_that_are_replaced_are_used_once_they_are_bound(model: Layers) -
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_caller_who_is_capturing_is_not_held_up(model: Layers, monkeypatch: Any) -> None:
-    """Sizes are due, and nothing can be captured; the launches become the caller's graph."""
+@pytest.mark.parametrize("before", ["result", "submit", "call", "promoted", "other size"])
+def test_a_caller_who_is_capturing_is_not_held_up(
+    model: Layers, monkeypatch: Any, before: str
+) -> None:
+    """Sizes are due, and nothing can be captured; the launches become the caller's graph.
+
+    Executions before, on another stream, are no part of it: an event of theirs would end the
+    capture with 107024 (ACL_ERROR_RT_CAPTURE_DEPENDENCY), and torch_npu's launching thread.
+    """
     run = load(model)
     x, out = random_input(8), random_input(8)
     scores = torch.empty(8, 8, device="npu")
-    run.submit(x).result()  # so that no work is in flight on another stream
+    if before == "promoted":
+        assert [check(run, model, 8) for _ in range(3)] == [False, True, True]
+    if before == "result":
+        run.submit(x).result()
+    elif before == "submit":
+        kept = run.submit(x)
+    else:
+        run(random_input(9) if before == "other size" else x)
     asked: list[Any] = []
     monkeypatch.setattr(CapturedSizes, "made", lambda *given: asked.append(given))
     graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph):
         run(x, out=(out, scores))
-    graph.replay()
-    torch.npu.synchronize()
-    assert same([out], model(x)[:1])
+    for _ in range(2):
+        x.copy_(torch.randn(8, 8))
+        graph.replay()
+        torch.npu.synchronize()
+        assert same([out], model(x)[:1])
     assert asked == []
     assert run.instances.promotion.refused == ()
+    if before == "submit":
+        assert kept.result() is not None
+    assert same(run(x), model(x))
 
 
 @pytest.mark.usefixtures("at_once")

@@ -68,6 +68,8 @@ class DispatchedBuilder(SizedBuilder):
         Raises:
             CaptureError: an operator does not exist in this torch, or takes other arguments.
         """
+        if self._device.type != "cpu":
+            _tell_captures(self._device.type)
         launches = self._program.launches
         descriptions = [self._describe(launch) for launch in launches]
         resident = _native.DispatchedResident(
@@ -98,6 +100,16 @@ class DispatchedBuilder(SizedBuilder):
             if content is not None:
                 return _host_tensor(content, argument)
         return super()._argument(argument)
+
+
+@functools.cache
+def _tell_captures(device_type: str) -> None:
+    """Have native code know of captures where torch's own guard of the type does not.
+
+    torch_npu 2.13.0 does not override `DeviceGuardImplInterface::isStreamCapturing`.
+    """
+    module: Any = torch.get_device_module(device_type)
+    _native.ask_captures_by(device_type, module.is_current_stream_capturing)
 
 
 def _host_tensor(content: bytes, view: TensorView) -> torch.Tensor:
