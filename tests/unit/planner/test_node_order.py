@@ -182,7 +182,9 @@ def test_memory_that_is_never_written_keeps_its_first_launch_first():
 )
 def test_inputs_that_share_memory_are_ordered_if_either_is_written(first, second, is_refused):
     alone = program_of([IN, IN, OUT, OUT], [first, second])
-    inputs = tuple(TensorView(one.index, 0, one.shape, one.strides, "uint8") for one in alone.values)
+    inputs = tuple(
+        TensorView(one.index, 0, one.shape, one.strides, "uint8") for one in alone.values
+    )
     program = dataclasses.replace(alone, inputs=inputs[:2], overlaps=(Overlap(0, 1, 0),))
     graph, plan = laned(program, chain_graph(program, [1, 1]))
     assert graph.edges == (((0, 1),) if is_refused else ())
