@@ -150,6 +150,41 @@ void helpers_take_part() {
   CHECK_THAT(Helpers::instance().n_started() == 4);
 }
 
+// Two launches on two lanes, of which one asks what its thread helps with.
+class Asking final : public LaneWork {
+ public:
+  void run(std::size_t, std::size_t& launch, std::size_t last, const std::atomic<bool>&) override {
+    pause_for(100);  // a helper claims the other lane
+    if (is_helper) {
+      CHECK_THAT(ClaimedLanes::is_helping_with(this));
+      CHECK_THAT(!ClaimedLanes::is_helping_with(&another));
+    } else {
+      CHECK_THAT(!ClaimedLanes::is_helping_with(this));
+    }
+    CHECK_THAT(!ClaimedLanes::is_helping_with(nullptr));
+    launch = last;
+  }
+
+  void take_part(const std::function<void()>& drive) override {
+    is_helper = true;
+    drive();
+    is_helper = false;
+  }
+
+  static thread_local bool is_helper;
+  int another = 0;
+};
+
+thread_local bool Asking::is_helper = false;
+
+void a_helper_helps_with_one_execution() {
+  Asking work;
+  const Lanes lanes{{{kRun, 0, 1}}, {{kRun, 1, 2}}};
+  const auto claimed = std::make_shared<ClaimedLanes>(work, lanes, &work);
+  for (int time = 0; time < 1000 && claimed->n_helped() < 10; ++time) claimed->execute(1);
+  CHECK_THAT(claimed->n_helped() > 0);
+}
+
 void several_threads_share_the_helpers() {
   std::vector<std::thread> threads;
   for (unsigned seed = 0; seed < 4; ++seed) {
@@ -395,6 +430,7 @@ void no_helper_comes_after_the_end() {
 int main() {
   no_helper_is_needed();
   helpers_take_part();
+  a_helper_helps_with_one_execution();
   several_threads_share_the_helpers();
   a_failure_ends_everything_once();
   of_two_failures_the_first_is_told();

@@ -32,6 +32,13 @@ void test_one_lane_and_none() {
   CHECK_THAT(found.method == "one lane");
 }
 
+// Launch 5 follows nothing and is long: it fits only on the lane of launches that it does not
+// follow.
+void test_a_free_lane_is_preferred_to_the_lane_of_the_launch_before() {
+  const LaneProblem problem{{2, 8, 3, 3, 1, 5}, {{0, 3}, {2, 3}}, 2, 0};
+  CHECK_THAT(schedule_lanes(problem, 0).predicted_ns == 11);  // half of all
+}
+
 // Conflicts that no path of lanes and waits orders; there must be none.
 std::size_t count_unordered(const LaneProblem& problem, const LaneSchedule& found) {
   const std::size_t n = problem.launch_ns.size();
@@ -114,6 +121,7 @@ void test_bad_input_is_refused() {
 int main() {
   test_two_towers();
   test_one_lane_and_none();
+  test_a_free_lane_is_preferred_to_the_lane_of_the_launch_before();
   test_all_conflicts_are_ordered();
   test_bad_input_is_refused();
   return offload::test::result();

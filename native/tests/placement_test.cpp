@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -120,6 +121,33 @@ void dissections_are_put_together_again() {
   CHECK_THAT(n_searched > 50);
 }
 
+// The search counts each visit. It visits every piece in each of its sections when it is made and
+// when a run begins, and the pieces that are left in a section whenever one of them is placed.
+void visits_are_counted() {
+  PlacementOptions options;
+  options.search_steps = 1'000'000;
+  int n_searched = 0;
+  for (std::uint64_t seed = 190; seed < 220; ++seed) {
+    Numbers numbers(seed);
+    const std::int64_t n_steps = 150 + numbers.below(1500);
+    const auto n_pieces = static_cast<std::size_t>(60 + numbers.below(400));
+    const std::vector<Interval> pieces = dissection(n_pieces, n_steps, 64, numbers);
+    std::set<std::int64_t> begins;
+    for (const Interval& piece : pieces) begins.insert(piece.first);
+    std::int64_t n_visits = 0;
+    for (const std::int64_t begin : begins) {
+      std::int64_t n_live = 0;
+      for (const Interval& piece : pieces) n_live += piece.first <= begin && begin < piece.last;
+      n_visits += 2 * n_live + n_live * (n_live - 1) / 2;
+    }
+    const Placement found = place_intervals(pieces, options);
+    if (found.method != "search") continue;
+    CHECK_THAT(found.search_steps > n_visits);
+    ++n_searched;
+  }
+  CHECK_THAT(n_searched > 10);
+}
+
 void search_ends_with_a_proof() {
   // 14 bytes are live at once, yet they do not fit in fewer than 15.
   const std::vector<Interval> intervals{{3, 7, 4}, {2, 6, 4}, {1, 5, 2}, {1, 2, 11},
@@ -128,6 +156,63 @@ void search_ends_with_a_proof() {
   CHECK_THAT(placement.lower_bound_bytes == 14);
   CHECK_THAT(placement.arena_bytes == 15);
   CHECK_THAT(placement.search_steps < 10'000);
+}
+
+// Greedy orders miss the least arena here, and so does a search that takes values of one size, or
+// of one live range, for each other.
+void values_of_one_size_are_told_apart() {
+  const std::vector<std::vector<Interval>> all{{{2, 6, 1},
+                                                {3, 6, 1},
+                                                {6, 10, 2},
+                                                {0, 10, 1},
+                                                {0, 6, 1},
+                                                {0, 6, 1},
+                                                {6, 7, 2},
+                                                {1, 3, 1},
+                                                {6, 10, 2},
+                                                {3, 10, 2},
+                                                {0, 2, 2},
+                                                {1, 3, 1},
+                                                {0, 1, 2},
+                                                {2, 3, 1},
+                                                {0, 6, 2},
+                                                {7, 10, 2}},
+                                               {{3, 6, 4},
+                                                {1, 4, 3},
+                                                {4, 7, 1},
+                                                {0, 1, 5},
+                                                {0, 3, 5},
+                                                {6, 7, 4},
+                                                {0, 4, 1},
+                                                {4, 7, 1},
+                                                {0, 4, 5},
+                                                {4, 7, 1},
+                                                {4, 7, 9},
+                                                {1, 4, 2},
+                                                {3, 4, 1}},
+                                               {{4, 6, 3},
+                                                {2, 6, 2},
+                                                {1, 2, 5},
+                                                {1, 3, 1},
+                                                {8, 9, 2},
+                                                {3, 8, 2},
+                                                {2, 10, 3},
+                                                {0, 1, 1},
+                                                {0, 1, 2},
+                                                {0, 4, 1},
+                                                {0, 10, 5},
+                                                {0, 1, 4},
+                                                {0, 4, 2},
+                                                {2, 3, 1},
+                                                {6, 10, 2},
+                                                {1, 2, 1},
+                                                {9, 10, 2},
+                                                {6, 10, 3}}};
+  for (const std::vector<Interval>& intervals : all) {
+    const Placement found = place_intervals(intervals, {});
+    CHECK_THAT(found.method == "search");
+    CHECK_THAT(found.arena_bytes == found.lower_bound_bytes);
+  }
 }
 
 void capacity_ends_the_search() {
@@ -229,6 +314,16 @@ void partial_orders_share_bytes_within_a_chain() {
   CHECK_THAT(offload::place_partial({2, {}, {}, {}}, {}).method == "empty");
 }
 
+// With any single value among others that take nothing, the bound is its size.
+void the_bound_of_a_partial_order_counts_each_value() {
+  for (std::size_t alone = 0; alone < 3; ++alone) {
+    offload::PartialIntervals values{1, {0, 1, 2}, {1, 2, 3}, {8, 8, 8}};
+    values.sizes_bytes[alone] = 40;
+    const Placement found = offload::place_partial(values, {8, {}});
+    CHECK_THAT(found.lower_bound_bytes == 40 && found.arena_bytes == 40);
+  }
+}
+
 // Random sizes and live ranges: greedy orders miss the best, and the search improves on them.
 void many_values_in_a_partial_order() {
   offload::PartialIntervals values;
@@ -290,13 +385,16 @@ int main() {
   values_that_never_meet_share_bytes();
   offsets_are_aligned();
   dissections_are_put_together_again();
+  visits_are_counted();
   search_ends_with_a_proof();
+  values_of_one_size_are_told_apart();
   capacity_ends_the_search();
   few_steps_do_no_harm();
   many_values();
   bad_input_is_refused();
   checker_finds_what_overlaps();
   partial_orders_share_bytes_within_a_chain();
+  the_bound_of_a_partial_order_counts_each_value();
   many_values_in_a_partial_order();
   bad_partial_orders_are_refused();
   return offload::test::result();

@@ -188,6 +188,22 @@ std::string error_of(const TaskGraph& graph, const TaskPlacementOptions& options
   return "";
 }
 
+// Consecutive stages are the best of the portfolio; a few changes of them suffice.
+void test_the_search_continues_from_pipeline_stages() {
+  TaskGraph graph =
+      graph_of(4, {16, 25, 7, 29, 26, 9, 25, 4, 28, 23, 19, 22, 18, 8, 17, 12, 18, 16, 26, 28});
+  graph.edges = {{0, 1, 1}, {1, 2, 19}, {2, 3, 17}, {2, 4, 3}};
+  TaskPlacementOptions options;
+  options.objective = TaskObjective::kThroughput;
+  options.max_evaluations = 0;
+  const FoundPlacement stages = place_tasks(graph, options);
+  CHECK_THAT(stages.method == "pipeline stages" && stages.placement.period_ns == 24);
+  options.max_evaluations = 20;
+  const FoundPlacement found = place_tasks(graph, options);
+  CHECK_THAT(found.placement.period_ns == found.lower_bound_ns);
+  CHECK_THAT(is_right(graph, found.placement));
+}
+
 void test_bad_input_is_refused() {
   TaskGraph graph = golden();
   graph.edges.push_back({9, 0, 1});
@@ -218,6 +234,7 @@ void test_bad_input_is_refused() {
 }  // namespace
 
 int main() {
+  test_the_search_continues_from_pipeline_stages();
   test_the_golden_example();
   test_all_objectives_of_random_graphs();
   test_degenerate_graphs();

@@ -200,6 +200,23 @@ void replaced_files_are_looked_up() {
   CHECK_THAT(memory[1] == std::byte{7} && memory[4999] == std::byte{7});
 }
 
+void files_that_are_gone_are_told_with_their_weight() {
+  offload::StreamPlan plan;
+  plan.weights.push_back({"head", 5000, {{0, 5000, 0, false}}});
+  std::vector<std::shared_ptr<offload::WeightSource>> sources;
+  {
+    const File file(5000);
+    WeightFiles files;
+    sources.push_back(std::make_shared<FileSource>(files.open(file.path()), 0, 5000));
+    WeightFiles anew;
+    offload::look_up_sources(plan, sources, {true}, anew);
+  }
+  WeightFiles anew;
+  const std::string error =
+      error_of([&] { offload::look_up_sources(plan, sources, {true}, anew); });
+  CHECK_THAT(has(error, "head: ") && has(error, "cannot be opened"));
+}
+
 // The kernel's own files permit no direct reads.
 void filesystems_without_direct_reads_work() {
   WeightFiles files;
@@ -236,6 +253,7 @@ int main() {
   runs_of_files_that_change_are_told();
   what_is_no_file_is_refused();
   replaced_files_are_looked_up();
+  files_that_are_gone_are_told_with_their_weight();
   filesystems_without_direct_reads_work();
   held_memory_is_copied();
   return offload::test::result();

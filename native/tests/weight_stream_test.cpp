@@ -214,6 +214,18 @@ void busy_streams_close() {
   }
 }
 
+// What another thread closes stays readable for the pass, whose launches gather rows from it.
+void a_close_beside_a_pass_keeps_the_sources() {
+  Fixture fixture(ring_plan(2, 1));
+  fixture.stream->load(nullptr);
+  fixture.stream->begin_pass(2, false);
+  fixture.stream->close();
+  CHECK_THAT(fixture.sources[0].use_count() == 2 && fixture.sources[1].use_count() == 2);
+  fixture.stream->abandon_pass();
+  fixture.stream->close();
+  CHECK_THAT(fixture.sources[0].use_count() == 1 && fixture.sources[1].use_count() == 1);
+}
+
 // A launch that waits when the stream is closed by another thread.
 void waiting_launches_end_with_close() {
   Fixture fixture(ring_plan(2, 1));
@@ -398,6 +410,7 @@ int main() {
   waits_are_told();
   executions_need_loaded_weights();
   busy_streams_close();
+  a_close_beside_a_pass_keeps_the_sources();
   waiting_launches_end_with_close();
   many_threads_use_one_stream();
   threads_replace_beside_passes();

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import click
 
 from mutations import copied_tree
 from mutations.areas import read_groups
-from mutations.mutants import Mutant, drawn
+from mutations.mutants import Mutant, mutants_of
 from mutations.report import ReportError, read_survivors, write_report
 from mutations.results import Draw, Result, append, in_turns, read_results, result_of
 from mutations.testing import Tester
@@ -58,7 +58,7 @@ def survivors(draw: Draw) -> None:
         for one in known.values()
         if one.outcome == "survived" and told.get(one.key, {}).get("test", "") != one.noticed_since
     }
-    for mutant in _again(draw, left):
+    for mutant in _again(list(left.values())):
         test = told[mutant.key]["test"]
         group = replace(mutant.group, tests=(test,), programs=())
         if test.endswith(".cpp"):
@@ -80,17 +80,17 @@ def report(draw: Draw) -> None:
         raise click.ClickException(str(error)) from error
 
 
-def _again(draw: Draw, wanted: dict[str, Result]) -> Iterator[Mutant]:
-    groups, left = read_groups(), set(wanted)
-    for area, language in dict.fromkeys((one.area, one.language) for one in wanted.values()):
-        n_left = sum((one.area, one.language) == (area, language) for one in wanted.values())
-        for mutant in drawn(groups, area, language, draw.seed):
-            if mutant.key in left:
-                left.remove(mutant.key)
-                n_left -= 1
-                yield mutant
-            if not n_left:
-                break
+def _again(wanted: Sequence[Result]) -> Iterator[Mutant]:
+    """Yield the mutants of these results, found where they stand: a changed tree draws others."""
+    left = {one.key for one in wanted}
+    for group in read_groups():
+        for path in (path for path in group.files if any(one.path == path for one in wanted)):
+            for mutant in mutants_of(group, path):
+                if mutant.key in left:
+                    left.remove(mutant.key)
+                    yield mutant
+    if left:
+        raise click.ClickException(f"no rule makes {sorted(left)} any more")
 
 
 def _show(result: Result) -> None:

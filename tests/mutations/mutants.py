@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mutations import cpp_mutants, python_mutants
 from mutations.areas import ROOT, Group, Language
+from mutations.python_mutants import Change
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,29 @@ def drawn(groups: Sequence[Group], area: str, language: Language, seed: int) -> 
             continue
         for path in group.files:
             source = (ROOT / path).read_text(encoding="utf-8")
-            rules = python_mutants if language == "python" else cpp_mutants
-            places += [(group, path, source, changes) for changes in rules.places(source)]
+            places += [
+                (group, path, source, changes) for changes in _places(group.language, source)
+            ]
     numbers = random.Random(f"{seed} {area} {language}")
     numbers.shuffle(places)
     for group, path, source, changes in places:
         kind, content = numbers.choice(changes)()
         if content is not None and content != source:
             yield _mutant(group, path, source, kind, content)
+
+
+def mutants_of(group: Group, path: str) -> Iterator[Mutant]:
+    """Yield each mutant of a file."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    for changes in _places(group.language, source):
+        for change in changes:
+            kind, content = change()
+            if content is not None and content != source:
+                yield _mutant(group, path, source, kind, content)
+
+
+def _places(language: Language, source: str) -> list[list[Change]]:
+    return (python_mutants if language == "python" else cpp_mutants).places(source)
 
 
 def _mutant(group: Group, path: str, source: str, kind: str, content: str) -> Mutant:

@@ -24,6 +24,7 @@ from mutations.forked_pytest import Outcome
 
 OBJECTS = WORK / "objects"
 _TESTS = "native/tests"
+_ASSERTIONS = "-D_GLIBCXX_ASSERTIONS"  # as native/CMakeLists.txt with OFFLOAD_TESTS
 _LIMIT_S = 600.0
 _LEAST_LIMIT_S = 20.0
 _LIBRARIES = ("liboffload_core.a", "liboffload_plan.a")
@@ -55,10 +56,15 @@ class NativeBuild:
         self._limits_s: dict[str, float] = {}
         OBJECTS.mkdir(exist_ok=True)
 
-    def compile(self, path: str) -> tuple[Path, str]:
-        """Compile a file of the copied tree: the object file, and what was printed if it fails."""
+    def compile(self, path: str, *, asserts: bool = False) -> tuple[Path, str]:
+        """Compile a file of the copied tree: the object file, and what was printed if it fails.
+
+        Args:
+            path: of the file, relative to the repository.
+            asserts: with the assertions of the standard library, as native tests are compiled.
+        """
         command = self._command(path)
-        return self._compile(path, command)
+        return self._compile(path, command, asserts=asserts)
 
     def is_original(self, path: str, compiled: Path) -> bool:
         """Return whether an object file is the one that the build made of the working tree."""
@@ -72,9 +78,10 @@ class NativeBuild:
             BuildError: the program does not compile, or does not link.
         """
         source = f"{_TESTS}/{program}.cpp"
-        compiled = OBJECTS / f"{program}.o"
+        compiled = OBJECTS / f"{program}.asserts.o"
         if changed is None or not compiled.exists():
-            printed = self._compile(source, self._command("native/core/header.cpp"))[1]
+            command = self._command("native/core/header.cpp")
+            printed = self._compile(source, command, asserts=True)[1]
             if printed:
                 raise BuildError(printed)
         linked = OBJECTS / program
@@ -133,10 +140,10 @@ class NativeBuild:
         command = self._commands[str(ROOT / path)]
         return [one.replace(native, copied) for one in command]
 
-    def _compile(self, path: str, command: list[str]) -> tuple[Path, str]:
+    def _compile(self, path: str, command: list[str], *, asserts: bool) -> tuple[Path, str]:
         # The flags of `command`, for another file.
-        compiled = OBJECTS / f"{Path(path).stem}.o"
-        flags = command[: command.index("-o")]
+        compiled = OBJECTS / f"{Path(path).stem}{'.asserts' if asserts else ''}.o"
+        flags = [*command[: command.index("-o")], *([_ASSERTIONS] if asserts else [])]
         answer = self._run([*flags, "-w", "-o", str(compiled), "-c", str(TREE / path)])
         return compiled, answer.stderr if answer.returncode else ""
 

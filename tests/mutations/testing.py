@@ -74,12 +74,13 @@ class Tester:
         group, native = mutant.group, self._tried(mutant.group)
         with copied_tree.mutated(mutant.path, mutant.content):
             changed, printed = native.compile(mutant.path)
+            asserting = native.compile(mutant.path, asserts=True)[0] if group.programs else changed
         if printed:
             return "discarded", "", "it does not compile"
         # Trivial compiler equivalence: M. Papadakis et al., ICSE 2015.
         if native.is_original(mutant.path, changed):
             return "discarded", "", "it compiles to the same object file"
-        found = native.run_programs(group.programs, changed)
+        found = native.run_programs(group.programs, asserting)
         if not found.noticed_by and group.module:
             with native.installed(group.module, changed):
                 found = self._pytest(group)

@@ -64,13 +64,16 @@ def tensors_read(
         yield from _tensors(_argument(args, kwargs, 1, "tensor_indices_or_sections"))
     elif name == "tensordot":
         yield from _tensors(_argument(args, kwargs, 2, "dims"))
-    elif name == "_pad_packed_sequence" or (name in _PACKED and _is_packed(args)):
-        yield args[1]
+    elif name == "_pad_packed_sequence" or (name in _PACKED and _is_packed(args, kwargs)):
+        yield _argument(args, kwargs, 1, "batch_sizes")
 
 
-def _is_packed(args: tuple[Any, ...]) -> bool:
+def _is_packed(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether batch sizes precede the hidden state, so that the parameters come fourth."""
-    return len(args) > 3 and isinstance(args[3], (list, tuple))
+    if len(args) > 3:
+        return isinstance(args[3], (list, tuple))
+    following = ("data", "batch_sizes", "hx", "params")[len(args)]
+    return "batch_sizes" in kwargs or (len(args) > 1 and following in kwargs)
 
 
 def _argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int, name: str) -> Any:

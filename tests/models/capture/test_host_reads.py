@@ -387,6 +387,54 @@ def test_packed_kernels(kind):
     assert "host" in refusal(function, normal(4, 3), torch.tensor([2, 1, 1]))
 
 
+BY_KEYWORD = {
+    "params": torch.gru,
+    "hx": lambda data, sizes, state, **rest: torch.gru(data, sizes, hx=state, **rest),
+    "all": lambda data, sizes, state, **rest: torch.gru(
+        data=data, batch_sizes=sizes, hx=state, **rest
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BY_KEYWORD)
+def test_packed_kernels_by_keyword(kind):
+    options = {
+        "params": [normal(12, 3), normal(12, 4), normal(12), normal(12)],
+        "has_biases": True,
+        "num_layers": 1,
+        "dropout": 0.0,
+        "train": False,
+        "bidirectional": False,
+    }
+
+    def function(data, sizes):
+        return BY_KEYWORD[kind](data, sizes, torch.zeros(1, 2, 4), **options)[0]
+
+    assert "host" in refusal(function, normal(4, 3), torch.tensor([2, 1, 1]))
+
+
+def test_layers_of_plain_sequences_by_keyword_read_nothing():
+    """Arguments by keyword, so that a state or the parameters may come third, or nothing."""
+    weights = [normal(12, 3), normal(12, 4), normal(12), normal(12)]
+    options = {
+        "has_biases": True,
+        "num_layers": 1,
+        "dropout": 0.0,
+        "train": False,
+        "bidirectional": False,
+        "batch_first": True,
+    }
+
+    def third(x):
+        return torch.gru(x, torch.zeros(1, 2, 4), weights, **options)[0]
+
+    def none_third(x):
+        return torch.gru(x, hx=torch.zeros(1, 2, 4), params=weights, **options)[0]
+
+    for function in (third, none_third):
+        check(function, *normals(2, 2, 5, 3), tolerance=1e-6)
+
+
 def test_unknown_host_reads_option():
     with (
         pytest.raises(offload.CaptureError, match="avoid"),

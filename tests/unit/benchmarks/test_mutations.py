@@ -143,6 +143,13 @@ def draw_some(n_wanted: int, known: dict[str, results.Result]) -> list[mutants.M
     return found
 
 
+def test_each_mutant_of_a_draw_is_found_where_it_stands() -> None:
+    all_keys = {one.key for one in mutants.mutants_of(AREA, AREA.files[0])}
+    drawn = {one.key for one in mutants.drawn([AREA], "area", "python", 1)}
+    assert drawn
+    assert drawn < all_keys
+
+
 def test_a_draw_is_repeated_continued_and_replaces_what_was_discarded() -> None:
     known: dict[str, results.Result] = {}
     first = draw_some(4, known)

@@ -364,6 +364,20 @@ def test_an_owner_that_moves_between_captures_keeps_its_place():
     assert found.noise == ()
 
 
+def test_an_owners_address_stays_where_its_lower_half_follows_an_allocation():
+    """A word that is an owner's address as a whole is not patched by halves."""
+    captures = []
+    for one in LAYOUTS:
+        cell = 0x6000_0000_0000 + (one[1] & 0xFFFF_FFFF)
+        ranges = [OwnedRange(cell - 8, 16, "the generator's state")]
+        captures.append(capture(kernel(pack(cell, one[0])), layout=one, owned=ranges))
+    found = discover(captures, 2)
+    assert found.words == (Word(0, 0, 8, 0, 0),)
+    assert [(one.offset_bytes, one.owner) for one in found.constants] == [
+        (0, "the generator's state")
+    ]
+
+
 def test_of_owners_side_by_side_the_one_is_meant_that_all_captures_agree_on():
     """One past the end of the preceding one, or the beginning of the following one."""
     captures = []

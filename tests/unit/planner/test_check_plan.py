@@ -14,7 +14,7 @@ from small_programs import ACT, IN, MACHINE, OUT, launch, program
 
 from offload.errors import PlanError
 from offload.plan import Place, Plan, check_order, check_plan, place_values
-from offload.plan.steps import Record, Run, Wait
+from offload.plan.steps import Lane, LaneKind, Record, Run, Wait
 from offload.program import Program
 
 SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -55,6 +55,22 @@ def apart(plan: Plan) -> Plan:
 
 def test_two_lanes_that_share_no_bytes():
     check_order(TOWERS, in_lanes(apart(place_values(TOWERS, MACHINE)), *JOINED))
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([Run(0, 4)], "each of 5 launches once"),
+        ([Run(0, 2), Run(3, 4), Run(2, 3), Run(4, 5)], "launches 2 and 3 are in the wrong order"),
+    ],
+)
+def test_a_single_lane_that_was_given_runs_each_launch_in_order(steps, said):
+    plan = place_values(TOWERS, MACHINE)
+    whole = dataclasses.replace(plan, launch_lanes=(Lane(LaneKind.LAUNCHES, (Run(0, 5),)),))
+    check_plan(TOWERS, whole)
+    wrong = dataclasses.replace(plan, launch_lanes=(Lane(LaneKind.LAUNCHES, tuple(steps)),))
+    with pytest.raises(PlanError, match=said):
+        check_plan(TOWERS, wrong)
 
 
 def test_places_of_one_lane_are_wrong_for_two():

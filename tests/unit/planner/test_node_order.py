@@ -22,7 +22,7 @@ from offload.plan.node_order import (
 from offload.plan.plan import Place
 from offload.plan.steps import Lane, LaneKind, Record, Run, Wait
 from offload.plan.topology import CostTable, Machine
-from offload.program import Launch, Operator, Program, Role, TensorView, Value
+from offload.program import Launch, Operator, Overlap, Program, Role, TensorView, Value
 from offload.program.structure import Structure
 
 MACHINE = Machine("cuda", "test", 0, 256, CostTable())
@@ -159,6 +159,40 @@ def test_a_touch_that_the_program_does_not_know_is_taken_for_a_write():
     assert graph.edges == ((0, 1),)
     with pytest.raises(PlanError, match="both touch v0"):
         check_node_order(program, plan, dataclasses.replace(graph, edges=()))
+
+
+def test_memory_that_is_never_written_keeps_its_first_launch_first():
+    """As in `launch_conflicts`: the first launch that touches a Value makes it."""
+    program = program_of([ACT, OUT, OUT], [([0], [1]), ([0], [2])])
+    graph, plan = laned(program, chain_graph(program, [1, 1]))
+    assert graph.edges == ((0, 1),)
+    check_node_order(program, plan, graph)
+    with pytest.raises(PlanError, match="both touch v0"):
+        check_node_order(program, plan, dataclasses.replace(graph, edges=()))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [
+        (([0], [0]), ([1], [2]), True),
+        (([0], [2]), ([1], [1]), True),
+        (([0], [0]), ([1], [1]), True),
+        (([0], [2]), ([1], [3]), False),
+    ],
+)
+def test_inputs_that_share_memory_are_ordered_if_either_is_written(first, second, is_refused):
+    alone = program_of([IN, IN, OUT, OUT], [first, second])
+    inputs = tuple(
+        TensorView(one.index, 0, one.shape, one.strides, "uint8") for one in alone.values
+    )
+    program = dataclasses.replace(alone, inputs=inputs[:2], overlaps=(Overlap(0, 1, 0),))
+    graph, plan = laned(program, chain_graph(program, [1, 1]))
+    assert graph.edges == (((0, 1),) if is_refused else ())
+    check_node_order(program, plan, graph)
+    free = dataclasses.replace(graph, edges=())
+    if is_refused:
+        with pytest.raises(PlanError, match="and touch inputs that share memory"):
+            check_node_order(program, plan, free)
 
 
 def test_launches_that_draw_from_one_generator_are_ordered():

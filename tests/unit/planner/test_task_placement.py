@@ -324,6 +324,16 @@ def test_huge_costs_are_exact(options):
         place(graph_of([(2**61, 2**61)] * 3, []), **options)
 
 
+@pytest.mark.parametrize("options", OBJECTIVES)
+def test_the_largest_limit_and_seed_are_accepted(options):
+    largest = {"max_evaluations": 2**63 - 1, "seed": 2**64 - 1}
+    found = place(graph_of([(3,)], []), **largest, **options)
+    assert found.latency_ns == 3
+    for name, number in largest.items():
+        with pytest.raises(PlanError, match=r"below 2\^64 and a limit below 2\^63"):
+            place(graph_of([(3,)], []), **{name: number + 1}, **options)
+
+
 def test_parts_that_are_not_connected():
     found = place(graph_of([(10, 10)] * 8, [(0, 1, 100), (2, 3, 100), (4, 5, 100), (6, 7, 100)]))
     assert found.latency_ns == 40

@@ -19,6 +19,7 @@ from offload.program import (
     BoundProgram,
     Effect,
     EffectKind,
+    Kernel,
     Launch,
     Opaque,
     Operator,
@@ -292,6 +293,60 @@ BROKEN = {
 def test_parts_that_contradict_each_other_are_refused(message):
     with pytest.raises(ProgramError, match=message):
         check_program(make(**BROKEN[message]))
+
+
+def of_kernels(*packed: int) -> Program:
+    """A kernel that packs its weight, %1, into %2, and one that reads %2 in its place."""
+
+    def call_of(n_inputs: int) -> Structure:
+        return Structure("tuple", (Structure("tuple", leaves(n_inputs)), Structure("dict")))
+
+    def replaced(n_inputs: int) -> Program:
+        inputs = tuple(range(n_inputs))
+        roles = (*(Role.INPUT for _ in inputs), Role.OUTPUT)
+        return make(
+            values=tuple(value(index, role) for index, role in enumerate(roles)),
+            launches=(launch(0, inputs, n_inputs),),
+            inputs=tuple(view(one) for one in inputs),
+            results=(Result(view(n_inputs)),),
+            arguments_structure=call_of(n_inputs),
+            result_structure=Structure("tensor", leaf=0),
+            overlaps=(),
+            weight_views={},
+        )
+
+    def kernel(index: int, reads: tuple[int, ...], makes: int, callee: Kernel) -> Launch:
+        return launch(
+            index, reads, makes, callee=callee, arguments=tuple(view(one) for one in reads)
+        )
+
+    roles = (Role.INPUT, Role.WEIGHT, Role.DERIVED, Role.OUTPUT)
+    packs, uses = Kernel(0, replaced(1), derives=True), Kernel(1, replaced(2), packed=packed)
+    return make(
+        values=tuple(value(index, role) for index, role in enumerate(roles)),
+        launches=(kernel(0, (1,), 2, packs), kernel(1, (0, 1, 2), 3, uses)),
+        inputs=(view(0),),
+        results=(Result(view(3)),),
+        arguments_structure=call_of(1),
+        result_structure=Structure("tensor", leaf=0),
+        overlaps=(),
+        weight_views={1: (view(1),)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("packed", "said"),
+    [
+        ((1, 2), "has no derived values in place of"),
+        ((1, 9), "has no derived values in place of"),
+        ((0,), "does not read a value that is not a weight"),
+    ],
+)
+def test_a_kernel_reads_derived_values_in_place_of_weights(packed, said):
+    check_program(of_kernels(1))
+    check_program(of_kernels())
+    with pytest.raises(ProgramError, match=said):
+        check_program(of_kernels(*packed))
 
 
 def test_memory_that_begins_without_content_is_no_lost_content():

@@ -20,6 +20,7 @@ from offload.program.structure import (
     StructureMismatch,
     describe,
     flatten,
+    frozen,
     leaf_paths,
     match,
     unflatten,
@@ -295,6 +296,9 @@ def test_classes_that_cannot_be_rebuilt(make: Callable[[], Any]) -> None:
         (A, 3, r"^arguments: expected a tensor, got 3$"),
         (3, A, r"^arguments: expected 3, got a tensor$"),
         ([A], A, r"expected a list of 1, got a tensor"),
+        ([A], 3, r"^arguments: expected a list of 1, got 3$"),
+        ({"x": A}, None, r"^arguments: expected a dict of 1 with keys \['x'\], got None$"),
+        (Cache(A), "text", r"expected a .*Cache of 2.*, got 'text'$"),
         ([A, B], [A], r"^arguments: expected a list of 2, got a list of 1$"),
         ([A], (A,), r"expected a list of 1, got a tuple of 1"),
         ({"x": A}, {"y": A}, r"expected a dict of 1 with keys \['x'\], got a dict of 1 with"),
@@ -320,6 +324,18 @@ class Unsure:
         raise RuntimeError("no answer")
 
     __hash__ = None
+
+
+def test_a_frozen_constant_is_compared_as_it_was() -> None:
+    given = {1, 2}
+    _, live = taken_apart([A, given, 3])
+    kept = frozen(live)
+    assert matched(kept, [B, {1, 2}, 3]) == [B]
+    given.add(4)
+    assert matched(live, [B, {1, 2, 4}, 3]) == [B]
+    assert matched(kept, [B, {1, 2}, 3]) == [B]
+    with pytest.raises(StructureMismatch, match=r"^arguments\[1\]"):
+        matched(kept, [B, given, 3])
 
 
 def test_constants() -> None:

@@ -293,6 +293,16 @@ def test_pieces_and_budget():
             check_streaming(demand, plan)
 
 
+def test_a_weight_without_bytes_has_one_piece_without_bytes():
+    demand = chain([0, 8192])
+    pieces = [Piece(0, 0, 0, 0, False), Piece(1, 0, 8192, 0, True)]
+    right = streaming(pieces, streaming_lanes(2, [Transfer(1, 1, 1, -1)]), 8192)
+    check_streaming(demand, right)
+    twice = dataclasses.replace(right, pieces=(pieces[0], *right.pieces))
+    with pytest.raises(PlanError, match="expected a piece from byte 0, got 0 bytes from 0"):
+        check_streaming(demand, twice)
+
+
 def test_a_weight_that_must_stay():
     demand, plan = in_slots([0, 1], [-2, -1])
     first = dataclasses.replace(demand.weights[0], stays=True)

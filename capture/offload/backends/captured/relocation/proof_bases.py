@@ -241,7 +241,6 @@ class ProofBases:
 
     def begin_again(self, other: ProofBases, inputs: Sequence[bytes]) -> None:
         """Restore the state before the execution, at the same addresses."""
-        self.clear()
         self.begin(inputs)
         self.take_feature_map(other)
 
