@@ -203,6 +203,72 @@ def clipped_and_averaged(n):
     return step, n
 
 
+@kind
+def dropping(n):
+    """Masks of dropout, also in place; the norm of gradients is clipped."""
+    model = layers(4, nn.Dropout(0.4), nn.Dropout(0.2, inplace=True), nn.AlphaDropout(0.3))
+    return usual(model, sgd(model), n), n
+
+
+class Noisy(nn.Module):
+    """Draws of many kinds, from two generators; some are not used, some are used by two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.draws = torch.Generator().manual_seed(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = torch.rand(ROWS, 1) + 0.5
+        torch.randn(5)
+        for at, layer in enumerate(self.layers):
+            x = layer(x)
+            if at % 2:
+                x = x + 0.1 * torch.randn_like(x) * shared
+                x = x * torch.rand(SIZE, generator=self.draws)
+                x = x * torch.randint_like(x, 1, 3) * torch.randint(1, 3, (ROWS, 1))
+                order = torch.randperm(SIZE)
+                x = x[:, order] * torch.bernoulli(torch.full((SIZE,), 0.8))
+        return x
+
+
+@kind
+def noisy(n):
+    model = Noisy()
+    return usual(model, torch.optim.AdamW(model.parameters(), foreach=True), n), n
+
+
+@kind
+def drawing_in_backward(n):
+    """A checkpoint draws anew in each backward pass, which schedules put behind later passes."""
+    model = layers(4, nn.Dropout(0.3))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for at in range(0, len(model), 3):
+            x = checkpoint(model[at : at + 3], x, use_reentrant=False, preserve_rng_state=False)
+        return x
+
+    call.parameters = model.parameters  # type: ignore[attr-defined]
+    return usual(call, sgd(model), n), n  # type: ignore[arg-type]
+
+
+@kind
+def noise_in_the_update(n):
+    """Langevin dynamics: noise on each parameter behind the optimizer."""
+    model = layers()
+    optimizer = sgd(model)
+    inner = usual(model, optimizer, n)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss = inner(xs, targets)
+        with torch.no_grad():
+            for one in model.parameters():
+                one.add_(torch.randn_like(one), alpha=0.01)
+        return loss
+
+    return step, n
+
+
 def inputs_of(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(n, ROWS, SIZE, generator=draws) for _ in range(2))
@@ -230,7 +296,13 @@ def test_steps_have_the_bits_of_one_rank(name, n_micro_batches):
             for seed in range(1, 4):
                 batch = inputs_of(seed, n_micro_batches)
                 given = [one.untyped_storage() for one in batch]
+                for rank, other in enumerate([alone.rank, *ours.ranks]):
+                    other.seed(seed if rank < 2 else 100 + rank)  # others follow the first
                 expected, got = alone(given), ours(given)
+                states = alone.rank.generator_states()
+                for rank in ours.ranks:
+                    for one, other in zip(rank.generator_states(), states, strict=True):
+                        assert not captured.program.is_random or torch.equal(one, other)
                 for one, other in zip(got, expected, strict=True):
                     assert torch.equal(one, other), (n_stages, schedule, seed)
                 kept = ours.contents()
@@ -245,11 +317,17 @@ def test_steps_have_the_bits_of_one_rank(name, n_micro_batches):
                     assert torch.equal(content, whole), captured.program.values[value].name
 
 
-def test_random_numbers_are_refused():
-    model = layers(4, nn.Dropout(0.5))
-    captured = offload.capture(usual(model, sgd(model), 2), *inputs_of(0, 2), training=True)
+def test_random_numbers_beside_a_tensor_of_one_rank_are_refused():
+    model = layers()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return y * torch.bernoulli(torch.sigmoid(y.detach()))
+
+    call.parameters = model.parameters  # type: ignore[attr-defined]
+    captured = offload.capture(usual(call, sgd(model), 2), *inputs_of(0, 2), training=True)  # type: ignore[arg-type]
     launch_ns = [1.0] * len(captured.program.launches)
-    with pytest.raises(ProgramError, match="draws random numbers"):
+    with pytest.raises(ProgramError, match="bernoulli draws random numbers beside a tensor"):
         StagesInTurns(captured, 2, Schedule.GPIPE, launch_ns)
 
 
