@@ -28,8 +28,8 @@ void get_generator_state(at::Tensor& state, std::optional<at::Generator> generat
 
 // Sets the state to the content of a contiguous uint8 tensor. Throws c10::Error where it is none.
 //
-// The tensor is copied: `CPUGeneratorImpl::set_state` (torch 2.13) adds the offset of a tensor in its
-// storage twice, and reads beyond it.
+// The tensor is copied: `CPUGeneratorImpl::set_state` (torch 2.13) adds the offset of a tensor in
+// its storage twice, and reads beyond it.
 void set_generator_state(const at::Tensor& state, std::optional<at::Generator> generator) {
   at::Generator found = generator_or_default(generator);
   const std::scoped_lock lock(found.mutex());
