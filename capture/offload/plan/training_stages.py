@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from offload.errors import PlanError
@@ -75,7 +75,8 @@ def cut_training(
 
     Args:
         program: the step.
-        launch_ns: by launch its duration. Launches for generators, which are added, count as 0 ns.
+        launch_ns: by launch its duration. Launches for generators, which are added, count as 0 ns,
+            launches for one tensor each as equal shares.
         link: between two ranks.
         n_stages: at least 1.
         schedule: the order of passes.
@@ -94,8 +95,8 @@ def cut_training(
             f"expected weights that at least {n_stages} launches of a forward pass use first, for "
             f"{n_stages} stages, got {blocks.n_blocks}"
         )
-    n_added = len(step.program.launches) - len(launch_ns)
-    launch_ns = [*[0.0] * n_added, *launch_ns]
+    n_shares = Counter(step.recorded)
+    launch_ns = [0.0 if one is None else launch_ns[one] / n_shares[one] for one in step.recorded]
     part_ns = _part_ns(step, launch_ns)
     cuts = (
         _given_cuts(blocks, begins, n_stages)

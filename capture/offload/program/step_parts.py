@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from offload.errors import ProgramError
 from offload.program.launch import EffectKind, Launch
-from offload.program.per_tensor import n_tensors, of_tensors
+from offload.program.per_tensor import n_tensors, of_tensors, one_by_one
 from offload.program.program import Program
 from offload.program.step_draws import (
     GET_STATE,
@@ -60,7 +60,9 @@ class StepParts:
 
     Attributes:
         program: the step, without operands that launches take and do not read, behind launches that
-            give all ranks the first rank's generators (`with_generator_states`).
+            give all ranks the first rank's generators (`with_generator_states`), and with launches
+            for each tensor in place of some (`one_by_one`).
+        recorded: by launch of `program` the index of the recorded launch; None: it was added.
         parts: in recorded order.
         n_micro_batches: the number of backward passes.
         shared: Values that each rank has or computes alike: constants, weights that nothing writes,
@@ -68,6 +70,7 @@ class StepParts:
     """
 
     program: Program
+    recorded: tuple[int | None, ...]
     parts: tuple[Part, ...]
     n_micro_batches: int
     shared: frozenset[int]
@@ -83,7 +86,10 @@ def step_parts(program: Program) -> StepParts:
             are written, or a result that no launch makes; the message names the launch.
     """
     _refuse(program)
-    program = with_generator_states(_without_unread(program))
+    program, recorded = _in_a_row(_without_unread(program))
+    n_recorded = len(program.launches)
+    program = with_generator_states(program)
+    recorded = (*(None,) * (len(program.launches) - n_recorded), *recorded)
     divided = [
         (one, at if n > 1 else None)
         for launch in program.launches
@@ -117,7 +123,7 @@ def step_parts(program: Program) -> StepParts:
         made_by.update(dict.fromkeys(launch.writes, micro_batch))
         parts.append(Part(launch, tensor, phase, micro_batch, at in shared_launches))
     _refuse_guards(parts)
-    return StepParts(program, tuple(parts), n_passes, shared)
+    return StepParts(program, recorded, tuple(parts), n_passes, shared)
 
 
 def _refuse(program: Program) -> None:
@@ -184,6 +190,16 @@ def _without_unread(program: Program) -> Program:
         else:
             launches.append(drawn_by_shape(launch))
     return dataclasses.replace(program, launches=tuple(launches))
+
+
+def _in_a_row(program: Program) -> tuple[Program, tuple[int | None, ...]]:
+    """The Program with launches one by one (`one_by_one`), and by launch its recorded index."""
+    rows = [(one, launch.index) for launch in program.launches for one in one_by_one(launch)]
+    launches = tuple(
+        one if one.index == at else dataclasses.replace(one, index=at)
+        for at, (one, _) in enumerate(rows)
+    )
+    return dataclasses.replace(program, launches=launches), tuple(index for _, index in rows)
 
 
 def _refuse_guards(parts: Sequence[Part]) -> None:

@@ -269,10 +269,73 @@ def noise_in_the_update(n):
     return step, n
 
 
+class Overflowing(nn.Module):
+    """For large inputs the gradients of the first layer alone are not finite."""
+
+    def __init__(self, *more: nn.Module) -> None:
+        super().__init__()
+        self.first, self.others = nn.Linear(SIZE, SIZE), layers(3, *more)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = torch.where(x.abs().amax() > 9, 1e37, 1.0)
+        y = self.first(x)
+        amplified = y * factor
+        return self.others(amplified - amplified.detach() + y.detach())
+
+
+def scaled(
+    optimizer: torch.optim.Optimizer, model: nn.Module, n: int, *, norm: float = 0.0
+) -> tuple[Callable[..., Any], int]:
+    """Losses are scaled; gradients may overflow, and then nothing is updated."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss: Any = 0
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            one = loss_of(model(x), target, n)
+            scaler.scale(one).backward()
+            loss += one.detach()
+        if norm:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    return step, n
+
+
+@kind
+def with_scaler(n):
+    model = Overflowing()
+    return scaled(sgd(model, fused=True), model, n)
+
+
+@kind
+def with_scaler_and_adamw(n):
+    model = Overflowing(nn.Dropout(0.2))
+    return scaled(torch.optim.AdamW(model.parameters(), fused=True), model, n, norm=0.1)
+
+
 def inputs_of(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(n, ROWS, SIZE, generator=draws) for _ in range(2))
+    if seed == 2:
+        x[-1, 0, 0] = 10.0
     return x, target
+
+
+def test_gradients_of_one_stage_overflow():
+    """Otherwise the steps with a scaler would not show that all stages skip the update."""
+    torch.manual_seed(0)
+    model = Overflowing()
+    for seed in (1, 2):
+        model.zero_grad()
+        (x, target) = (one[-1] for one in inputs_of(seed, 3))
+        (loss_of(model(x), target, 3) * 2.0**16).backward()
+        assert bool(model.first.weight.grad.isfinite().all()) == (seed == 1)
+        assert all(one.grad.isfinite().all() for one in model.others.parameters())
 
 
 @pytest.mark.slow

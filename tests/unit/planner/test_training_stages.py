@@ -661,7 +661,27 @@ def test_what_cannot_be_divided_is_told():
         cut(recorded(2), 5)
 
 
-def test_an_update_of_all_parameters_at_once_is_refused():
+def test_an_update_of_weights_of_several_stages_in_one_launch_is_refused():
+    torch.manual_seed(0)
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    first, *_, last = (layer.bias for layer in model.layers)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        with torch.no_grad():
+            torch.aminmax(model.layers[0].weight, dim=0, out=(first, last))
+        return loss.detach()
+
+    captured = offload.capture(step, torch.randn(3, 8), training=True)
+    with pytest.raises(PlanError, match="weights of several stages at once"):
+        cut(captured, 2)
+
+
+def test_the_check_of_a_scaler_is_one_launch_for_each_gradient():
     torch.manual_seed(0)
     model = Residual()
     scaler = torch.amp.GradScaler("cpu")
@@ -676,5 +696,12 @@ def test_an_update_of_all_parameters_at_once_is_refused():
         return loss.detach()
 
     captured = offload.capture(step, torch.randn(3, 8), training=True)
-    with pytest.raises(PlanError, match="weights of several stages at once"):
-        cut(captured, 2)
+    divided = step_parts(captured.program)
+    checks = [one for one in divided.program.launches if "non_finite" in one.name]
+    assert len(checks) == 2 * N_LAYERS
+    (recorded_check,) = [one for one in captured.program.launches if "non_finite" in one.name]
+    assert {divided.recorded[one.index] for one in checks} == {recorded_check.index}
+    assert {value for one in checks for value in one.writes} == set(recorded_check.writes)
+    assert {value for one in checks for value in one.reads} == set(recorded_check.reads)
+    stages = cut(captured, 2)
+    assert sum(stages.stage_ns) == pytest.approx(stages.sequential_ns)
