@@ -44,6 +44,7 @@ def check_bits(ranks: list[dict[str, dict[str, dict[str, object]]]]) -> None:
         "running_statistics",
         "of_gpt",
         "with_dropout",
+        "with_scaler",
     ],
 )
 def test_steps_have_the_bits_of_one_process(found, case):

@@ -146,19 +146,22 @@ class Twin:
         *,
         norm: float = 0.0,
         drops: bool = False,
+        scales: bool = False,
     ) -> None:
         self.model, self.norm, self.drops = model, norm, drops
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=2, enabled=scales)
         self.optimizer = optimizer(model.parameters())
 
     def step(self, xs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss: Any = 0
         for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
             one = self.loss(self.model(x), target) / len(xs)
-            one.backward()
+            self.scaler.scale(one).backward()
             loss += one.detach()
         if self.norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=self.drops)
         return loss
 
@@ -185,7 +188,10 @@ class Twin:
         return x, target
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters, buffers, gradients and the optimizer's state."""
+        """Parameters, buffers, gradients, and the state of the optimizer and of the scaler."""
+        if self.scaler.is_enabled():
+            yield "scale", self.scaler._scale
+            yield "growth", self.scaler._growth_tracker
         yield from self.model.state_dict().items()
         for name, one in self.model.named_parameters():
             if one.grad is not None:
@@ -317,6 +323,12 @@ def with_dropout() -> Any:
         "gpt, tied, 3": compared(lambda: gpt(tied=True, p=0.1), OPTIMIZERS["sgd, foreach"], 3),
         "noisy, 2": compared(noisy, OPTIMIZERS["adamw, fused"], 2),
     }
+
+
+@case
+def with_scaler() -> Any:
+    """A GradScaler, whose scale grows, and whose check passes from rank to rank."""
+    return {"adamw, fused": compared(mlp, OPTIMIZERS["adamw, fused"], 3, scales=True)}
 
 
 @case
