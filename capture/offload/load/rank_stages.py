@@ -14,6 +14,7 @@ from offload.distributed import Rendezvous
 from offload.distributed.groups import distributed
 from offload.distributed.message_times import round_trips_ns
 from offload.errors import BindingError, CaptureError, ExecutionError
+from offload.interpreter.own_generators import drawing_alone
 from offload.load.place import place
 from offload.load.ranks import LoadedTogether
 from offload.load.trial import estimated_ns, execute_made_up, typical_ns
@@ -133,13 +134,19 @@ def digest(program: Program) -> str:
 
 
 def timed_launches_ns(bound: BoundProgram) -> tuple[tuple[float, ...], str]:
-    """The times of launches by executions on this rank, or estimates; and which, for the user."""
+    """The times of launches by executions on this rank, or estimates; and which, for the user.
+
+    Executions draw from separate generators.
+    """
     backend = find_backend("cpu")
     estimates = estimated_ns(bound.program, backend.machine().costs.memory_bytes_per_ns)
     if bound.bindings.stored:
         return estimates, "estimated by their bytes, as weights are in files"
+    alone = drawing_alone(bound)
+    if alone.refusal:
+        return estimates, f"estimated by their bytes: {alone.refusal}"
     try:
-        prepared = backend.prepare(bound)
+        prepared = backend.prepare(alone.bound)
         with (
             contextlib.closing(Executable(prepared, place(prepared, backend), backend)) as run,
             stage("timing launches", _N_WARM_UP + _N_TIMED),

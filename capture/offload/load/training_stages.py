@@ -76,7 +76,8 @@ def load_training_stage(
         stages = cut_training(
             bound.program, launch_ns, link, n_stages, schedule=schedule, begins=begins
         )
-        made = training_rank(bound, stages.orders[number], number, n_stages, group)
+        divided = BoundProgram(stages.program, bound.bindings)
+        made = training_rank(divided, stages.orders[number], number, n_stages, group)
         run = agreed(load(made), ranks)
     return TrainingStage(run, bound, stages, number, group, how_timed=how_timed)
 

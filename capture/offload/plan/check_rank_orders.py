@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from offload.errors import PlanError
 from offload.plan.rank_orders import Exchange, RankOrder, Work
 from offload.program import EffectKind, Launch, Program, Role
+from offload.program.step_draws import GET_STATE
 
 _GIVEN = (Role.INPUT, Role.WEIGHT, Role.DERIVED)
 
@@ -30,13 +31,14 @@ def check_rank_orders(program: Program, orders: Sequence[RankOrder]) -> None:
         PlanError: a launch or message is missing or doubled; a launch would find another content
             than it was recorded with; the ends of messages between two ranks are in different
             orders; memory is touched while it is exchanged; a rank waits for ever; the caller's
-            memory or a result would not have its last content; or a message or a write precedes a
-            guard.
+            memory or a result would not have its last content; a message or a write precedes a
+            guard; or a rank draws other random numbers than the step, or in another order.
     """
     _check_launches(program, orders)
     _check_pairs(orders)
     for order in orders:
         _check_guards(program, order)
+    _check_draws(program, orders)
     _Execution(program, orders).check()
 
 
@@ -95,6 +97,33 @@ def _check_guards(program: Program, order: RankOrder) -> None:
                 raise PlanError(f"{step.launch.source}: {changed} precedes the guard")
         elif any(program.values[one].role in _GIVEN for one in step.launch.writes):
             changed = changed or f"launch {step.launch.index} ({step.launch.name})"
+
+
+def _check_draws(program: Program, orders: Sequence[RankOrder]) -> None:
+    """Check that each generator moves on each rank as in the step, from the first rank's state."""
+    recorded = _draws(program.launches)
+    for rank, order in enumerate(orders):
+        launches = [work.launch for work in order.works]
+        found = _draws(launches)
+        for generator in recorded.keys() | found.keys():
+            expected, got = recorded[generator], found[generator]
+            if expected != got:
+                raise PlanError(
+                    f"rank {rank} draws from generator {generator} by the launches {got}, and the "
+                    f"step was recorded with {expected}"
+                )
+        if rank and any(launch.name == GET_STATE for launch in launches):
+            raise PlanError(f"rank {rank} gives the state of its generator in place of rank 0")
+
+
+def _draws(launches: Sequence[Launch]) -> dict[str, list[int]]:
+    """By generator, the recorded indices of launches that move it, in order."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for launch in launches:
+        for effect in launch.effects:
+            if effect.kind is EffectKind.GENERATOR:
+                found[effect.name].append(launch.index)
+    return found
 
 
 def _is_guard(launch: Launch) -> bool:
@@ -182,7 +211,8 @@ class _Execution:
     def _expect(self, rank: int, value: int, holding: int, version: int, who: str) -> None:
         found = self._contents[rank][holding]
         is_it = self._orders[rank].holdings[holding].value == value
-        if not is_it or found != version:
+        is_unset = not version and self._program.values[value].role not in _GIVEN
+        if not is_it or found != (None if is_unset else version):
             raise PlanError(
                 f"{who} on rank {rank} would find %{value} "
                 f"({self._program.values[value].name}) with {found} writes, and was recorded with "

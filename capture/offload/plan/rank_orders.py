@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from offload.plan.schedules import Pass, Schedule, passes_of
-from offload.plan.shared_parts import guard_parts, shared_parts
+from offload.plan.shared_parts import draw_positions, guard_parts, shared_parts
 from offload.program.launch import Launch
 from offload.program.per_tensor import merges, n_tensors, of_tensors
 from offload.program.program import Program
@@ -164,13 +164,16 @@ class _Orders:
     def found(self, stages: Sequence[int | None]) -> tuple[RankOrder, ...]:
         shared = shared_parts(self._step, stages, self._n_stages)
         early = guard_parts(self._step)
+        drawn = [draw_positions(self._step, passes) for passes in self._passes]
         by_launch = itertools.groupby(enumerate(self._step.parts), lambda one: one[1].launch.index)
         for index, of_launch in by_launch:
             recorded = self._program.launches[index]
             for rank, own in _by_rank(list(of_launch), stages, shared):
                 for alike in _alike(own, early):
+                    at, part = alike[0]
+                    position = -1 if at in early else drawn[rank].get(at)
                     for launch in _merged(recorded, [part for _, part in alike]):
-                        self._add(rank, alike[0][1], launch, is_early=alike[0][0] in early)
+                        self._add(rank, part, launch, position)
         results: dict[int, int] = {}
         last = self._n_stages - 1
         for result in self._program.results:
@@ -186,9 +189,9 @@ class _Orders:
             for rank in range(self._n_stages)
         )
 
-    def _add(self, rank: int, part: Part, launch: Launch, *, is_early: bool) -> None:
-        position = -1
-        if not is_early:
+    def _add(self, rank: int, part: Part, launch: Launch, position: int | None) -> None:
+        """Add a launch of a rank; `position`: of a pass, or -1: before all; None: of its own."""
+        if position is None:
             passes = self._passes[rank]
             position = passes.get(Pass(part.phase, part.micro_batch), len(passes))
         made = {view.value for view in launch.made()}

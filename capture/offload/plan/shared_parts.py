@@ -1,33 +1,25 @@
-"""Parts of a training step that every rank can compute: which ranks run them."""
+"""Parts of a training step that every rank can compute: which ranks run them, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from offload.plan.schedules import Pass
 from offload.program.launch import EffectKind
+from offload.program.step_draws import draws
 from offload.program.step_parts import Part, StepParts, is_weight
 
 
 def shared_parts(step: StepParts, stages: Sequence[int | None], n_stages: int) -> list[set[int]]:
     """By rank the positions of the shared parts that it runs.
 
-    These are the parts on which its other launches depend, all guards, and writes of weights that
-    no rank uses, which all ranks make.
+    These are the parts on which its other launches depend, all guards, all parts that draw random
+    numbers, and writes of weights that no rank uses, which all ranks make.
     """
     shared = [at for at, stage in enumerate(stages) if stage is None]
-    guards = [at for at in shared if _is_guard(step.parts[at])]
+    everywhere = [at for at in shared if _is_guard(step.parts[at]) or draws(step.parts[at].launch)]
     found = [
-        _closure(
-            step,
-            guards,
-            {
-                value
-                for at, stage in enumerate(stages)
-                if stage == rank
-                for value in step.parts[at].launch.touched()
-                if value in step.shared
-            },
-        )
+        _closure(step, everywhere, [at for at, stage in enumerate(stages) if stage == rank])
         for rank in range(n_stages)
     ]
     unused = [
@@ -37,23 +29,34 @@ def shared_parts(step: StepParts, stages: Sequence[int | None], n_stages: int) -
         and any(is_weight(step.program, one) for one in step.parts[at].launch.writes)
     ]
     if unused:
-        more = _closure(step, unused, set())
+        more = _closure(step, unused, ())
         found = [one | more for one in found]
     return found
 
 
-def _closure(step: StepParts, parts: Iterable[int], values: set[int]) -> set[int]:
-    """Shared parts, and all shared parts on which they or these Values depend."""
+def _closure(step: StepParts, parts: Iterable[int], others: Iterable[int]) -> set[int]:
+    """Shared parts, and all shared parts on which they, or other parts, depend.
+
+    A tensor that the step makes is needed as it is at its use, a weight as the step leaves it.
+    """
     found = set(parts)
-    needed = values.union(*(step.parts[at].launch.touched() for at in found))
+    weights: set[int] = set()
     n_before = -1
-    while len(found) != n_before:
-        n_before = len(found)
+    while len(found) + len(weights) != n_before:
+        n_before = len(found) + len(weights)
+        uses = found.union(others)
+        needed: set[int] = set()  # behind the current part
         for at in reversed(range(len(step.parts))):
             part = step.parts[at]
-            if part.is_shared and at not in found and not needed.isdisjoint(part.launch.writes):
+            is_needed = part.is_shared and not (
+                needed.isdisjoint(part.launch.writes) and weights.isdisjoint(part.launch.writes)
+            )
+            if is_needed:
                 found.add(at)
-                needed.update(part.launch.touched())
+            if is_needed or at in uses:
+                touched = part.launch.touched()
+                weights.update(value for value in touched if is_weight(step.program, value))
+                needed.update(touched)
     return found
 
 
@@ -70,6 +73,37 @@ def guard_parts(step: StepParts) -> set[int]:
         if _is_guard(part) or (part.is_shared and not needed.isdisjoint(writes)):
             found.add(at)
             needed.update(part.launch.touched())
+    return found
+
+
+def draw_positions(step: StepParts, passes: Mapping[Pass, int]) -> dict[int, int]:
+    """By part that draws, or on which draws depend, its pass's position on a rank.
+
+    A rank draws in recorded order: where its schedule has a pass earlier than a pass that was
+    recorded before it, the draws of the latter move to the earlier pass.
+
+    Args:
+        step: the step.
+        passes: by pass its position on the rank; the update is behind all.
+    """
+    found: dict[int, int] = {}
+    needed: dict[int, int] = {}  # by Value that a draw reads, the position of that draw
+    earliest = len(passes)
+    for at in reversed(range(len(step.parts))):
+        part = step.parts[at]
+        if not part.is_shared:
+            continue
+        own = passes.get(Pass(part.phase, part.micro_batch), len(passes))
+        uses = [needed[value] for value in part.launch.writes if value in needed]
+        if draws(part.launch):
+            uses.append(earliest)
+        if not uses:
+            continue
+        found[at] = min(own, *uses)
+        if draws(part.launch):
+            earliest = found[at]
+        for value in part.launch.touched():
+            needed[value] = min(found[at], needed.get(value, found[at]))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from offload.errors import PlanError
@@ -38,6 +38,7 @@ class TrainingStages:
     """A training step in stages, each of which runs on a rank.
 
     Attributes:
+        program: the step as it was divided (`StepParts.program`).
         schedule: the order of passes.
         n_micro_batches: of the step.
         orders: by stage what it does.
@@ -49,6 +50,7 @@ class TrainingStages:
         sequential_ns: of all launches on one rank.
     """
 
+    program: Program
     schedule: Schedule
     n_micro_batches: int
     orders: tuple[RankOrder, ...]
@@ -73,7 +75,8 @@ def cut_training(
 
     Args:
         program: the step.
-        launch_ns: by launch its duration.
+        launch_ns: by launch its duration. Launches for generators, which are added, count as 0 ns,
+            launches for one tensor each as equal shares.
         link: between two ranks.
         n_stages: at least 1.
         schedule: the order of passes.
@@ -92,6 +95,8 @@ def cut_training(
             f"expected weights that at least {n_stages} launches of a forward pass use first, for "
             f"{n_stages} stages, got {blocks.n_blocks}"
         )
+    n_shares = Counter(step.recorded)
+    launch_ns = [0.0 if one is None else launch_ns[one] / n_shares[one] for one in step.recorded]
     part_ns = _part_ns(step, launch_ns)
     cuts = (
         _given_cuts(blocks, begins, n_stages)
@@ -197,6 +202,7 @@ def _planned(
         pass_ns[Phase.UPDATE],
     )
     return TrainingStages(
+        program=program,
         schedule=schedule,
         n_micro_batches=n_micro_batches,
         orders=orders,

@@ -80,3 +80,30 @@ def _chosen(launch: Launch, argument: Argument, indices: Sequence[int]) -> Argum
             argument, offset_bytes=argument.offset_bytes + distance_bytes, shape=(1,)
         )
     return argument
+
+
+_NOT_FINITE = "aten::_amp_foreach_non_finite_check_and_unscale_"
+
+
+def one_by_one(launch: Launch) -> tuple[Launch, ...]:
+    """A launch over a list as launches in a row, one for each tensor; others alone.
+
+    A `GradScaler` unscales gradients and sets one number where an element is not finite, and never
+    resets it, so that launches for one tensor each leave the same
+    (aten/src/ATen/native/cpu/AmpGradScalerKernels.cpp). All of them write that number, so
+    `n_tensors` cannot divide it.
+    """
+    if launch.name != _NOT_FINITE:
+        return (launch,)
+    tensors, *rest = launch.arguments
+    assert isinstance(tensors, tuple)
+    in_common = {view.value for view in rest if isinstance(view, TensorView)}
+    return tuple(
+        dataclasses.replace(
+            launch,
+            arguments=((one,), *rest),
+            reads=tuple(v for v in launch.reads if v in in_common or v == one.value),
+            writes=tuple(v for v in launch.writes if v in in_common or v == one.value),
+        )
+        for one in tensors
+    )

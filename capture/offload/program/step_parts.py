@@ -14,8 +14,15 @@ from collections.abc import Sequence
 
 from offload.errors import ProgramError
 from offload.program.launch import EffectKind, Launch
-from offload.program.per_tensor import n_tensors, of_tensors
+from offload.program.per_tensor import n_tensors, of_tensors, one_by_one
 from offload.program.program import Program
+from offload.program.step_draws import (
+    GET_STATE,
+    SET_STATE,
+    drawn_by_shape,
+    refuse_draws,
+    with_generator_states,
+)
 from offload.program.values import MADE_ROLES, Role
 
 
@@ -36,8 +43,8 @@ class Part:
         tensor: the index; None: the launch is not divided.
         phase: what it is for.
         micro_batch: of a forward or backward pass; of the update the number of micro-batches.
-        is_shared: it computes from what all ranks have alike (constants, step counters), so that
-            each rank that needs its results can run it.
+        is_shared: it computes from what all ranks have alike (constants, step counters, random
+            numbers), so that each rank that needs its results can run it; or it sets a generator.
     """
 
     launch: Launch
@@ -52,7 +59,10 @@ class StepParts:
     """A training step in parts.
 
     Attributes:
-        program: the step, without operands that launches take and do not read.
+        program: the step, without operands that launches take and do not read, behind launches that
+            give all ranks the first rank's generators (`with_generator_states`), and with launches
+            for each tensor in place of some (`one_by_one`).
+        recorded: by launch of `program` the index of the recorded launch; None: it was added.
         parts: in recorded order.
         n_micro_batches: the number of backward passes.
         shared: Values that each rank has or computes alike: constants, weights that nothing writes,
@@ -60,6 +70,7 @@ class StepParts:
     """
 
     program: Program
+    recorded: tuple[int | None, ...]
     parts: tuple[Part, ...]
     n_micro_batches: int
     shared: frozenset[int]
@@ -70,12 +81,15 @@ def step_parts(program: Program) -> StepParts:
 
     Raises:
         ProgramError: it is no step with a backward pass, or has what ranks cannot do apart: one
-            opaque launch, collectives, random numbers, unseen work, a guard of what other ranks
-            compute, inputs that share memory or are written, or a result that no launch makes; the
-            message names the launch.
+            opaque launch, collectives, random numbers beside what other ranks compute, unseen work,
+            a guard of what other ranks compute or of random numbers, inputs that share memory or
+            are written, or a result that no launch makes; the message names the launch.
     """
     _refuse(program)
-    program = _without_unread(program)
+    program, recorded = _in_a_row(_without_unread(program))
+    n_recorded = len(program.launches)
+    program = with_generator_states(program)
+    recorded = (*(None,) * (len(program.launches) - n_recorded), *recorded)
     divided = [
         (one, at if n > 1 else None)
         for launch in program.launches
@@ -86,6 +100,8 @@ def step_parts(program: Program) -> StepParts:
     ]
     launches = [one for one, _ in divided]
     shared_launches, shared = _shared(program, launches)
+    refuse_draws(launches, shared_launches)
+    shared_launches |= {at for at, one in enumerate(launches) if one.name == SET_STATE}
     _refuse_between(program, launches)
     passes, n_passes = _backward_passes(launches)
     needed = _needed(launches, passes)[0]
@@ -107,7 +123,7 @@ def step_parts(program: Program) -> StepParts:
         made_by.update(dict.fromkeys(launch.writes, micro_batch))
         parts.append(Part(launch, tensor, phase, micro_batch, at in shared_launches))
     _refuse_guards(parts)
-    return StepParts(program, tuple(parts), n_passes, shared)
+    return StepParts(program, recorded, tuple(parts), n_passes, shared)
 
 
 def _refuse(program: Program) -> None:
@@ -121,16 +137,10 @@ def _refuse(program: Program) -> None:
     elif all(launch.backward_pass is None for launch in program.launches):
         why = "it writes inputs or weights, and has no backward pass"
     inputs = {view.value for view in program.inputs}
-    kinds = {
-        EffectKind.GENERATOR: "draws random numbers, which ranks would draw in another order: turn "
-        "dropout off",
-        EffectKind.UNSEEN: "is not one of torch's operators, and may have unseen effects",
-    }
     for launch in program.launches:
         where = f"{launch.place}: {launch.name}"
-        effects = {one.kind for one in launch.effects}.intersection(kinds)
-        if effects and not why:
-            why = f"{where} {kinds[min(effects)]}"
+        if not why and any(one.kind is EffectKind.UNSEEN for one in launch.effects):
+            why = f"{where} is not one of torch's operators, and may have unseen effects"
         if inputs.intersection(launch.writes) and not why:
             value = min(inputs.intersection(launch.writes))
             why = f"{where} writes the input %{value} ({program.values[value].name})"
@@ -161,11 +171,13 @@ def _refuse_between(program: Program, launches: Sequence[Launch]) -> None:
 
 
 def _without_unread(program: Program) -> Program:
-    """The Program without running statistics that batch normalization is given and does not read.
+    """The Program without operands that launches take and do not read.
 
-    Where it trains, its backward pass takes the saved mean and deviation instead
-    (`batch_norm_backward_cpu_template` in aten/src/ATen/native/Normalization.cpp). Otherwise the
-    next micro-batch could not write the statistics before the backward pass.
+    These are tensors that give random numbers their shape (`drawn_by_shape`), and running
+    statistics of batch normalization. Where it trains, its backward pass takes the saved mean and
+    deviation instead (`batch_norm_backward_cpu_template` in
+    aten/src/ATen/native/Normalization.cpp). Otherwise the next micro-batch could not write the
+    statistics before the backward pass.
     """
     launches = []
     for launch in program.launches:
@@ -176,8 +188,18 @@ def _without_unread(program: Program) -> Program:
             reads = tuple(value for value in launch.reads if value in named)
             launches.append(dataclasses.replace(changed, reads=reads))
         else:
-            launches.append(launch)
+            launches.append(drawn_by_shape(launch))
     return dataclasses.replace(program, launches=tuple(launches))
+
+
+def _in_a_row(program: Program) -> tuple[Program, tuple[int | None, ...]]:
+    """The Program with launches one by one (`one_by_one`), and by launch its recorded index."""
+    rows = [(one, launch.index) for launch in program.launches for one in one_by_one(launch)]
+    launches = tuple(
+        one if one.index == at else dataclasses.replace(one, index=at)
+        for at, (one, _) in enumerate(rows)
+    )
+    return dataclasses.replace(program, launches=launches), tuple(index for _, index in rows)
 
 
 def _refuse_guards(parts: Sequence[Part]) -> None:
@@ -192,6 +214,7 @@ def _refuse_guards(parts: Sequence[Part]) -> None:
 def _shared(program: Program, launches: Sequence[Launch]) -> tuple[set[int], frozenset[int]]:
     """The positions of shared launches, and all shared Values."""
     own = {view.value for view in program.inputs} | {one.view.value for one in program.results}
+    own |= {value for one in launches if one.name == GET_STATE for value in one.writes}
     alone: set[int] = set()
     n_before = -1
     while len(alone) + len(own) != n_before:

@@ -407,7 +407,7 @@ class TrainedState:
                 (f"{path}.{name}", one, name)
                 for path, one in self._others
                 if isinstance(one, torch.amp.GradScaler)
-                for name in _SCALER_FIELDS
+                for name in (_SCALER_FIELDS if one.is_enabled() else ("_enabled",))
             ],
         )
 

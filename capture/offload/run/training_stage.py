@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from offload.console.amounts import show_bytes
@@ -9,6 +10,7 @@ from offload.distributed.groups import broadcast
 from offload.interpreter.eager_run import bytes_of
 from offload.plan.training_stages import TrainingStages
 from offload.program import BoundProgram, Group
+from offload.program.step_draws import SET_STATE, draws
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage
 
@@ -21,7 +23,8 @@ class TrainingStage(RankStage):
     returns what the step returns, others None.
 
     Each rank writes the parameters, gradients and optimizer's state of its stage. Those of other
-    stages keep what they held, until `gather_state` brings them.
+    stages keep what they held, until `gather_state` brings them. Each rank leaves the generators of
+    random numbers as the step on one process would, which begins with the state of the first rank.
 
     A call raises:
         BindingError: an argument does not fit, or the state differs from the recorded step's;
@@ -89,8 +92,22 @@ class TrainingStage(RankStage):
             f"  predicted: {stages.predicted_ns / 1e3:,.1f} us for a step, "
             f"{stages.sequential_ns / 1e3:,.1f} us on one rank; receiving takes {received} us",
             f"  micro-batches kept at once for their backward pass, and activations: {kept}",
+            *self._told_draws(),
             f"  times of launches on this rank: {self.how_timed}",
             f"  parameters, gradients and state: {show_bytes(self.weight_bytes)} of "
             f"{show_bytes(self.whole_bytes)}",
         ]
         return "\n".join([*lines, self.run.explain()])
+
+    def _told_draws(self) -> list[str]:
+        """A line on random numbers; none where the step draws none."""
+        works = self.stages.orders[self.number].works
+        drawing = [one for one in works if draws(one.launch) and one.launch.name != SET_STATE]
+        if not drawing:
+            return []
+        n_uses = Counter(holding for one in works for holding in set(one.operands.values()))
+        n_used = sum(any(n_uses[at] > 1 for at in one.operands.values()) for one in drawing)
+        return [
+            f"  random numbers: {len(drawing)} launches draw them on each rank, from the first "
+            f"rank's state; this rank uses the results of {n_used}"
+        ]

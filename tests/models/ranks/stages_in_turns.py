@@ -8,6 +8,7 @@ import torch
 
 import offload
 from offload.interpreter.eager_run import EagerRun, bytes_of
+from offload.interpreter.own_generators import drawing_alone
 from offload.plan.rank_programs import training_rank
 from offload.plan.schedules import Schedule
 from offload.plan.topology import Link
@@ -19,10 +20,12 @@ Contents = dict[int, torch.Tensor]
 
 
 class Rank:
-    """A stage, its memory, and how far it has come."""
+    """A stage, its memory and generators, and how far it has come."""
 
     def __init__(self, bound: BoundProgram, weights: dict[int, torch.UntypedStorage]) -> None:
-        self.bound = bound
+        alone = drawing_alone(bound)
+        assert all(not one.name.startswith("aten::") for one in alone.others)
+        self.bound = bound = alone.bound
         self.weights = weights  # by Value of the stage
         self.run = EagerRun(bound, {}, None)
         self.at = 0
@@ -31,6 +34,13 @@ class Rank:
         given = zip((view.value for view in self.bound.program.inputs), inputs, strict=False)
         bases = {value: (storage, 0) for value, storage in [*self.weights.items(), *given]}
         self.run, self.at = EagerRun(self.bound, bases, 0xFF), 0
+
+    def seed(self, seed: int) -> None:
+        for at, one in enumerate(self.bound.bindings.generators):
+            one.manual_seed(seed + at)
+
+    def generator_states(self) -> list[torch.Tensor]:
+        return [one.get_state() for one in self.bound.bindings.generators]
 
     def result(self, number: int) -> torch.Tensor:
         return self.run.tensor(self.bound.program.results[number].view).clone()
@@ -58,7 +68,8 @@ class StagesInTurns:
         self.stages: TrainingStages = cut_training(
             bound.program, launch_ns, link, n_stages, schedule=schedule
         )
-        self.ranks, self._whole = [], bound
+        self.ranks = []
+        bound = BoundProgram(self.stages.program, bound.bindings)
         self._values: list[dict[int, int]] = []  # by rank: weights of the step by the stage's
         for number, order in enumerate(self.stages.orders):
             group = Group("0", tuple(range(n_stages)), number, n_stages)

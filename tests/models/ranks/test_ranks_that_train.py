@@ -36,9 +36,32 @@ def check_bits(ranks: list[dict[str, dict[str, dict[str, object]]]]) -> None:
             assert max(held) < whole
 
 
-@pytest.mark.parametrize("case", ["bits", "clipped", "running_statistics", "of_gpt"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bits",
+        "clipped",
+        "running_statistics",
+        "of_gpt",
+        "with_dropout",
+        "with_scaler",
+    ],
+)
 def test_steps_have_the_bits_of_one_process(found, case):
     check_bits(found.of(case))
+
+
+def check_draws(ranks: list[dict[str, dict[str, dict[str, object]]]]) -> None:
+    """Check that each rank draws all numbers, and says so."""
+    for key, of_schedule in ranks[0].items():
+        for case in of_schedule.values():
+            assert len(set(case["n_draws"])) == 1
+            assert case["n_draws"][0] > 4 * int(key.rpartition(", ")[2])
+            assert case["explained_draws"]
+
+
+def test_each_rank_draws_all_random_numbers(found):
+    check_draws(found.of("with_dropout"))
 
 
 def test_a_stage_keeps_as_many_micro_batches_as_its_schedule_says(found):
@@ -59,8 +82,8 @@ def test_refusals_say_what_to_do(found):
         assert kinds.pop("small") == "PlanError"
         assert kinds == dict.fromkeys(kinds, "BindingError")
         messages = {name: message for name, (_, message) in refused.items()}
-        assert "draws random numbers" in messages["random"]
-        assert "dropout" in messages["random"]
+        assert "bernoulli draws random numbers beside a tensor" in messages["random"]
+        assert "torch.rand_like(x)" in messages["random"]
         assert "at least 2 launches" in messages["small"]
         assert "expected 2 or None, got 3" in messages["number"]
         assert "1F1B" in messages["schedule"]
@@ -80,10 +103,14 @@ def test_ranks_with_other_steps_are_refused(found):
 
 
 def test_four_ranks_have_the_bits_of_one_process():
-    results, codes = run_alone("training_stage_rank_cases", 4, "clipped", "of_gpt", "given_cut")
+    results, codes = run_alone(
+        "training_stage_rank_cases", 4, "clipped", "of_gpt", "given_cut", "with_dropout"
+    )
     assert codes == [0] * 4
     check_bits(results.of("clipped"))
     check_bits(results.of("of_gpt"))
+    check_bits(results.of("with_dropout"))
+    check_draws(results.of("with_dropout"))
     assert results.of("given_cut") == [["0"], ["2"], ["4"], ["6"]]
     for of_schedule in results.of_rank(0, "clipped").values():
         assert of_schedule["1F1B"]["memory"] == [4, 3, 2, 1]

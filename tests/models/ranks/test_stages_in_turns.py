@@ -203,10 +203,139 @@ def clipped_and_averaged(n):
     return step, n
 
 
+@kind
+def dropping(n):
+    """Masks of dropout, also in place; the norm of gradients is clipped."""
+    model = layers(4, nn.Dropout(0.4), nn.Dropout(0.2, inplace=True), nn.AlphaDropout(0.3))
+    return usual(model, sgd(model), n), n
+
+
+class Noisy(nn.Module):
+    """Draws of many kinds, from two generators; some are not used, some are used by two stages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.draws = torch.Generator().manual_seed(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shared = torch.rand(ROWS, 1) + 0.5
+        torch.randn(5)
+        for at, layer in enumerate(self.layers):
+            x = layer(x)
+            if at % 2:
+                x = x + 0.1 * torch.randn_like(x) * shared
+                x = x * torch.rand(SIZE, generator=self.draws)
+                x = x * torch.randint_like(x, 1, 3) * torch.randint(1, 3, (ROWS, 1))
+                order = torch.randperm(SIZE)
+                x = x[:, order] * torch.bernoulli(torch.full((SIZE,), 0.8))
+        return x
+
+
+@kind
+def noisy(n):
+    model = Noisy()
+    return usual(model, torch.optim.AdamW(model.parameters(), foreach=True), n), n
+
+
+@kind
+def drawing_in_backward(n):
+    """A checkpoint draws anew in each backward pass, which schedules put behind later passes."""
+    model = layers(4, nn.Dropout(0.3))
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        for at in range(0, len(model), 3):
+            x = checkpoint(model[at : at + 3], x, use_reentrant=False, preserve_rng_state=False)
+        return x
+
+    call.parameters = model.parameters  # type: ignore[attr-defined]
+    return usual(call, sgd(model), n), n  # type: ignore[arg-type]
+
+
+@kind
+def noise_in_the_update(n):
+    """Langevin dynamics: noise on each parameter behind the optimizer."""
+    model = layers()
+    optimizer = sgd(model)
+    inner = usual(model, optimizer, n)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss = inner(xs, targets)
+        with torch.no_grad():
+            for one in model.parameters():
+                one.add_(torch.randn_like(one), alpha=0.01)
+        return loss
+
+    return step, n
+
+
+class Overflowing(nn.Module):
+    """For large inputs the gradients of the first layer alone are not finite."""
+
+    def __init__(self, *more: nn.Module) -> None:
+        super().__init__()
+        self.first, self.others = nn.Linear(SIZE, SIZE), layers(3, *more)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        factor = torch.where(x.abs().amax() > 9, 1e37, 1.0)
+        y = self.first(x)
+        amplified = y * factor
+        return self.others(amplified - amplified.detach() + y.detach())
+
+
+def scaled(
+    optimizer: torch.optim.Optimizer, model: nn.Module, n: int, *, norm: float = 0.0
+) -> tuple[Callable[..., Any], int]:
+    """Losses are scaled; gradients may overflow, and then nothing is updated."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16, growth_interval=2)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        loss: Any = 0
+        for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
+            one = loss_of(model(x), target, n)
+            scaler.scale(one).backward()
+            loss += one.detach()
+        if norm:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), norm)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=False)
+        return loss
+
+    return step, n
+
+
+@kind
+def with_scaler(n):
+    model = Overflowing()
+    return scaled(sgd(model, fused=True), model, n)
+
+
+@kind
+def with_scaler_and_adamw(n):
+    model = Overflowing(nn.Dropout(0.2))
+    return scaled(torch.optim.AdamW(model.parameters(), fused=True), model, n, norm=0.1)
+
+
 def inputs_of(seed: int, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     draws = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(n, ROWS, SIZE, generator=draws) for _ in range(2))
+    if seed == 2:
+        x[-1, 0, 0] = 10.0
     return x, target
+
+
+def test_gradients_of_one_stage_overflow():
+    """Otherwise the steps with a scaler would not show that all stages skip the update."""
+    torch.manual_seed(0)
+    model = Overflowing()
+    for seed in (1, 2):
+        model.zero_grad()
+        (x, target) = (one[-1] for one in inputs_of(seed, 3))
+        (loss_of(model(x), target, 3) * 2.0**16).backward()
+        assert bool(model.first.weight.grad.isfinite().all()) == (seed == 1)
+        assert all(one.grad.isfinite().all() for one in model.others.parameters())
 
 
 @pytest.mark.slow
@@ -230,7 +359,13 @@ def test_steps_have_the_bits_of_one_rank(name, n_micro_batches):
             for seed in range(1, 4):
                 batch = inputs_of(seed, n_micro_batches)
                 given = [one.untyped_storage() for one in batch]
+                for rank, other in enumerate([alone.rank, *ours.ranks]):
+                    other.seed(seed if rank < 2 else 100 + rank)  # others follow the first
                 expected, got = alone(given), ours(given)
+                states = alone.rank.generator_states()
+                for rank in ours.ranks:
+                    for one, other in zip(rank.generator_states(), states, strict=True):
+                        assert not captured.program.is_random or torch.equal(one, other)
                 for one, other in zip(got, expected, strict=True):
                     assert torch.equal(one, other), (n_stages, schedule, seed)
                 kept = ours.contents()
@@ -245,11 +380,17 @@ def test_steps_have_the_bits_of_one_rank(name, n_micro_batches):
                     assert torch.equal(content, whole), captured.program.values[value].name
 
 
-def test_random_numbers_are_refused():
-    model = layers(4, nn.Dropout(0.5))
-    captured = offload.capture(usual(model, sgd(model), 2), *inputs_of(0, 2), training=True)
+def test_random_numbers_beside_a_tensor_of_one_rank_are_refused():
+    model = layers()
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return y * torch.bernoulli(torch.sigmoid(y.detach()))
+
+    call.parameters = model.parameters  # type: ignore[attr-defined]
+    captured = offload.capture(usual(call, sgd(model), 2), *inputs_of(0, 2), training=True)  # type: ignore[arg-type]
     launch_ns = [1.0] * len(captured.program.launches)
-    with pytest.raises(ProgramError, match="draws random numbers"):
+    with pytest.raises(ProgramError, match="bernoulli draws random numbers beside a tensor"):
         StagesInTurns(captured, 2, Schedule.GPIPE, launch_ns)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 from training import same_bits
 
 import offload
+from offload.plan.rank_orders import RankOrder
 from offload.program import Role
 
 TIMEOUT_S = 120  # ranks record and load at different speeds
@@ -53,9 +54,9 @@ def told(call: Callable[[], object]) -> tuple[str, str]:
 class Block(nn.Module):
     """A block of a GPT: attention and a feedforward, each beside its input."""
 
-    def __init__(self, size: int, n_heads: int) -> None:
+    def __init__(self, size: int, n_heads: int, p: float) -> None:
         super().__init__()
-        self.n_heads = n_heads
+        self.n_heads, self.p, self.dropout = n_heads, p, nn.Dropout(p)
         self.norm1, self.norm2 = nn.LayerNorm(size), nn.LayerNorm(size)
         self.qkv, self.out = nn.Linear(size, 3 * size), nn.Linear(size, size)
         self.up, self.down = nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
@@ -64,24 +65,28 @@ class Block(nn.Module):
         rows, tokens, size = x.shape
         parts = self.qkv(self.norm1(x)).chunk(3, -1)
         heads = [one.view(rows, tokens, self.n_heads, -1).transpose(1, 2) for one in parts]
-        seen = functional.scaled_dot_product_attention(*heads, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(rows, tokens, size))
-        return x + self.down(functional.gelu(self.up(self.norm2(x))))
+        seen = functional.scaled_dot_product_attention(*heads, is_causal=True, dropout_p=self.p)
+        x = x + self.dropout(self.out(seen.transpose(1, 2).reshape(rows, tokens, size)))
+        return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
 
 
 class SmallGpt(nn.Module):
-    """Blocks of a GPT between an embedding and a head, which may share their weight."""
+    """Blocks of a GPT between an embedding and a head, which may share their weight.
 
-    def __init__(self, n_blocks: int, *, tied: bool = False) -> None:
+    `p`: of the dropout behind the embedding, of attention, and behind attention and feedforward.
+    """
+
+    def __init__(self, n_blocks: int, *, tied: bool = False, p: float = 0.0) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(p)
         self.tokens, self.places = nn.Embedding(11, SIZE), nn.Embedding(8, SIZE)
-        self.blocks = nn.ModuleList(Block(SIZE, 2) for _ in range(n_blocks))
+        self.blocks = nn.ModuleList(Block(SIZE, 2, p) for _ in range(n_blocks))
         self.norm, self.head = nn.LayerNorm(SIZE), nn.Linear(SIZE, 11, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        x = self.dropout(self.tokens(ids) + self.places(torch.arange(ids.shape[1])))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x)).flatten(0, 1)
@@ -93,6 +98,32 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers)
 
 
+class Noisy(nn.Module):
+    """Noise on activations, and a draw that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.rand(SIZE)
+        torch.randperm(7)
+        for layer in self.layers:
+            x = layer(x) + scale * torch.randn_like(x)
+        return x
+
+
+def noisy() -> nn.Module:
+    return Noisy()
+
+
+class Sampling(nn.Module):
+    """Probabilities that only one rank has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.bernoulli(torch.sigmoid(x.detach()))
+
+
 def normalized() -> nn.Module:
     """Each micro-batch changes the running statistics."""
     torch.manual_seed(0)
@@ -100,9 +131,9 @@ def normalized() -> nn.Module:
     return nn.Sequential(*(copy.deepcopy(one) for _ in range(4) for one in kinds))
 
 
-def gpt(*, tied: bool = False) -> nn.Module:
+def gpt(*, tied: bool = False, p: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    return SmallGpt(3, tied=tied)
+    return SmallGpt(3, tied=tied, p=p)
 
 
 class Twin:
@@ -115,19 +146,22 @@ class Twin:
         *,
         norm: float = 0.0,
         drops: bool = False,
+        scales: bool = False,
     ) -> None:
         self.model, self.norm, self.drops = model, norm, drops
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=2, enabled=scales)
         self.optimizer = optimizer(model.parameters())
 
     def step(self, xs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         loss: Any = 0
         for x, target in zip(xs.unbind(0), targets.unbind(0), strict=True):
             one = self.loss(self.model(x), target) / len(xs)
-            one.backward()
+            self.scaler.scale(one).backward()
             loss += one.detach()
         if self.norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.norm)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.optimizer.zero_grad(set_to_none=self.drops)
         return loss
 
@@ -138,6 +172,7 @@ class Twin:
         return functional.cross_entropy(y, target.flatten())
 
     def captured(self, n_micro_batches: int) -> offload.Captured:
+        torch.manual_seed(1)
         captured = offload.capture(self.step, *self.batch(n_micro_batches, 0), training=True)
         assert isinstance(captured, offload.Captured)
         return captured
@@ -153,7 +188,10 @@ class Twin:
         return x, target
 
     def state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters, buffers, gradients and the optimizer's state."""
+        """Parameters, buffers, gradients, and the state of the optimizer and of the scaler."""
+        if self.scaler.is_enabled():
+            yield "scale", self.scaler._scale
+            yield "growth", self.scaler._growth_tracker
         yield from self.model.state_dict().items()
         for name, one in self.model.named_parameters():
             if one.grad is not None:
@@ -176,16 +214,24 @@ def compared(
     captured = ours.captured(n_micro_batches)
     found = {}
     for schedule in SCHEDULES:
+        before = torch.get_rng_state()
         run = captured.load(pipeline=offload.Pipeline(n_micro_batches, schedule=schedule))
+        wrong: list[str] = []
+        wrong += ["the load has drawn"] * (not torch.equal(before, torch.get_rng_state()))
         own = {
             captured.bound.bindings.weights[value][0].untyped_storage()._cdata
             for value, stage in run.stages.keepers.items()
             if stage == run.number
         }
-        wrong: list[str] = []
+        is_random = captured.program.is_random
         for number in range(N_STEPS):
             batch = ours.batch(n_micro_batches, 1 + number)
-            loss, result = expected(*batch), stepped(run, *batch)
+            torch.manual_seed(number)
+            loss, after = expected(*batch), torch.get_rng_state()
+            torch.manual_seed(number if run.number == 0 else 100 + run.number)
+            result = stepped(run, *batch)
+            if is_random and not torch.equal(after, torch.get_rng_state()):
+                wrong.append(f"step {number}: the generator")
             if run.is_last != (result is not None) or (run.is_last and not same_bits(loss, result)):
                 wrong.append(f"step {number}: the loss {result}, expected {loss}")
             theirs = dict(alone.state())
@@ -211,10 +257,16 @@ def compared(
             "memory": [one.micro_batches for one in run.stages.memory],
             "explained": f"stage {run.number} of {dist.get_world_size()}, {schedule}"
             in run.explain(),
+            "n_draws": [n_draws(one) for one in run.stages.orders],
+            "explained_draws": "random numbers: " in run.explain(),
             "launches": [len(one.works) for one in run.stages.orders],
         }
         run.close()
     return found
+
+
+def n_draws(order: RankOrder) -> int:
+    return sum(work.launch.random for work in order.works)
 
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {
@@ -262,17 +314,35 @@ def of_gpt() -> Any:
 
 
 @case
+def with_dropout() -> Any:
+    """A GPT with dropout, one whose embedding is its head, and other draws."""
+    adamw = OPTIMIZERS["adamw, foreach"]
+    return {
+        "gpt, 1": compared(lambda: gpt(p=0.3), adamw, 1),
+        "gpt, 4": compared(lambda: gpt(p=0.3), adamw, 4, norm=0.1),
+        "gpt, tied, 3": compared(lambda: gpt(tied=True, p=0.1), OPTIMIZERS["sgd, foreach"], 3),
+        "noisy, 2": compared(noisy, OPTIMIZERS["adamw, fused"], 2),
+    }
+
+
+@case
+def with_scaler() -> Any:
+    """A GradScaler, whose scale grows, and whose check passes from rank to rank."""
+    return {"adamw, fused": compared(mlp, OPTIMIZERS["adamw, fused"], 3, scales=True)}
+
+
+@case
 def refused() -> Any:
     """Refusals say what to do, on all ranks, before anything is loaded."""
     n_ranks = dist.get_world_size()
     captured = Twin(mlp(), OPTIMIZERS["sgd"]).captured(2)
-    dropping = Twin(nn.Sequential(mlp(), nn.Dropout(0.5)), OPTIMIZERS["sgd"]).captured(2)
+    sampling = Twin(nn.Sequential(mlp(), Sampling()), OPTIMIZERS["sgd"]).captured(2)
     small = Twin(nn.Sequential(nn.Linear(SIZE, SIZE)), OPTIMIZERS["sgd"]).captured(2)
     run = captured.load(pipeline=offload.Pipeline())
     n_executions = run.run.last_execution.n_executions
     given: Any = (torch.ones(2, ROWS, SIZE), torch.ones(3, ROWS, SIZE))
     found = {
-        "random": told(lambda: dropping.load(pipeline=offload.Pipeline())),
+        "random": told(lambda: sampling.load(pipeline=offload.Pipeline())),
         "small": told(lambda: small.load(pipeline=offload.Pipeline())),
         "number": told(lambda: captured.load(pipeline=offload.Pipeline(3))),
         "schedule": told(lambda: captured.load(pipeline=offload.Pipeline(schedule="2F2B"))),

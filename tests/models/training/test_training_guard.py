@@ -387,3 +387,36 @@ def test_what_is_told_of_executions_is_guarded_too(monkeypatch, capsys):
     pair.ours.model.eval()
     pair.refused("expected training=True")
     assert "execution 2:" in capsys.readouterr().err
+
+
+def test_a_scaler_that_is_disabled_is_used_as_eager_does():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    twin = copy.deepcopy(model)
+
+    def step_of(one):
+        optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = one(x).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach()
+
+        return step, scaler
+
+    eager, _ = step_of(twin)
+    step, scaler = step_of(model)
+    batches = torch.randn(4, 3, 8)
+    captured = offload.capture(step, batches[0], training=True)
+    assert torch.equal(captured.recorded_result, eager(batches[0]))
+    run = captured.load()
+    for x in batches[1:]:
+        assert torch.equal(run(x), eager(x))
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    scaler._enabled = True
+    with pytest.raises(offload.BindingError, match="_enabled"):
+        run(batches[0])
