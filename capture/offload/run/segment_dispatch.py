@@ -151,9 +151,7 @@ class SegmentDispatcher:
         found = Dispatched(native, done, queue.n_queued, asked.ready, allocated)
         return found, Queued(devices, (done,), given, held, {}, pins)
 
-    def begin(
-        self, execution: Dispatched, devices: Sequence[int], after: Sequence[Ticket]
-    ) -> None:
+    def begin(self, execution: Dispatched, devices: Sequence[int], after: Sequence[Ticket]) -> None:
         """Begin an execution once the tickets that it waits for have ended."""
 
         def begin() -> None:
@@ -172,7 +170,7 @@ class _Copies:
     def __init__(self, program: Program, links: Links, memories: Sequence[Memory]) -> None:
         self._values, self._links, self._memories = program.values, links, tuple(memories)
 
-    def __call__(
+    def __call__(  # noqa: PLR0917 - called by the native dispatcher
         self,
         execution: Dispatched,
         producer: int,
@@ -223,9 +221,7 @@ def _arguments(
         "sites": [
             _site(run, cost_ns or 0.0, is_timed=device not in untimed)
             for one in segments
-            for device, (run, cost_ns) in enumerate(
-                zip(one.runs, one.costs.costs_ns, strict=True)
-            )
+            for device, (run, cost_ns) in enumerate(zip(one.runs, one.costs.costs_ns, strict=True))
         ],
         "given": [number_of.get(view.value, _NO_VALUE) for view in program.inputs],
         "paces": choice.native_paces,
@@ -258,7 +254,5 @@ def _site(run: Executable | None, cost_ns: float, *, is_timed: bool) -> tuple[An
 
 def _place(memory: Memory) -> tuple[str, tuple[int, int, int] | None, bool]:
     stream = memory.stream
-    number = (
-        None if stream is None else (stream.stream_id, stream.device_index, stream.device_type)
-    )
+    number = None if stream is None else (stream.stream_id, stream.device_index, stream.device_type)
     return str(memory.device), number, memory.pinned

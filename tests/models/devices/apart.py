@@ -36,9 +36,7 @@ def movable_tasks(program):
     return [at for at, one in enumerate(task_launches(program)) if stays.isdisjoint(one)]
 
 
-def apart(
-    bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None, has_room=None
-):
+def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None, has_room=None):
     """Return a PlacedExecutable with each task on its given device.
 
     `where`: device by task; tasks left out are at home. If placements may change, all segments are
@@ -49,7 +47,9 @@ def apart(
     program, home = bound.program, devices.home
     stays = staying_launches(program)
     wanted = {
-        launch: where.get(at, home) for at, one in enumerate(task_launches(program)) for launch in one
+        launch: where.get(at, home)
+        for at, one in enumerate(task_launches(program))
+        for launch in one
     }
     costs = [
         [

@@ -64,7 +64,7 @@ def test_where_a_refresh_of_weights_fails_the_execution_has_its_error(monkeypatc
     failing = Ticket()
 
     with dynamic(captured, (1e5, 1.2e5)) as run:
-        found = {one: (failing,) for one in run._queue.memories}
+        found = dict.fromkeys(run._queue.memories, (failing,))
         with monkeypatch.context() as patch:
             patch.setattr(run._queue.weights, "tickets", lambda *_: found)
             ticket = run.submit(x)
@@ -267,7 +267,7 @@ def test_the_child_of_a_fork_executes_while_executions_of_the_parent_are_under_w
     stall = Ticket()
     with dynamic(captured, (1e5, 1.2e5)) as run:
         expected = model(x)
-        found = {one: (stall,) for one in run._queue.memories}
+        found = dict.fromkeys(run._queue.memories, (stall,))
         with monkeypatch.context() as patch:
             patch.setattr(run._queue.weights, "tickets", lambda *_: found)
             ticket = run.submit(x)
