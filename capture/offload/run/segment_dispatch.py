@@ -30,22 +30,33 @@ _NO_VALUE = -1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """What the copies of an execution wait for. The native execution refers to it.
+
+    Attributes:
+        number: of the execution, for timelines.
+        ready: an event behind the submitting thread's earlier work on the caller's device; or None.
+        allocated: an event behind the allocations of that thread on the device; or None.
+    """
+
+    number: int
+    ready: Any
+    allocated: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Dispatched:
     """An execution whose segments begin one by one.
 
     Attributes:
         native: its tensors, and the proof of its steps.
         done: ends with the execution.
-        number: of the execution, for timelines.
-        ready: an event behind the submitting thread's earlier work on the caller's device; or None.
-        allocated: an event behind the allocations of that thread on the device; or None.
+        order: of its copies.
     """
 
     native: _native.DispatchedExecution
     done: Ticket
-    number: int
-    ready: Any
-    allocated: Any
+    order: CopyOrder
 
 
 class SegmentDispatcher:
@@ -148,7 +159,7 @@ class SegmentDispatcher:
         allocated = queue.home.mark() if self._others else None
         views = (view.value for view in self._program.inputs)
         held = dict(zip(views, inputs, strict=True)) | self._native.returned(native)
-        found = Dispatched(native, done, queue.n_queued, asked.ready, allocated)
+        found = Dispatched(native, done, CopyOrder(queue.n_queued, asked.ready, allocated))
         return found, Queued(devices, (done,), given, held, {}, pins)
 
     def begin(self, execution: Dispatched, devices: Sequence[int], after: Sequence[Ticket]) -> None:
@@ -159,7 +170,7 @@ class SegmentDispatcher:
                 if execution.done._fail_as(one):
                     self._choice.failed()
                     return
-            self._native.add(execution.native, devices, execution)
+            self._native.add(execution.native, devices, execution.order)
 
         when_ended(after, begin)
 
@@ -172,7 +183,7 @@ class _Copies:
 
     def __call__(  # noqa: PLR0917 - called by the native dispatcher
         self,
-        execution: Dispatched,
+        order: CopyOrder,
         producer: int,
         origin: int,
         target: int,
@@ -185,8 +196,8 @@ class _Copies:
             *ends,
             [Piece(*one) for one in pieces],
             transfer_name([self._values[one] for one in values], *ends),
-            number=execution.number,
-            ready=(execution.ready if producer == INPUTS else None, execution.allocated),
+            number=order.number,
+            ready=(order.ready if producer == INPUTS else None, order.allocated),
         )
 
 

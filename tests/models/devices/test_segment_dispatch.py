@@ -8,6 +8,8 @@ import dataclasses
 import os
 import signal
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ import offload
 from offload.backends import CpuBackend
 from offload.errors import PlanError
 from offload.native import _native, _planner
-from offload.run import Ticket, transfers, weight_refresh
+from offload.run import Ticket, segment_dispatch, transfers, weight_refresh
 from offload.run.device_choice import Placement
 
 DYNAMIC = Placement.DYNAMIC
@@ -240,6 +242,36 @@ def test_closing_waits_for_segments_that_have_not_begun():
         assert torch.equal(one.result(), model(x))
     with pytest.raises(offload.ExecutionError, match="closed"):
         run(x)
+
+
+@torch.no_grad()
+def test_an_execution_that_has_ended_is_freed(monkeypatch):
+    """Nothing refers to it, not even in a cycle that no garbage collector sees."""
+    model, x = Small(), normal(4, 8)
+    with dynamic(offload.capture(model, x)) as run:
+        orders = []
+        add = segment_dispatch.CopyOrder
+
+        def order(*args):
+            made = add(*args)
+            ready = weakref.ref(made.ready)
+            orders.append(ready)
+            return made
+
+        monkeypatch.setattr(segment_dispatch, "CopyOrder", order)
+        monkeypatch.setattr(type(run._queue.home), "mark", lambda _: Marked())
+        for _ in range(3):
+            run(x)
+            run.submit(x).result(WAITING_SECONDS)
+        end = time.monotonic() + WAITING_SECONDS
+        while any(one() is not None for one in orders) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert len(orders) == 6
+        assert all(one() is None for one in orders)
+
+
+class Marked:
+    """An event of the host."""
 
 
 @torch.no_grad()
