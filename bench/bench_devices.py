@@ -150,7 +150,7 @@ def test_dispatch(
     segments, crossings = chain_of_segments(n_segments, n_devices)
     choice = DeviceChoice(segments, Placement.DYNAMIC, 10_000.0, crossings=crossings)
     planned = list(choice.choose())
-    dispatch, _ = choice.dispatch()
+    dispatch = choice.dispatch()
     draw, now = random.Random(0), itertools.count()
 
     def executing(paces: Callable[[], list[float]]) -> Callable[[], None]:

@@ -170,9 +170,10 @@ BoundCall PythonReplay::bound_here(const Arguments& arguments, CallGuard* guard,
     call->feature_map = to_tensor(arguments.feature_map());
   }
   if (replay_->closed()) throw ExecutionError("the executable is closed: load the program again");
-  if (asked != nullptr) call->n_threads = asked->n_threads;
   if (replay_->has_streams()) {
     bind_on_stream(*call, asked);
+  } else if (asked != nullptr) {
+    bind_call_in(*replay_, *call, *asked);
   } else {
     bind_call(replay_->spec(), *call);
   }
@@ -435,14 +436,12 @@ void PythonReplay::bind_on_stream(Call& call, const Surroundings* asked) const {
   const CallSpec& spec = replay_->spec();
   const c10::OptionalDeviceGuard guard(spec.device.has_index() ? std::optional(spec.device)
                                                                : std::nullopt);
-  bind_call(spec, call);
-  check_devices(spec, call);
   if (asked == nullptr) {
+    bind_call(spec, call);
+    check_devices(spec, call);
     note_stream(call);
   } else {
-    call.drains_queue = asked->drains_queue;
-    call.stream = asked->stream;
-    call.torch_stream = asked->torch_stream;
+    bind_call_in(*replay_, call, *asked);
   }
   if (!python_.draw.is_none()) {
     replay_->check_ready(call);  // a draw cannot be undone

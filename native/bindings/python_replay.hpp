@@ -16,6 +16,7 @@
 #include "call_arguments.hpp"
 #include "promotions.hpp"
 #include "run/replay.hpp"
+#include "run/surroundings.hpp"
 #include "watched_state.hpp"
 
 namespace offload {
@@ -67,15 +68,6 @@ struct BoundCall {
   pybind11::object keep;  // keeps `replay` alive; null: it is the replay that was called
   const PythonReplay* replay = nullptr;
   std::shared_ptr<Call> call;
-};
-
-// The state of the calling thread, kept for a call that another thread binds later.
-struct Surroundings {
-  bool in_grad_mode = true;
-  int n_threads = 1;
-  bool drains_queue = false;
-  std::uint64_t stream = 0;
-  std::optional<c10::Stream> torch_stream;
 };
 
 // A replay with the Python side of its calls.

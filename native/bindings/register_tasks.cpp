@@ -9,19 +9,19 @@
 #include "gil.hpp"
 #include "integer_buffer.hpp"
 #include "offload/device_choice.hpp"
+#include "offload/dispatch_check.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane_schedule.hpp"
 #include "offload/segment_dispatch.hpp"
 #include "offload/task_placement.hpp"
 #include "registers.hpp"
+#include "segment_graph_arguments.hpp"
 
 namespace py = pybind11;
 
 namespace offload {
 namespace {
 
-using LinkFields = std::tuple<double, double>;
-using Integers = std::vector<std::int64_t>;
 using PlacementFields =
     std::tuple<Integers, Integers, Integers, std::int64_t, std::int64_t, double>;
 using FoundFields = std::tuple<PlacementFields, std::string, std::int64_t, std::int64_t, double,
@@ -109,34 +109,6 @@ LaneFields schedule(std::vector<double> launch_ns, const py::buffer& conflicts,
           std::move(found.method), found.n_evaluations};
 }
 
-using Numbers = std::vector<double>;
-using ValueFields = std::tuple<std::int64_t, double, Integers, bool>;
-
-SegmentGraph graph_of(std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
-                      double hand_over_ns, Integers memory_of, std::int64_t home,
-                      const std::vector<LinkFields>& links,
-                      const std::vector<ValueFields>& values) {
-  SegmentGraph graph{n_devices,
-                     std::move(costs_ns),
-                     std::move(after),
-                     hand_over_ns,
-                     std::move(memory_of),
-                     home,
-                     {},
-                     {}};
-  for (const auto& [overhead_ns, bytes_per_second] : links) {
-    graph.links.push_back({overhead_ns, bytes_per_second});
-  }
-  for (const auto& [producer, size_bytes, readers, is_returned] : values) {
-    graph.values.push_back({producer, size_bytes, readers, is_returned});
-  }
-  return graph;
-}
-
-ChoiceObjective objective_of(bool is_throughput) {
-  return is_throughput ? ChoiceObjective::kThroughput : ChoiceObjective::kLatency;
-}
-
 void register_device_search(py::module_& module) {
   py::class_<DeviceSearch>(module, "DeviceSearch")
       .def(py::init([](std::size_t n_devices, Numbers costs_ns, std::vector<Integers> after,
@@ -216,11 +188,36 @@ void register_segment_dispatch(py::module_& module) {
       .def_property_readonly("n_moved", &SegmentDispatch::n_moved);
 }
 
+void register_dispatch_check(py::module_& module) {
+  py::class_<DispatchRules>(module, "DispatchRules",
+                            "What is the same in each execution of placed segments.")
+      .def(py::init([](std::vector<Integers> inputs, std::vector<Integers> outputs,
+                       std::vector<Integers> after, std::int64_t home, Integers returned,
+                       std::size_t n_memories, Integers names) {
+             DispatchRules rules{std::move(inputs),   std::move(outputs), std::move(after), home,
+                                 std::move(returned), n_memories,         std::move(names)};
+             rules.check();
+             return rules;
+           }),
+           py::kw_only(), py::arg("inputs"), py::arg("outputs"), py::arg("after"), py::arg("home"),
+           py::arg("returned"), py::arg("n_memories"), py::arg("names"));
+  py::class_<DispatchCheck>(module, "DispatchCheck",
+                            "Proves each step of one execution before it is taken.")
+      .def(py::init<const DispatchRules&>(), py::arg("rules"), py::keep_alive<1, 2>())
+      .def("copied", &DispatchCheck::copied, py::arg("producer"), py::arg("origin"),
+           py::arg("target"), py::arg("values"))
+      .def("arrived", &DispatchCheck::arrived, py::arg("target"), py::arg("values"))
+      .def("begun", &DispatchCheck::begun, py::arg("segment"), py::arg("memory"))
+      .def("ended", &DispatchCheck::ended, py::arg("segment"))
+      .def("finished", &DispatchCheck::finished);
+}
+
 }  // namespace
 
 void register_tasks(py::module_& module) {
   register_device_search(module);
   register_segment_dispatch(module);
+  register_dispatch_check(module);
   module.def("place_tasks", &place, py::arg("costs_ns"), py::arg("memory_bytes"), py::arg("edges"),
              py::arg("links"), py::arg("limits_bytes"), py::arg("busy_watts"),
              py::arg("idle_watts"), py::kw_only(), py::arg("objective"), py::arg("max_slowdown"),

@@ -8,23 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
-from offload.native import _planner
+from offload.native import _native, _planner
 from offload.plan.topology import Link
 from offload.program import Value
-
-# The weight of a new observation of a device's pace, and the share that a pace without an
-# observation loses.
-_NEWEST = 0.5
-_FORGOTTEN = 0.02
-
-# The most by which one observation counts as larger or smaller than the pace: a thread that another
-# process preempts for 10 ms is no device that became a hundred times slower.
-_MOST_CHANGE = 2.0
-
-# A segment whose duration differs from the expected one by more than this factor sets the pace at
-# once where segments are given to devices one by one: the rest of its execution is moved in time.
-_CLEAR_CHANGE = 1.5
-_MOST_CHANGE_AT_ONCE = 4.0
 
 # Smaller changes of a pace since the last choice lead to no new choice.
 _CHANGED = 0.05
@@ -130,7 +116,13 @@ class DeviceChoice:
     native/include/offload/device_choice.hpp). The result depends only on observations, and for
     `dynamic` on executions under way. It is kept while paces stay within a twentieth.
 
-    Owner: one executable. Thread: one at a time.
+    Owner: one executable. Thread: one at a time; `native_paces` are shared with a dispatch.
+
+    Attributes:
+        graph: the arguments of a native SegmentGraph; empty without segments.
+        shared: the Values that the numbers of its values stand for.
+        native_paces: the paces, and the number of executions under way of `dynamic`.
+        n_moved: segments that were moved by choices.
     """
 
     def __init__(
@@ -158,18 +150,15 @@ class DeviceChoice:
         self._is_throughput = is_throughput
         self._clock_ns = clock_ns
         n_devices = len(segments[0].costs_ns) if segments else 0
-        self._shared = shared_values(segments, crossings) if crossings else ()
-        self._graph = (
-            _graph_of(segments, n_devices, hand_over_ns, crossings, self._shared)
-            if segments
-            else None
+        self.shared = shared_values(segments, crossings) if crossings else ()
+        self.graph = (
+            _graph_of(segments, n_devices, hand_over_ns, crossings, self.shared) if segments else {}
         )
-        self._search = _planner.DeviceSearch(**self._graph) if self._graph else None
-        self._paces = [1.0] * n_devices
-        self._chosen_at: list[float] = []
+        self._search = _planner.DeviceSearch(**self.graph) if segments else None
+        self.native_paces = _native.DevicePaces([1.0] * n_devices)
+        self._chosen_at: tuple[float, ...] = ()
         self._is_searching = False
         self._devices = tuple(one.planned for one in segments)
-        self._n_under_way = 0
         self._was_busy = False  # whether executions were under way at the last choice
         self._free_at_ns = [0.0] * n_devices  # by the clock, when executions under way have ended
         self.n_moved = 0
@@ -187,7 +176,12 @@ class DeviceChoice:
     @property
     def paces(self) -> tuple[float, ...]:
         """By device, the measured duration of its segments over the expected one."""
-        return tuple(self._paces)
+        return tuple(self.native_paces.values)
+
+    @property
+    def is_throughput(self) -> bool:
+        """Whether the work of the busiest device counts, and not the latency."""
+        return self._is_throughput
 
     def choose(self) -> tuple[int, ...]:
         """Choose the device of each segment, for the execution that is queued now.
@@ -202,57 +196,33 @@ class DeviceChoice:
             self._choose_better(self._search)
         return self._devices
 
-    def dispatch(self) -> tuple[_planner.SegmentDispatch, tuple[SharedValues, ...]]:
-        """Return a new dispatch of these segments, and the Values that its numbers stand for."""
-        assert self._graph is not None  # there are segments
-        return (
-            _planner.SegmentDispatch(**self._graph, is_throughput=self._is_throughput),
-            self._shared,
-        )
+    def dispatch(self) -> _planner.SegmentDispatch:
+        """Return a new dispatch of these segments, which decides alone."""
+        return _planner.SegmentDispatch(**self.graph, is_throughput=self._is_throughput)
 
     def ended(self, devices: Sequence[int], took_ns: Sequence[float | None]) -> None:
         """Note the end of an execution: the durations of its segments; None where unknown."""
-        expected = [0.0] * len(self._paces)
-        took = [0.0] * len(self._paces)
+        n_devices = len(self.paces)
+        expected = [0.0] * n_devices
+        took = [0.0] * n_devices
         for one, device, ns in zip(self._segments, devices, took_ns, strict=True):
             cost_ns = one.costs_ns[device]
             if ns is not None and cost_ns is not None:
                 expected[device] += cost_ns
                 took[device] += ns
         for device, expected_ns in enumerate(expected):
-            self.observe(device, expected_ns, took[device])
-        self.left({device for device, expected_ns in enumerate(expected) if expected_ns})
-
-    def observe(self, device: int, expected_ns: float, took_ns: float) -> None:
-        """Note what a device has executed: its expected duration, and the measured one."""
-        if not expected_ns:
-            return
-        pace = self._paces[device]
-        newest = min(max(took_ns / expected_ns, pace / _MOST_CHANGE), pace * _MOST_CHANGE)
-        self._paces[device] += _NEWEST * (newest - pace)
-
-    def observe_at_once(self, device: int, expected_ns: float, took_ns: float) -> None:
-        """Note what a device has executed; a clear difference counts in full."""
-        if not expected_ns:
-            return
-        pace = self._paces[device]
-        newest = took_ns / expected_ns
-        if pace / _CLEAR_CHANGE <= newest <= pace * _CLEAR_CHANGE:
-            self._paces[device] += _NEWEST * (newest - pace)
-        else:
-            most = _MOST_CHANGE_AT_ONCE
-            self._paces[device] = min(max(newest, pace / most), pace * most)
-
-    def left(self, observed: Set[int]) -> None:
-        """Note the end of an execution; the paces of devices that it did not observe decay."""
+            self.native_paces.observe(device, expected_ns, took[device])
+        self.native_paces.forget([expected_ns > 0 for expected_ns in expected])
         self.failed()
-        for device in range(len(self._paces)):
-            if device not in observed:
-                self._paces[device] += _FORGOTTEN * (1.0 - self._paces[device])
 
     def failed(self) -> None:
         """Note the end of an execution that failed or was refused."""
-        self._n_under_way = max(0, self._n_under_way - 1)
+        if self.is_dynamic:
+            self.native_paces.end_execution()
+
+    def notice_fork(self) -> None:
+        """Forget executions under way, in the child of a fork; they have ended there."""
+        self.native_paces.notice_fork()
 
     def value(self, devices: Sequence[int], free_ns: Sequence[float] = ()) -> float:
         """The latency of one execution, or the work of the busiest device, at these paces.
@@ -263,28 +233,31 @@ class DeviceChoice:
         """
         if self._search is None:
             return 0.0
-        free_ns = free_ns or [0.0] * len(self._paces)
-        return self._search.value(devices, self._paces, free_ns, is_throughput=self._is_throughput)
+        paces = self.paces
+        free_ns = free_ns or [0.0] * len(paces)
+        return self._search.value(devices, paces, free_ns, is_throughput=self._is_throughput)
 
     def _choose_earliest(self, search: _planner.DeviceSearch) -> None:
-        now_ns = self._clock_ns()
-        free_ns = [max(0.0, one - now_ns) if self._n_under_way else 0.0 for one in self._free_at_ns]
-        if self._has_changed() or any(free_ns) or self._was_busy:
+        now_ns, paces = self._clock_ns(), self.paces
+        is_busy = self.native_paces.n_under_way > 0
+        free_ns = [max(0.0, one - now_ns) if is_busy else 0.0 for one in self._free_at_ns]
+        if self._has_changed(paces) or any(free_ns) or self._was_busy:
             self._was_busy = any(free_ns)
-            self._chosen_at = list(self._paces)
-            search.begin([self._devices], self._paces, free_ns, is_throughput=self._is_throughput)
+            self._chosen_at = paces
+            search.begin([self._devices], paces, free_ns, is_throughput=self._is_throughput)
             self._adopt(search, free_ns)
-        freed_ns = search.freed(self._devices, self._paces, free_ns)
+        freed_ns = search.freed(self._devices, paces, free_ns)
         self._free_at_ns = [now_ns + one for one in freed_ns]
-        self._n_under_way += 1
+        self.native_paces.begin_execution()
 
     def _choose_better(self, search: _planner.DeviceSearch) -> None:
-        idle_ns = [0.0] * len(self._paces)
-        if self._has_changed():
-            self._chosen_at = list(self._paces)
+        paces = self.paces
+        idle_ns = [0.0] * len(paces)
+        if self._has_changed(paces):
+            self._chosen_at = paces
             planned = tuple(one.planned for one in self._segments)
             search.begin(
-                [self._devices, planned], self._paces, idle_ns, is_throughput=self._is_throughput
+                [self._devices, planned], paces, idle_ns, is_throughput=self._is_throughput
             )
             self._is_searching = True
         if self._is_searching:
@@ -297,10 +270,10 @@ class DeviceChoice:
             self.n_moved += sum(map(int.__ne__, found, self._devices))
             self._devices = found
 
-    def _has_changed(self) -> bool:
+    def _has_changed(self, paces: Sequence[float]) -> bool:
         if not self._chosen_at:
             return True
-        pairs = zip(self._paces, self._chosen_at, strict=True)
+        pairs = zip(paces, self._chosen_at, strict=True)
         return any(abs(pace - before) > _CHANGED * before for pace, before in pairs)
 
 

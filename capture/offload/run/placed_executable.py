@@ -108,7 +108,6 @@ class PlacedExecutable(Submitting):
                 self._queue,
                 choice,
                 untimed=untimed,
-                lock=self._lock,
             )
         self._copies = copies
         self._binding = whole_binding(bound)
@@ -174,7 +173,7 @@ class PlacedExecutable(Submitting):
         """Renew, in the child of a fork, what threads of the parent may have held."""
         self._lock = threading.Lock()
         if self._dispatcher is not None:
-            self._dispatcher.notice_fork(self._lock)
+            self._dispatcher.notice_fork()
 
     @property
     def closed(self) -> bool:
@@ -301,9 +300,11 @@ class PlacedExecutable(Submitting):
             BindingError: torch is in another state than when the program was recorded.
         """
         caller = self._binding.surroundings()
-        is_later |= self._dispatcher is not None
-        found = {id(run): run._surroundings() for run in self._runs()} if is_later else {}
         ready = self._queue.home.mark() if self._has_others else None
+        if self._dispatcher is not None:
+            by_device = self._dispatcher.surroundings(caller)
+            return Asked(tuple(after), caller, {}, ready, by_device)
+        found = {id(run): run._surroundings() for run in self._runs()} if is_later else {}
         return Asked(tuple(after), caller, found, ready)
 
     def _queue_for(self, whole: Ticket, args: Args, kwargs: Kwargs, asked: Asked) -> None:
@@ -404,7 +405,7 @@ class PlacedExecutable(Submitting):
                 self.choice.failed()
                 raise
             self._before = tuple(queued.tickets) if self._leaves_something else ()
-        dispatcher.begin(execution, devices)
+        dispatcher.begin(execution, devices, asked.after)
         return queued
 
     def _queued_on(

@@ -18,7 +18,7 @@ from offload.plan.placed_transfers import (
     check_placed_transfers,
     placed_transfers,
 )
-from offload.program import Program, TensorView
+from offload.program import Program, TensorView, Value
 from offload.program.slice import Slice
 from offload.run.device_choice import SegmentCosts
 from offload.run.executable import Executable
@@ -62,12 +62,14 @@ class Asked:
         surroundings: of each executable, by its `id`; empty: the present thread's.
         ready: an event behind that thread's earlier work on the caller's device; None where the
             caller's memory is the host's.
+        by_device: of each device, where segments are given to devices one by one.
     """
 
     after: tuple[Ticket, ...]
     caller: _native.Surroundings
     surroundings: Mapping[int, _native.Surroundings]
     ready: Any
+    by_device: tuple[_native.Surroundings, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -286,9 +288,7 @@ class PlacedQueue:
             size_bytes = whole[0].size_bytes if len(group) == 1 else block_bytes(whole)
             source, copy = held[group[0], origin], held[group[0], target]
             pieces.append(Piece(source, copy, size_bytes))
-        names = ", ".join(f"%{value} ({values[value].name})" for value in one.values[:3])
-        more = f" and {len(one.values) - 3} more" if len(one.values) > 3 else ""
-        what = f"{names}{more} from {origin.device} to {target.device}"
+        what = transfer_name([values[value] for value in one.values], origin, target)
         return self.links.copy(origin, target, pieces, what, number=self.n_queued, **order)
 
     def under_way(self) -> list[Ticket]:
@@ -314,6 +314,13 @@ class PlacedQueue:
 
 def _alive(tickets: Sequence[weakref.ref[Ticket]]) -> Iterator[Ticket]:
     return (one for one in (each() for each in tickets) if one is not None)
+
+
+def transfer_name(values: Sequence[Value], origin: Memory, target: Memory) -> str:
+    """Return what a transfer copies, and from where to where, for people."""
+    names = ", ".join(f"%{one.index} ({one.name})" for one in values[:3])
+    more = f" and {len(values) - 3} more" if len(values) > 3 else ""
+    return f"{names}{more} from {origin.device} to {target.device}"
 
 
 def input_bytes(tensor: torch.Tensor, view: TensorView) -> torch.Tensor:

@@ -36,22 +36,25 @@ def movable_tasks(program):
     return [at for at, one in enumerate(task_launches(program)) if stays.isdisjoint(one)]
 
 
-def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None):
+def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None, has_room=None):
     """Return a PlacedExecutable with each task on its given device.
 
     `where`: device by task; tasks left out are at home. If placements may change, all segments are
-    loaded on all devices that can run them; `costs_ns` then holds the durations of launches.
+    loaded on all devices that can run them, and for which `has_room` (group, device) is true;
+    `costs_ns` then holds the durations of launches.
     """
     devices = devices or apart_devices(n)
-    program = bound.program
+    program, home = bound.program, devices.home
     stays = staying_launches(program)
     wanted = {
-        launch: where.get(at, 0) for at, one in enumerate(task_launches(program)) for launch in one
+        launch: where.get(at, home)
+        for at, one in enumerate(task_launches(program))
+        for launch in one
     }
     costs = [
         [
             None
-            if (at != 0 and launch in stays) or (costs_ns is None and at != wanted[launch])
+            if (at != home and launch in stays) or (costs_ns is None and at != wanted[launch])
             else 1_000.0
             if costs_ns is None
             else costs_ns[at]
@@ -61,9 +64,9 @@ def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None)
     ]
     links = dict.fromkeys(itertools.permutations(range(n), 2), LINK)
     processors = [Processor(name) for name in devices.names]
-    tasks = program_tasks(program, costs, processors, links, home=0, has_ends=True)
+    tasks = program_tasks(program, costs, processors, links, home=home, has_ends=True)
     placement = place_tasks(tasks.graph, max_evaluations=0)
-    copies = WeightCopies(bound, devices.memories[0])
+    copies = WeightCopies(bound, devices.memories[home])
     groups = grouped(bound, devices, tasks, placement, kind=kind, hand_over_ns=1_000.0)
     segments = load_segments(
         groups,
@@ -72,9 +75,10 @@ def apart(bound, where, n=2, kind=Placement.STATIC, devices=None, costs_ns=None)
         kind=kind,
         copies=copies,
         load=lambda part, backend: Captured(part).load(backend),
+        has_room=has_room or (lambda *_: True),
     )
     returned = {result.view.value for result in program.results}
-    crossings = Crossings.between(devices.memories, 0, links, program.values, returned)
+    crossings = Crossings.between(devices.memories, home, links, program.values, returned)
     choice = DeviceChoice([one.costs for one in segments], kind, 1_000.0, crossings=crossings)
     return PlacedExecutable(
         bound,

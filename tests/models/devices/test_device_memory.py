@@ -20,7 +20,7 @@ import offload
 from offload.backends import CpuBackend
 from offload.load import devices as device_loading
 from offload.program import Role
-from offload.run import placed_queue, segment_dispatch, transfers
+from offload.run import placed_queue, transfers
 from offload.run.deferred import when_ended
 from offload.run.device_choice import Placement
 from offload.timeline import SpanKind
@@ -82,6 +82,7 @@ def test_random_programs_in_several_memories(steps, returned, seed, n, is_local,
         poisoned(),
         apart(captured.bound, drawn_way(captured.program, seed, n), n, kind, None, costs_ns) as run,
     ):
+        poison_read(run)
         kept = [model.state.clone(), model.weight.clone()]
         generator = torch.get_rng_state()
         outcomes = []
@@ -110,31 +111,29 @@ class poisoned:
             return found
 
         placed_queue.PlacedQueue.queued = poisoning
-        self._ended = ended = segment_dispatch.SegmentDispatcher._segment_ended
-
-        def poisoning_ends(dispatcher, event):
-            ended(dispatcher, event)
-            poison_read(dispatcher, event[0])
-
-        segment_dispatch.SegmentDispatcher._segment_ended = poisoning_ends
 
     def __exit__(self, *_):
         placed_queue.PlacedQueue.queued = self._queued
-        segment_dispatch.SegmentDispatcher._segment_ended = self._ended
 
 
-def poison_read(dispatcher, execution):
-    """Overwrite what no segment of a dispatched execution will read."""
-    ended, values = execution.check._ended, dispatcher._program.values
-    for (value, _), tensor in execution.held.items():
-        users = {
-            at
-            for at, one in enumerate(dispatcher._segments)
-            if value in one.slice.inputs or value in one.slice.outputs
-        }
-        is_seen = value in dispatcher._returned or values[value].role is Role.INPUT
-        if users <= ended and not is_seen:
-            fill(tensor)
+def poison_read(run):
+    """Overwrite what no segment of a dispatched execution will read, as segments end."""
+    ended: dict[int, set[int]] = {}
+    returned = {result.view.value for result in run.program.results}
+    users = {}
+    for at, one in enumerate(run.segments):
+        for value in (*one.slice.inputs, *one.slice.outputs):
+            users.setdefault(value, set()).add(at)
+
+    def poison_tensors(execution, segment, tensors):
+        ended.setdefault(execution, set()).add(segment)
+        for value, _, tensor in tensors:
+            is_seen = value in returned or run.program.values[value].role is Role.INPUT
+            if users[value] <= ended[execution] and not is_seen:
+                fill(tensor)
+
+    if run._dispatcher is not None:
+        run._dispatcher._native.watch(poison_tensors)
 
 
 def poison(queue, devices, found):

@@ -226,8 +226,6 @@ def test_the_child_of_a_fork_executes_whatever_threads_of_the_parent_held(kind, 
     run = captured.load([CpuBackend(threads=1)] * 2, placement=str(kind))
     assert torch.equal(run(numbered(1)), model(numbered(1)))
     locks = [run._lock]
-    if run._dispatcher is not None:
-        locks.append(run._dispatcher._acting)
     held, go_on = threading.Event(), threading.Event()
 
     def hold():

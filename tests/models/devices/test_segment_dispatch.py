@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import signal
 import threading
+import time
+import weakref
 
 import pytest
 import torch
-from apart import apart
+from apart import apart, apart_devices
 from checks import normal
 from on_lanes import Towers
 from test_device_memory import Small
@@ -15,9 +21,8 @@ from test_device_memory import Small
 import offload
 from offload.backends import CpuBackend
 from offload.errors import PlanError
-from offload.native import _native
-from offload.plan.check_dispatch import DispatchCheck, DispatchRules
-from offload.run import Ticket, segment_dispatch, transfers
+from offload.native import _native, _planner
+from offload.run import Ticket, segment_dispatch, transfers, weight_refresh
 from offload.run.device_choice import Placement
 
 DYNAMIC = Placement.DYNAMIC
@@ -33,30 +38,43 @@ def test_what_waits_for_a_device_that_stalls_goes_to_the_idle_one(monkeypatch):
     """A segment on the quicker device waits for a ticket; the other executions end all the same."""
     model = Towers(32, 3, n=1)
     captured = offload.capture(model, normal(4, 32))
-    begun, stall = segment_dispatch.SegmentDispatcher._begun, Ticket()
-    stalled: list[int] = []
+    stall, n_stalled = Ticket(), []
 
-    def begin(self, execution, segment, device):
-        if device == 0 and not stalled:
-            stalled.append(execution.number)
-            execution.refreshed = {self._queue.memories[0]: (stall,)}
-        return begun(self, execution, segment, device)
+    def tickets(self, memories, ready, number):
+        n_stalled.append(number)
+        return {run._queue.home: (stall,)} if len(n_stalled) == 1 else {}
 
+    monkeypatch.setattr(weight_refresh.WeightRefresh, "tickets", tickets)
     with dynamic(captured, (1e5, 1.2e5)) as run:
         inputs = [normal(4, 32) for _ in range(6)]
         expected = [model(x) for x in inputs]
-        assert torch.equal(run(inputs[0]), expected[0])
-        run.choice._paces[:] = [1.0, 1.0]
-        monkeypatch.setattr(segment_dispatch.SegmentDispatcher, "_begun", begin)
         tickets = [run.submit(x) for x in inputs]
         concurrent.futures.wait([one.future() for one in tickets[1:]], WAITING_SECONDS)
-        assert stalled
         assert [one.done() for one in tickets] == [False] + 5 * [True]
+        assert run._dispatcher.n_under_way == 1
         stall._set_result(None)
         for one, result in zip(tickets, expected, strict=True):
             assert torch.equal(one.result(WAITING_SECONDS), result)
         assert run._dispatcher.n_moved >= 1
         assert "segments were given to another device" in run.explain()
+
+
+@torch.no_grad()
+def test_where_a_refresh_of_weights_fails_the_execution_has_its_error(monkeypatch):
+    model, x = Towers(32, 3, n=1), normal(4, 32)
+    captured = offload.capture(model, x)
+    failing = Ticket()
+
+    with dynamic(captured, (1e5, 1.2e5)) as run:
+        found = dict.fromkeys(run._queue.memories, (failing,))
+        with monkeypatch.context() as patch:
+            patch.setattr(run._queue.weights, "tickets", lambda *_: found)
+            ticket = run.submit(x)
+        failing._set_error(offload.ExecutionError("no weights"))
+        with pytest.raises(offload.DependencyError) as error:
+            ticket.result(WAITING_SECONDS)
+        assert "no weights" in str(error.value.__cause__)
+        assert torch.equal(run(x), model(x))
 
 
 @torch.no_grad()
@@ -86,7 +104,7 @@ def test_many_threads_while_devices_slow_down():
             one.join(WAITING_SECONDS)
         assert not any(one.is_alive() for one in threads)
         assert not wrong
-        assert not run._dispatcher._executions
+        assert run._dispatcher.n_under_way == 0
 
 
 @pytest.mark.parametrize("nth", range(1, 4))
@@ -133,29 +151,84 @@ def test_copies_that_fail_from_three_threads_with_tickets(nth, monkeypatch):
         monkeypatch.setattr(transfers, "_copy", copy)
         x = normal(4, 8)
         assert all(map(torch.equal, run(x), model(x)))  # host memory recovers
-        assert not run._dispatcher._executions
+        assert run._dispatcher.n_under_way == 0
+
+
+@pytest.fixture
+def steps():
+    """An operator that calls a function with its number, which may raise or wait."""
+    called = {"with": lambda number: None}
+
+    def step(x, number):
+        called["with"](number)
+        return x * 2 + number
+
+    with torch.library._scoped_library("dispatch_tests", "FRAGMENT") as library:
+        library.define("step(Tensor x, int number) -> Tensor")
+        library.impl("step", step, "CPU")
+        library.impl("step", lambda x, number: torch.empty_like(x), "Meta")
+        yield called
+
+
+class Steps(torch.nn.Module):
+    """Two chains that meet."""
+
+    def forward(self, x):
+        left, right = x, x + 1
+        for number in range(3):
+            left = torch.ops.dispatch_tests.step(left, number)
+            right = torch.ops.dispatch_tests.step(right, 3 + number)
+        return torch.ops.dispatch_tests.step(left + right, 6), left
 
 
 @torch.no_grad()
-def test_a_segment_that_is_refused_fails_its_execution_alone(monkeypatch):
+def test_a_launch_that_fails_fails_its_execution_alone(steps):
+    model, x = Steps(), normal(4, 8)
+    captured = offload.capture(model, x)
+    with dynamic(captured, (1e5, 1.1e5)) as run:
+        for failing in range(7):
+
+            def fail(number, failing=failing):
+                if number == failing:
+                    raise RuntimeError(f"step {number}")
+
+            for call in (run, lambda *args: run.submit(*args).result(WAITING_SECONDS)):
+                steps["with"] = fail
+                with pytest.raises(offload.ExecutionError, match=f"step {failing}"):
+                    call(x)
+                steps["with"] = lambda number: None
+                assert all(map(torch.equal, call(x), model(x)))
+        assert run._dispatcher.n_under_way == 0
+        assert run.choice.native_paces.n_under_way == 0
+
+
+@torch.no_grad()
+def test_an_execution_whose_segment_is_refused_has_the_error():
     model, x = Small(), normal(4, 8)
     captured = offload.capture(model, x)
-    with dynamic(captured, (2e5, 1e3)) as run:
-        begun, refused = segment_dispatch.SegmentDispatcher._begun, []
-
-        def refuse(self, execution, segment, device):
-            if refused and segment == refused[0]:
-                raise offload.BindingError("not this one")
-            return begun(self, execution, segment, device)
-
-        monkeypatch.setattr(segment_dispatch.SegmentDispatcher, "_begun", refuse)
-        for segment in range(len(run.segments)):
-            refused[:] = [segment]
-            for call in (run, lambda *args: run.submit(*args).result(WAITING_SECONDS)):
-                with pytest.raises(offload.BindingError, match="not this one"):
-                    call(x)
-            refused.clear()
+    for is_last in (False, True):
+        with dynamic(captured, (2e5, 1e3)) as run:
             assert all(map(torch.equal, run(x), model(x)))
+            for one in run.segments[-int(is_last)].runs:
+                one.close()
+            for call in (run, lambda *args, run=run: run.submit(*args).result(WAITING_SECONDS)):
+                with pytest.raises(offload.ExecutionError, match="closed"):
+                    call(x)
+            assert run._dispatcher.n_under_way == 0
+
+
+@torch.no_grad()
+def test_the_callers_memory_may_be_that_of_any_device():
+    """Memories have the same numbers in decisions and in copies."""
+    model, x = Small(), normal(4, 8)
+    captured = offload.capture(model, x)
+    first = apart_devices(3)
+    for home in range(3):
+        devices = dataclasses.replace(first, home=home)
+        for costs_ns in ((2e5, 1e3, 1e4), (1e3, 2e5, 1e4), (1e4, 2e5, 1e3)):
+            with dynamic(captured, costs_ns, 3, devices) as run:
+                for call in (run, lambda *args, run=run: run.submit(*args).result()):
+                    assert all(map(torch.equal, call(x), model(x)))
 
 
 @torch.no_grad()
@@ -172,6 +245,82 @@ def test_closing_waits_for_segments_that_have_not_begun():
 
 
 @torch.no_grad()
+def test_an_execution_that_has_ended_is_freed(monkeypatch):
+    """Nothing refers to it, not even in a cycle that no garbage collector sees."""
+    model, x = Small(), normal(4, 8)
+    with dynamic(offload.capture(model, x)) as run:
+        orders = []
+        add = segment_dispatch.CopyOrder
+
+        def order(*args):
+            made = add(*args)
+            ready = weakref.ref(made.ready)
+            orders.append(ready)
+            return made
+
+        monkeypatch.setattr(segment_dispatch, "CopyOrder", order)
+        monkeypatch.setattr(type(run._queue.home), "mark", lambda _: Marked())
+        for _ in range(3):
+            run(x)
+            run.submit(x).result(WAITING_SECONDS)
+        end = time.monotonic() + WAITING_SECONDS
+        while any(one() is not None for one in orders) and time.monotonic() < end:
+            time.sleep(0.001)
+        assert len(orders) == 6
+        assert all(one() is None for one in orders)
+
+
+class Marked:
+    """An event of the host."""
+
+
+@torch.no_grad()
+def test_the_end_of_each_segment_can_be_watched():
+    model, x = Small(), normal(4, 8)
+    with dynamic(offload.capture(model, x)) as run:
+        ended, results = [], []
+
+        def watch(execution, segment, tensors):
+            ended.append((execution, segment))
+            results.extend(tensor for _, _, tensor in tensors)
+
+        run._dispatcher._native.watch(watch)
+        for _ in range(3):
+            run(x)
+        n_segments = len(run.segments)
+        assert sorted(ended) == [(at, one) for at in range(3) for one in range(n_segments)]
+        assert any(torch.equal(one, model(x)[0]) for one in results)
+
+
+@torch.no_grad()
+def test_the_child_of_a_fork_executes_while_executions_of_the_parent_are_under_way(monkeypatch):
+    model, x = Towers(32, 3, n=1), normal(4, 32)
+    captured = offload.capture(model, x)
+    stall = Ticket()
+    with dynamic(captured, (1e5, 1.2e5)) as run:
+        expected = model(x)
+        found = dict.fromkeys(run._queue.memories, (stall,))
+        with monkeypatch.context() as patch:
+            patch.setattr(run._queue.weights, "tickets", lambda *_: found)
+            ticket = run.submit(x)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)  # a child that hangs fails
+            is_right = False
+            with contextlib.suppress(BaseException):
+                devices = dict.fromkeys(run._queue.memories)
+                is_right = ticket.done() and bool(devices)
+                if len(devices) == 1:
+                    is_right &= torch.equal(run(x), expected)
+                is_right &= run._dispatcher.n_under_way == 0
+            os._exit(0 if is_right else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        stall._set_result(None)
+        assert torch.equal(ticket.result(WAITING_SECONDS), expected)
+        assert torch.equal(run(x), expected)
+
+
+@torch.no_grad()
 def test_devices_that_share_memory():
     model, x = Towers(32, 3, n=1), normal(4, 32)
     captured = offload.capture(model, x)
@@ -183,10 +332,18 @@ def test_devices_that_share_memory():
 
 def test_the_checker_refuses_every_wrong_step():
     """Segment 0 reads the input, segment 1 what 0 makes; the caller reads what 1 makes."""
-    rules = DispatchRules([(0,), (1,)], [(1,), (2,)], [(), (0,)], 0, {2})
+    rules = _planner.DispatchRules(
+        inputs=[(0,), (1,)],
+        outputs=[(1,), (2,)],
+        after=[(), (0,)],
+        home=0,
+        returned=[2],
+        n_memories=2,
+        names=[10, 11, 12],
+    )
 
     def right():
-        check = DispatchCheck(rules)
+        check = _planner.DispatchCheck(rules)
         yield check
         yield check.copied(-1, 0, 1, (0,))
         yield check.arrived(1, (0,))
@@ -208,7 +365,14 @@ def test_the_checker_refuses_every_wrong_step():
         return check
 
     for n, wrong, message in (
-        (0, lambda one: one.begun(0, 1), "lacks"),
+        (0, lambda one: one.begun(0, 1), "reads %10, which memory 1 lacks"),
+        (0, lambda one: one.ended(0), "without being under way"),
+        (0, lambda one: one.arrived(1, (0,)), "without being on its way"),
+        (0, lambda one: one.copied(-1, 0, 2, (0,)), "does not exist"),
+        (0, lambda one: one.copied(-1, 0, 1, (3,)), "does not exist"),
+        (0, lambda one: one.copied(2, 0, 1, (0,)), "does not exist"),
+        (0, lambda one: one.begun(2, 0), "does not exist"),
+        (0, lambda one: one.begun(0, -1), "does not exist"),
         (1, lambda one: one.begun(0, 1), "lacks"),
         (1, lambda one: one.copied(-1, 0, 1, (0,)), "a second time"),
         (2, lambda one: one.copied(-1, 0, 1, (0,)), "a second time"),
@@ -216,11 +380,38 @@ def test_the_checker_refuses_every_wrong_step():
         (3, lambda one: one.begun(0, 1), "a second time"),
         (3, lambda one: one.begun(1, 1), "before segment 0"),
         (3, lambda one: one.copied(0, 1, 0, (1,)), "before it has ended"),
+        (4, lambda one: one.ended(0), "without being under way"),
         (4, lambda one: one.begun(1, 0), "lacks"),
         (4, lambda one: one.copied(0, 0, 1, (1,)), "which lacks it"),
         (4, lambda one: one.finished(), "before its segments"),
-        (6, lambda one: one.finished(), "the caller reads"),
+        (6, lambda one: one.finished(), "the caller reads %12"),
         (7, lambda one: one.finished(), "the caller reads"),
     ):
         with pytest.raises(PlanError, match=message):
             wrong(after(n))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"inputs": [(3,), (1,)]},
+        {"outputs": [(1,), (-1,)]},
+        {"after": [(), (2,)]},
+        {"after": [()]},
+        {"returned": [3]},
+        {"home": 2},
+    ],
+)
+def test_rules_with_numbers_of_nothing_are_refused(wrong):
+    rules = {
+        "inputs": [(0,), (1,)],
+        "outputs": [(1,), (2,)],
+        "after": [(), (0,)],
+        "home": 0,
+        "returned": [2],
+        "n_memories": 2,
+        "names": [0, 1, 2],
+    }
+    _planner.DispatchRules(**rules)
+    with pytest.raises(PlanError):
+        _planner.DispatchRules(**rules | wrong)

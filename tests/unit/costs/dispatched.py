@@ -43,7 +43,7 @@ class Run:
     def __init__(self, segments, crossings, choice, speeds, hand_over_ns):
         self.segments, self.crossings, self.choice = segments, crossings, choice
         self.speeds, self.hand_over_ns = speeds, hand_over_ns
-        self.dispatch, self.shared = choice.dispatch()
+        self.dispatch, self.shared = choice.dispatch(), choice.shared
         self.begun, self.ends_ns, self.n_wakes, self.now_ns = [], {}, 0, 0.0
         self._events, self._n_events, self._link_free_ns = [], 0, {}
 
@@ -80,7 +80,10 @@ class Run:
                 self._copy(execution, what, to, values)
             else:
                 self.ends_ns[execution] = self.now_ns
-                self.choice.left({one[3] for one in self.begun if one[1] == execution})
+                paces, begun = self.choice.native_paces, self.begun
+                on = {device for _, number, _, device in begun if number == execution}
+                paces.forget([device in on for device in range(len(self.choice.paces))])
+                paces.end_execution()
 
     def _begin(self, execution, segment, device):
         work_ns, begin_ns = self.segments[segment].costs_ns[device], self.now_ns + self.hand_over_ns
@@ -90,7 +93,7 @@ class Run:
 
     def _ended(self, execution, segment, device, expected_ns, took_ns):
         self.dispatch.segment_ended(execution, segment)
-        self.choice.observe_at_once(device, expected_ns, took_ns)
+        self.choice.native_paces.observe_at_once(device, expected_ns, took_ns)
 
     def _copy(self, execution, producer, to, values):
         size_bytes = sum(self.shared[one].size_bytes for one in values)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from offload.native import _native
 from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts
 
 US = 1e3
@@ -32,7 +33,7 @@ def executed(choice, segments, slow, n_executions):
 def value_at(segments, devices, slow, hand_over_ns):
     """The duration of an execution on these devices at these paces."""
     knowing = DeviceChoice(segments, Placement.STATIC, hand_over_ns)
-    knowing._paces = list(slow)
+    knowing.native_paces = _native.DevicePaces(list(slow))
     return knowing.value(devices)
 
 

@@ -146,7 +146,7 @@ def test_the_same_events_give_the_same_commands():
 def test_an_abandoned_execution_begins_nothing_more():
     segments = [SegmentCosts((100 * US, 100 * US), (at - 1,) if at else (), 0) for at in range(3)]
     choice = DeviceChoice(segments, Placement.DYNAMIC, 0.0)
-    dispatch, _ = choice.dispatch()
+    dispatch = choice.dispatch()
     assert dispatch.add([0, 0, 0]) == 0
     assert dispatch.add([0, 0, 0]) == 1
     assert dispatch.next([1.0, 1.0], 0.0)[0][:4] == (0, 0, 0, 0)
@@ -161,7 +161,7 @@ def test_an_abandoned_execution_begins_nothing_more():
 
 def test_events_that_cannot_be_are_refused():
     segments = [SegmentCosts((100 * US, None), (), 0)]
-    dispatch, _ = DeviceChoice(segments, Placement.DYNAMIC, 0.0).dispatch()
+    dispatch = DeviceChoice(segments, Placement.DYNAMIC, 0.0).dispatch()
     for devices in ([], [1], [2], [-1]):
         with pytest.raises(PlanError):
             dispatch.add(devices)

@@ -1,0 +1,269 @@
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "convert.hpp"
+#include "gil.hpp"
+#include "offload/errors.hpp"
+#include "python_replay.hpp"
+#include "python_ticket.hpp"
+#include "raised_in_python.hpp"
+#include "registers.hpp"
+#include "run/segment_dispatcher.hpp"
+#include "segment_graph_arguments.hpp"
+
+namespace py = pybind11;
+
+namespace offload {
+namespace {
+
+// Keeps a Python object for owners that release it on any thread.
+std::shared_ptr<const py::object> kept(py::object object) {
+  return {new py::object(std::move(object)), [](const py::object* one) {
+            const GilHeld held;
+            delete one;
+          }};
+}
+
+// Calls a function of Python's with the GIL; what it raises can be rethrown on any thread.
+template <typename Function>
+auto called(Function function) {
+  const GilHeld held;
+  try {
+    return function();
+  } catch (py::error_already_set& error) {
+    throw RaisedInPython(error.value());
+  }
+}
+
+// (replay, executable, cost in ns, is it timed, draw or None, has it buffers); or None.
+DispatchSite to_site(const py::handle& given) {
+  if (given.is_none()) return {};
+  const auto parts = py::reinterpret_borrow<py::tuple>(given);
+  DispatchSite site;
+  site.replay = parts[0].cast<const PythonReplay&>().replay().shared_from_this();
+  site.keep = kept(py::make_tuple(parts[0], parts[1]));
+  site.cost_ns = parts[2].cast<double>();
+  site.is_timed = parts[3].cast<bool>();
+  if (!parts[4].is_none()) {
+    site.draw = [draw = kept(parts[4])] {
+      return called([&] { return (*draw)().cast<std::vector<std::uint64_t>>(); });
+    };
+  }
+  site.has_buffers = parts[5].cast<bool>();
+  return site;
+}
+
+// (device, (stream's id, index, type) or None, is it pinned)
+DispatchMemory to_memory(const py::handle& given) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(given);
+  DispatchMemory memory;
+  memory.device = c10::Device(parts[0].cast<std::string>());
+  if (!parts[1].is_none()) {
+    const auto [id, index, type] = parts[1].cast<std::tuple<std::int64_t, int, int>>();
+    memory.stream = c10::Stream::unpack3(id, static_cast<c10::DeviceIndex>(index),
+                                         static_cast<c10::DeviceType>(type));
+  }
+  memory.is_pinned = parts[2].cast<bool>();
+  return memory;
+}
+
+// (layout, bytes, is it returned, group)
+DispatchValue to_value(const py::handle& given) {
+  const auto parts = py::reinterpret_borrow<py::tuple>(given);
+  return {parts[0].cast<TensorLayout>(), parts[1].cast<std::size_t>(), parts[2].cast<bool>(),
+          parts[3].cast<std::size_t>()};
+}
+
+// copy(context, producer, origin, target, values, pieces): a ticket
+QueueCopies to_copy(py::object copy, const Integers& names) {
+  return [copy = kept(std::move(copy)), names](
+             const DispatchedExecution& execution, std::int64_t producer, std::int64_t origin,
+             std::int64_t target, const Integers& values, std::vector<CopyPiece> pieces) {
+    return called([&] {
+      py::list of_python, named;
+      for (CopyPiece& one : pieces) {
+        of_python.append(py::make_tuple(from_tensor(std::move(one.from)),
+                                        from_tensor(std::move(one.to)), one.size_bytes));
+      }
+      for (const std::int64_t value : values) named.append(names[static_cast<std::size_t>(value)]);
+      const auto& context = *static_cast<const py::object*>(execution.context.get());
+      const py::object ticket = (*copy)(context, producer, origin, target, named, of_python);
+      return ticket.cast<const PythonTicket&>().ticket();
+    });
+  };
+}
+
+// The arguments that are those of a SegmentGraph.
+SegmentGraph to_graph(const py::dict& graph) {
+  return graph_of(graph["n_devices"].cast<std::size_t>(), graph["costs_ns"].cast<Numbers>(),
+                  graph["after"].cast<std::vector<Integers>>(),
+                  graph["hand_over_ns"].cast<double>(), graph["memory_of"].cast<Integers>(),
+                  graph["home"].cast<std::int64_t>(),
+                  graph["links"].cast<std::vector<LinkFields>>(),
+                  graph["values"].cast<std::vector<ValueFields>>());
+}
+
+std::shared_ptr<SegmentDispatcher> make_dispatcher(
+    const py::dict& graph, bool is_throughput, std::vector<Integers> inputs,
+    std::vector<Integers> outputs, Integers names, const py::list& values,
+    std::vector<Integers> groups, std::vector<Integers> shared, const py::list& sites,
+    const py::list& memories, Integers given, std::shared_ptr<DevicePaces> paces, py::object copy) {
+  auto spec = std::make_shared<DispatchSpec>();
+  spec->graph = to_graph(graph);
+  spec->objective = objective_of(is_throughput);
+  for (const py::handle one : memories) spec->memories.push_back(to_memory(one));
+  for (const py::handle one : values) spec->values.push_back(to_value(one));
+  for (const py::handle one : sites) spec->sites.push_back(to_site(one));
+  DispatchRules& rules = spec->rules;
+  rules.inputs = std::move(inputs);
+  rules.outputs = std::move(outputs);
+  rules.after = spec->graph.after;
+  rules.home = spec->graph.home;
+  rules.n_memories = spec->memories.size();
+  rules.names = std::move(names);
+  for (const Integers& made : rules.outputs) {
+    for (const std::int64_t value : made) {
+      if (spec->values.at(static_cast<std::size_t>(value)).is_returned) {
+        rules.returned.push_back(value);
+      }
+    }
+  }
+  spec->groups = std::move(groups);
+  spec->shared = std::move(shared);
+  spec->given = std::move(given);
+  spec->paces = std::move(paces);
+  spec->copy = to_copy(std::move(copy), rules.names);
+  spec->with_gil = [](const std::function<void()>& function) {
+    const GilHeld held;
+    function();
+  };
+  spec->without_gil = [](const std::function<void()>& function) {
+    if (PyGILState_Check() == 0) return function();
+    const GilReleased release;
+    function();
+  };
+  return std::make_shared<SegmentDispatcher>(std::move(spec));
+}
+
+std::shared_ptr<DispatchedExecution> prepared(
+    const SegmentDispatcher& self, const py::list& inputs, std::vector<Surroundings> asked,
+    const std::vector<std::vector<const PythonTicket*>>& refreshed,
+    std::shared_ptr<HeldStorages> pins, const PythonTicket& done) {
+  std::vector<std::vector<std::shared_ptr<Ticket>>> waits(refreshed.size());
+  for (std::size_t memory = 0; memory < refreshed.size(); ++memory) {
+    for (const PythonTicket* one : refreshed[memory]) waits[memory].push_back(one->ticket());
+  }
+  return std::make_shared<DispatchedExecution>(self.spec(), to_tensors(inputs), std::move(asked),
+                                               std::move(waits), std::move(pins), done.ticket());
+}
+
+// The tensors that the caller receives, by the index of their Value in the Program.
+py::dict returned(const SegmentDispatcher& self, DispatchedExecution& execution) {
+  py::dict found;
+  for (const std::int64_t value : self.spec()->rules.returned) {
+    const std::int64_t name = self.spec()->rules.names[static_cast<std::size_t>(value)];
+    found[py::int_(name)] = from_tensor(execution.held(value, self.spec()->graph.home));
+  }
+  return found;
+}
+
+// Calls function(number of the execution, segment, [(Value, memory, tensor)]).
+void watch(SegmentDispatcher& self, py::object function) {
+  self.watch([spec = self.spec().get(), function = kept(std::move(function))](
+                 DispatchedExecution& execution, std::int64_t segment) {
+    const GilHeld held;
+    try {
+      py::list tensors;
+      for (std::size_t value = 0; value < spec->values.size(); ++value) {
+        for (std::size_t memory = 0; memory < spec->memories.size(); ++memory) {
+          const at::Tensor& one =
+              execution.held(static_cast<std::int64_t>(value), static_cast<std::int64_t>(memory));
+          if (one.defined()) {
+            tensors.append(py::make_tuple(spec->rules.names[value], memory, from_tensor(one)));
+          }
+        }
+      }
+      (*function)(execution.number, segment, tensors);
+    } catch (py::error_already_set& error) {
+      error.restore();
+      PyErr_WriteUnraisable(function->ptr());
+    }
+  });
+}
+
+// A method that notes a duration, for devices that exist.
+auto of_device(void (DevicePaces::*note)(std::size_t, double, double)) {
+  return [note](DevicePaces& self, std::size_t device, double expected_ns, double took_ns) {
+    if (device >= self.size()) throw PlanError("the device does not exist");
+    (self.*note)(device, expected_ns, took_ns);
+  };
+}
+
+void register_device_paces(py::module_& module) {
+  py::class_<DevicePaces, std::shared_ptr<DevicePaces>>(
+      module, "DevicePaces", "By device, the measured duration of its segments over the expected.")
+      .def(py::init<const std::vector<double>&>(), py::arg("paces"))
+      .def_property_readonly("values", &DevicePaces::values)
+      .def("observe", of_device(&DevicePaces::observe), py::arg("device"), py::arg("expected_ns"),
+           py::arg("took_ns"))
+      .def("observe_at_once", of_device(&DevicePaces::observe_at_once), py::arg("device"),
+           py::arg("expected_ns"), py::arg("took_ns"))
+      .def(
+          "forget",
+          [](DevicePaces& self, const std::vector<bool>& observed) {
+            if (observed.size() != self.size()) throw PlanError("expected one of each device");
+            self.forget(observed);
+          },
+          py::arg("observed"))
+      .def("begin_execution", &DevicePaces::begin_execution)
+      .def("end_execution", &DevicePaces::end_execution)
+      .def_property_readonly("n_under_way", &DevicePaces::n_under_way)
+      .def("notice_fork", &DevicePaces::notice_fork);
+}
+
+}  // namespace
+
+void register_segment_dispatcher(py::module_& module) {
+  register_device_paces(module);
+  py::class_<DispatchedExecution, std::shared_ptr<DispatchedExecution>>(module,
+                                                                        "DispatchedExecution");
+  py::class_<SegmentDispatcher, std::shared_ptr<SegmentDispatcher>>(
+      module, "SegmentDispatcher", "Begins segments on devices when they are ready.")
+      .def(py::init(&make_dispatcher), py::kw_only(), py::arg("graph"), py::arg("is_throughput"),
+           py::arg("inputs"), py::arg("outputs"), py::arg("names"), py::arg("values"),
+           py::arg("groups"), py::arg("shared"), py::arg("sites"), py::arg("memories"),
+           py::arg("given"), py::arg("paces"), py::arg("copy"))
+      .def("prepare", &prepared, py::arg("inputs"), py::arg("asked"), py::arg("refreshed"),
+           py::arg("pins"), py::arg("done"))
+      .def("returned", &returned, py::arg("execution"))
+      .def(
+          "add",
+          [](SegmentDispatcher& self, std::shared_ptr<DispatchedExecution> execution,
+             Integers devices, py::object context) {
+            execution->context = kept(std::move(context));
+            const GilReleased release;
+            self.add(std::move(execution), std::move(devices));
+          },
+          py::arg("execution"), py::arg("devices"), py::arg("context"))
+      .def("watch", &watch, py::arg("function"))
+      .def("measure", &SegmentDispatcher::measure)
+      .def_property_readonly(
+          "measured",
+          [](const SegmentDispatcher& self) {
+            const auto& [acting_ns, submitting_ns, n_segments] = self.measured();
+            return py::make_tuple(acting_ns.load(), submitting_ns.load(), n_segments.load());
+          },
+          "Processor time of acting, of the submissions within it, in ns; and segments.")
+      .def("abandon", &SegmentDispatcher::abandon)
+      .def_property_readonly("n_under_way", &SegmentDispatcher::n_under_way)
+      .def_property_readonly("n_moved", &SegmentDispatcher::n_moved);
+}
+
+}  // namespace offload

@@ -1,0 +1,142 @@
+// An execution whose segments are given to devices one by one, and what all such executions share.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "offload/device_paces.hpp"
+#include "offload/dispatch_check.hpp"
+#include "offload/segment_dispatch.hpp"
+#include "offload/ticket.hpp"
+#include "run/held_storages.hpp"
+#include "run/replay.hpp"
+#include "run/surroundings.hpp"
+
+namespace offload {
+
+// A segment on a device. Without a replay the device does not have it.
+struct DispatchSite {
+  std::shared_ptr<Replay> replay;
+  std::shared_ptr<const void> keep;  // the executable
+  double cost_ns = 0;
+  bool is_timed = false;  // its executions report durations
+  // Draws the states of generators; null: no kernel reads one.
+  std::function<std::vector<std::uint64_t>()> draw;
+  bool has_buffers = false;  // closing releases some: a call must be bound under the GIL
+};
+
+// Where a memory's blocks lie.
+struct DispatchMemory {
+  c10::Device device = c10::kCPU;
+  std::optional<c10::Stream> stream;  // to which the blocks belong; no value: the host's memory
+  bool is_pinned = false;
+};
+
+// A Value that segments take or make.
+struct DispatchValue {
+  TensorLayout layout;
+  std::size_t size_bytes = 0;
+  bool is_returned = false;
+  std::size_t group = 0;  // of adjacent Values; unused for the caller's
+};
+
+// One contiguous copy, from the first byte of one tensor to that of another.
+struct CopyPiece {
+  at::Tensor from;
+  at::Tensor to;
+  std::size_t size_bytes = 0;
+};
+
+class DispatchedExecution;
+
+// Queues copies between two memories; returns the ticket of all. Throws what the caller is told.
+using QueueCopies = std::function<std::shared_ptr<Ticket>(
+    const DispatchedExecution& execution, std::int64_t producer, std::int64_t origin,
+    std::int64_t target, const std::vector<std::int64_t>& values, std::vector<CopyPiece> pieces)>;
+
+// All that is decided at load. Values, memories and groups are numbered from 0.
+struct DispatchSpec {
+  SegmentGraph graph;
+  ChoiceObjective objective = ChoiceObjective::kLatency;
+  DispatchRules rules;
+  std::vector<DispatchValue> values;
+  std::vector<std::vector<std::int64_t>> groups;  // the Values of each, all of one segment
+  std::vector<std::vector<std::int64_t>> shared;  // the Values of each SharedValues of the graph
+  std::vector<DispatchSite> sites;                // segment * n_devices + device
+  std::vector<DispatchMemory> memories;
+  std::vector<std::int64_t> given;  // by input of the Program: its Value; -1: no segment takes it
+  std::shared_ptr<DevicePaces> paces;
+  QueueCopies copy;
+  // Call a function with Python's GIL, and without it where the thread holds it.
+  std::function<void(const std::function<void()>&)> with_gil, without_gil;
+
+  // Throws PlanError where lengths or numbers do not fit one another.
+  void check() const;
+};
+
+// One execution: its tensors, and the proof of its steps.
+//
+// Owner: whoever submitted it until it is added to a dispatcher, then that until it has ended.
+// Thread: one at a time.
+class DispatchedExecution {
+ public:
+  // Allocates what the caller receives, and where all devices share one memory all that segments
+  // make, on the present streams of this thread. `inputs`: of the Program, in order. `asked`: of
+  // the submitting thread, by device. `refreshed`: tickets of weights that are copied again, by
+  // memory.
+  //
+  // Errors: OutOfMemory if there is no room; PlanError where numbers of things do not fit.
+  DispatchedExecution(std::shared_ptr<const DispatchSpec> spec,
+                      const std::vector<at::Tensor>& inputs, std::vector<Surroundings> asked,
+                      std::vector<std::vector<std::shared_ptr<Ticket>>> refreshed,
+                      std::shared_ptr<const HeldStorages> pins, std::shared_ptr<Ticket> done);
+
+  // The memory of a Value; undefined: it has none.
+  at::Tensor& held(std::int64_t value, std::int64_t memory) {
+    return held_[static_cast<std::size_t>(value) * spec_->memories.size() +
+                 static_cast<std::size_t>(memory)];
+  }
+  // Gives the Values of a group adjacent memory. Throws OutOfMemory if there is no room.
+  void allocate(std::size_t group, std::int64_t memory);
+  // The same for one Value that the caller gave.
+  void allocate_given(std::int64_t value, std::int64_t memory);
+
+  // Notes an error. That of the execution is the first that is not the consequence of another.
+  void fail(std::exception_ptr error) noexcept;
+  const std::exception_ptr& error() const { return error_; }
+
+  // Drops the tensors, before the end is reported.
+  void release() noexcept;
+
+  DispatchCheck check;
+  const std::vector<Surroundings> asked;
+  const std::vector<std::vector<std::shared_ptr<Ticket>>> refreshed;
+  const std::shared_ptr<Ticket> done;
+  std::shared_ptr<const void> context;  // for copies
+  std::int64_t number = -1;             // of the dispatch; -1: not added
+  std::vector<std::int64_t> devices;    // by segment: where it has begun; -1: it has not
+  std::vector<bool> observed;           // by device: whether a segment has begun there
+
+ private:
+  void allocate_block(const std::vector<std::int64_t>& values, std::int64_t memory);
+
+  std::shared_ptr<const DispatchSpec> spec_;
+  std::vector<at::Tensor> held_;  // by value * n_memories + memory
+  std::shared_ptr<const HeldStorages> pins_;
+  std::exception_ptr error_;
+  bool is_consequence_ = false;  // the error
+};
+
+// The bytes of adjacent Values, each at a multiple of 512: the alignment of torch's CUDA allocator
+// (kMinBlockSize, c10/cuda/CUDACachingAllocator.cpp).
+std::size_t block_bytes(const DispatchSpec& spec, const std::vector<std::int64_t>& values);
+
+}  // namespace offload
