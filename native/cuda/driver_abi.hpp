@@ -299,6 +299,8 @@ struct LaunchConfig {
   X(function_get_name, "cuFuncGetName", 12030, (const char** name, Function function))             \
   X(function_get_attribute, "cuFuncGetAttribute", 2020,                                            \
     (int* value, int attribute, Function function))                                                \
+  X(function_set_attribute, "cuFuncSetAttribute", 9000,                                            \
+    (Function function, int attribute, int value))                                                 \
   X(function_get_param_info, "cuFuncGetParamInfo", 12040,                                          \
     (Function function, std::size_t index, std::size_t* offset, std::size_t* n_bytes))             \
   X(kernel_get_function, "cuKernelGetFunction", 12000, (Function * function, Kernel kernel))       \

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from offload.api.captured import Captured
 from offload.api.next_step import NextStep, guarded
-from offload.api.recorded_program import recorded_program, runs_opaque
+from offload.api.recorded_program import recorded_program, runs_opaque, triton_compiler
 from offload.api.recording_turn import TURN, refuse_nested
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
@@ -236,6 +236,7 @@ class BlockRecording:
             trains=self._training,
             rendezvous=self._rendezvous,
             sized=sized,
+            triton_compiler=triton_compiler,
         )
 
     def _leave(self) -> None:

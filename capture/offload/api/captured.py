@@ -195,7 +195,9 @@ class Captured(Loadable):
         return self._loaded().explain()
 
 
-def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured:
+def open_file(
+    path: str | os.PathLike[str], types: Sequence[type] = (), *, triton: bool = False
+) -> Captured:
     """Open a saved Program; the model's code is not needed, and nothing is executed.
 
     Args:
@@ -206,16 +208,18 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
             name. `torch.return_types`, `torch.Size`, `OrderedDict` and the outputs of transformers'
             models with the caches in them are found without it, if transformers is installed. Any
             other container becomes a plain tuple, list or dictionary.
+        triton: whether the file may hold sources of Triton kernels. Loading compiles them, which
+            can run any code: give True only for a file that you trust as much as code.
 
     Raises:
-        FileError: the file is missing, truncated, corrupted, newer than this version, or uses an
-            operator that is not on the list of safe ones; or one of `types` matches no container of
-            the result, or does not fit it.
+        FileError: the file is missing, truncated, corrupted, newer than this version, holds
+            sources of Triton kernels without `triton`, or uses an operator that is not on the list
+            of safe ones; or one of `types` matches no container of the result, or does not fit it.
         BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is no level.
     """
     level = debug_level()
     with telling():
-        saved = open_saved(path, types)
+        saved = open_saved(path, types, triton=triton)
         captured = Captured(saved.bound, Path(path).stem)
         if saved.family is not None:
             captured._bound_family = BoundFamily(saved.family, saved.bound.bindings)
@@ -224,12 +228,15 @@ def open_file(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captu
     return captured
 
 
-def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Captured | OfflineModel:
+def open_model(
+    path: str | os.PathLike[str], types: Sequence[type] = (), *, triton: bool = False
+) -> Captured | OfflineModel:
     """Open a saved Program (see `open_file`), or by the ending `.om` an Ascend offline model.
 
     Args:
         path: of the file.
         types: as `open_file`; must be empty for an offline model, whose results are a tuple.
+        triton: as `open_file`.
 
     Raises:
         FileError: as `open_file`; for an offline model: there is no such file, or `types` are
@@ -237,7 +244,7 @@ def open_model(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Capt
         BindingError: one of `types` is not a class.
     """
     if not os.fspath(path).endswith(".om"):
-        return open_file(path, types)
+        return open_file(path, types, triton=triton)
     if types:
         raise FileError(
             f"{os.fspath(path)}: types= is for saved programs, and the results of an offline "

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 
+import torch
+
 from offload.backends import find_backend
+from offload.compile import compiled_triton
 from offload.errors import BackendUnavailable, CaptureError
-from offload.program import BoundProgram
+from offload.program import BoundProgram, DeviceKernel, TritonKernel
 from offload.program.dead_launches import remove_dead_launches
 from offload.record import OutcomeDiffers, Recorder, Recording, verify
+from offload.record.triton_launches import CompileTriton
 
 
 def runs_opaque(device: str) -> bool:
@@ -18,6 +22,21 @@ def runs_opaque(device: str) -> bool:
         return find_backend(device).opaque is not None
     except BackendUnavailable:
         return False
+
+
+def triton_compiler(device_type: str) -> CompileTriton | None:
+    """What compiles Triton kernels for a device type; None where their launches are not recorded.
+
+    Recorded are those on "cuda". Elsewhere Triton runs none, or interprets them.
+    """
+    return _compile_triton if device_type == "cuda" else None
+
+
+def _compile_triton(
+    kernel: TritonKernel, device: torch.device
+) -> tuple[DeviceKernel, frozenset[str]]:
+    found = compiled_triton(kernel, device)
+    return found.kernel, found.written
 
 
 def recorded_program(recorder: Recorder, recording: Recording) -> BoundProgram:

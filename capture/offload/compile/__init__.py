@@ -10,6 +10,7 @@ the launches that it replaces (`proof`).
 from offload.compile.cache import CacheRefused, KernelCache, open_cache
 from offload.compile.choice import Choice, choice_key
 from offload.compile.fusion import Fused, FusedRegion, Fusion, fuse
+from offload.compile.triton_kernels import compiled_triton, with_triton_code
 from offload.console.not_called import is_not_called
 
 is_not_called(__name__)
@@ -22,6 +23,8 @@ __all__ = [
     "Fusion",
     "KernelCache",
     "choice_key",
+    "compiled_triton",
     "fuse",
     "open_cache",
+    "with_triton_code",
 ]

@@ -55,7 +55,7 @@ class DeviceEntry:
         """The entry as JSON; each kernel once."""
         kernels = {one.kernel.name: one.kernel for one in self.calls}
         return {
-            "kernels": {name: _kernel_document(kernel) for name, kernel in kernels.items()},
+            "kernels": {name: kernel_document(kernel) for name, kernel in kernels.items()},
             "calls": [
                 [one.kernel.name, one.grid, [_parameter_document(two) for two in one.parameters]]
                 for one in self.calls
@@ -67,7 +67,9 @@ class DeviceEntry:
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> DeviceEntry:
         """The entry of a document."""
-        kernels = {str(name): _kernel(str(name), one) for name, one in document["kernels"].items()}
+        kernels = {
+            str(name): kernel_of(str(name), one) for name, one in document["kernels"].items()
+        }
         calls = tuple(
             DeviceCall(
                 kernels[name],
@@ -111,7 +113,7 @@ class DeviceKernels:
     def make(self, wanted: Mapping[str, Region | Packing]) -> None:
         """Make an entry for each region that has none, in this process or another."""
         missing = {}
-        target = _target(self._device) if wanted else ""
+        target = target_of(self._device) if wanted else ""
         for key, one in wanted.items():
             if key in self.entries:
                 continue
@@ -156,18 +158,28 @@ class DeviceKernels:
             self._cache = replace_cache(self._folder, str(error))
 
 
-def _target(device: torch.device) -> str:
+def target_of(device: torch.device) -> str:
     """What the kernels depend on besides what the cache's folder names."""
     try:
         version = metadata.version("triton")
     except metadata.PackageNotFoundError:
         version = "none"
     properties = torch.cuda.get_device_properties(device)
-    content = json.dumps([version, _architecture(device), properties.multi_processor_count])
+    content = json.dumps([version, _architecture_of(device), properties.multi_processor_count])
     return f"cuda-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
 
-def _architecture(device: torch.device) -> int:
+def asked_target(device: torch.device) -> dict[str, int]:
+    """What the worker is told of a GPU: its architecture, and the shared memory of a block."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return {
+        "architecture": _architecture_of(device),
+        "most_shared_bytes": properties.shared_memory_per_block_optin,
+    }
+
+
+def _architecture_of(device: torch.device) -> int:
+    """A GPU's architecture as Triton counts: 90 for sm_90."""
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 
@@ -186,7 +198,7 @@ def _entry(program: Program, device: torch.device) -> DeviceEntry:
         raise PassingRefusal("triton, which compiles kernels for a GPU, is not installed") from None
     loops = triton_loops.lower(program, device)
     with tempfile.TemporaryDirectory(prefix="offload-") as folder:
-        made = _compiled(loops, _architecture(device), Path(folder))
+        made = _compiled(loops, asked_target(device), Path(folder))
         calls = tuple(
             _call(call, found, Path(folder), len(program.inputs))
             for call, found in zip(loops.calls, made, strict=True)
@@ -194,7 +206,7 @@ def _entry(program: Program, device: torch.device) -> DeviceEntry:
     return DeviceEntry(calls, loops.scratch_bytes)
 
 
-def _compiled(loops: TritonLoops, architecture: int, folder: Path) -> list[dict[str, Any]]:
+def _compiled(loops: TritonLoops, target: Mapping[str, int], folder: Path) -> list[dict[str, Any]]:
     """What the worker says of each call's kernel; its code lies in the folder.
 
     Raises:
@@ -205,7 +217,7 @@ def _compiled(loops: TritonLoops, architecture: int, folder: Path) -> list[dict[
         {
             "name": call.kernel.name,
             "source": call.kernel.source,
-            "architecture": architecture,
+            **target,
             "arguments": [one if isinstance(one, int) else 0 for one in call.arguments],
         }
         for call in loops.calls
@@ -264,6 +276,7 @@ def _call(call: TritonCall, found: Mapping[str, Any], folder: Path, n_inputs: in
         int(found["n_hidden"]),
         call.kernel.source,
         found["constants"],
+        tuple(found["kinds"]),
     )
     parameters: list[Pointer | Number] = []
     for position, size_bytes in found["parameters"]:
@@ -281,7 +294,8 @@ def _call(call: TritonCall, found: Mapping[str, Any], folder: Path, n_inputs: in
 # ---- documents -----------------------------------------------------------------------------------
 
 
-def _kernel_document(kernel: DeviceKernel) -> dict[str, Any]:
+def kernel_document(kernel: DeviceKernel) -> dict[str, Any]:
+    """A kernel as JSON, without its name."""
     document = {
         one.name: getattr(kernel, one.name)
         for one in dataclasses.fields(kernel)
@@ -291,7 +305,8 @@ def _kernel_document(kernel: DeviceKernel) -> dict[str, Any]:
     return {**document, "code": base64.b64encode(kernel.code).decode()}
 
 
-def _kernel(name: str, document: Mapping[str, Any]) -> DeviceKernel:
+def kernel_of(name: str, document: Mapping[str, Any]) -> DeviceKernel:
+    """The kernel of a document."""
     return DeviceKernel(
         name,
         base64.b64decode(document["code"], validate=True),
@@ -300,6 +315,7 @@ def _kernel(name: str, document: Mapping[str, Any]) -> DeviceKernel:
         int(document["n_hidden"]),
         str(document["source"]),
         dict(document["constants"]),
+        tuple(document["kinds"]),
     )
 
 

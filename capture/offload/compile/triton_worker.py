@@ -1,15 +1,20 @@
-"""Compiles Triton kernels that Inductor wrote, in a process of its own that needs no GPU.
+"""Compiles Triton kernels of Inductor or of a user, in a process of its own that needs no GPU.
 
-`python triton_worker.py FOLDER`, with a JSON document on standard input:
+`python triton_worker.py FOLDER`, with a JSON document on standard input; the kernels are those that
+Inductor wrote, or have a signature:
 
-    {"kernels": [{"name", "inductor_name", "source", "architecture", "arguments": [int, ...]}]}
+    {"kernels": [{"name", "source", "architecture", "most_shared_bytes", "arguments": [int, ...]},
+                 {"name", "source", "architecture", "most_shared_bytes", "function",
+                  "signature": [[name, type], ...], "constants": [[name, value], ...],
+                  "divisible": [name, ...], "options": [[name, value], ...]}]}
 
-Prints a JSON document, as long as that list: each kernel as `_compiled` describes it, or
-`{"refusal": why}`. The code lies in FOLDER, in a file with the kernel's name.
+Prints a JSON document, as long as that list: each kernel as `_compiled` or `_compiled_user`
+describes it, or `{"refusal": why}`. The code lies in FOLDER, in a file with the kernel's name.
 
 A separate process, since Triton decides at its import whether kernels are interpreted, and since
 its compiler needs no part of the caller's state. Private parts of torch: `CachingAutotuner`
-in torch/_inductor/runtime/triton_heuristics.py, and what its `_precompile_config` gives Triton.
+in torch/_inductor/runtime/triton_heuristics.py, and what its `_precompile_config` gives Triton; the
+analysis of what a kernel writes in torch/_higher_order_ops/triton_kernel_wrap.py.
 """
 
 from __future__ import annotations
@@ -21,20 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import triton
+import triton.language as tl
+from torch._higher_order_ops import triton_kernel_wrap as wrap
 from torch._inductor.runtime.triton_heuristics import GridExpr
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
-BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8}
-"""The integer types of parameters: Triton's driver packs them so (`backends/nvidia/driver.c`)."""
+BYTES = {
+    "u1": 1, "i1": 1, "u8": 1, "i8": 1, "u16": 2, "i16": 2, "u32": 4, "i32": 4, "u64": 8, "i64": 8,
+    "fp16": 2, "bf16": 2, "fp32": 4, "fp64": 8,
+}  # fmt: skip
+"""Numbers as parameters: Triton's driver packs them so (`backends/nvidia/driver.c`)."""
 
 WRITTEN = ("out_ptr", "in_out_ptr")
 """How Inductor names parameters that it writes (`KernelArgs` in codegen/common.py)."""
-
-MOST_SHARED_BYTES = 48 << 10
-"""Of a block, without a request for more (CUDA programming guide, compute capability 7.x, "Shared
-Memory"). Loops exchange partial sums there, which take less than a KiB.
-"""
 
 
 def main() -> None:
@@ -43,10 +49,12 @@ def main() -> None:
     found = []
     for asked in json.load(sys.stdin)["kernels"]:
         try:
-            found.append(_compiled(asked, folder))
+            make = _compiled_user if "signature" in asked else _compiled
+            found.append(make(asked, folder))
         except Exception as error:
-            text = str(error).strip().splitlines() or [""]
-            found.append({"refusal": f"Triton: {type(error).__name__}: {text[0]}"})
+            lines = str(error).strip().splitlines() or [""]
+            text = " ".join(dict.fromkeys((lines[0], lines[-1])))  # the place, and what is wrong
+            found.append({"refusal": f"Triton: {type(error).__name__}: {text}"})
     json.dump(found, sys.stdout)
 
 
@@ -56,54 +64,141 @@ def _compiled(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     Returns:
         `n_threads` of a block, `shared_bytes`, `n_hidden` trailing parameters, the `grid`, the
         `parameters` as pairs of a position among the arguments and the bytes of a number (0: an
-        address), the positions of those that are `written`, and the `constants` by name.
+        address), their types as `kinds`, the positions of those that are `written`, and the
+        `constants` by name.
     """
     tuner = _tuner(asked, folder)
     configuration = tuner.configs[0]
     meta = tuner._create_compile_meta(configuration)
     options = tuner._create_compile_options(configuration, meta)
-    binary = triton.compile(
-        ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0]),
-        target=GPUTarget("cuda", asked["architecture"], 32),
-        options=options,
-    )
-    found = binary.metadata
-    if found.num_ctas != 1 or found.launch_cooperative_grid or found.launch_pdl:
-        raise ValueError("it needs clusters, a cooperative or a programmatic launch")
-    if found.global_scratch_size or found.profile_scratch_size:
-        raise ValueError("it needs scratch memory for each block")
-    if found.shared > MOST_SHARED_BYTES:
-        raise ValueError(f"a block takes {found.shared} bytes of shared memory")
-    if found.name != asked["name"]:
-        raise ValueError(f"its function has the unexpected name {found.name}")
+    source = ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
+    target = GPUTarget("cuda", asked["architecture"], 32)
+    binary = triton.compile(source, target=target, options=options)
+    if binary.metadata.name != asked["name"]:
+        raise ValueError(f"its function has the unexpected name {binary.metadata.name}")
     given = [name for name in tuner.triton_meta["signature"] if name not in configuration.kwargs]
     if len(given) != len(asked["arguments"]):
         raise ValueError(
             f"it takes {len(given)} arguments, and {len(asked['arguments'])} are given"
         )
     at = {name: position for position, name in enumerate(given)}
-    parameters = []
-    for name, kind in meta["signature"].items():
-        if kind == "constexpr":
-            continue
-        is_pointer = str(kind).startswith("*")
-        if not is_pointer and kind not in BYTES:
-            raise ValueError(f"its parameter {name} has the type {kind}")
-        parameters.append([at[name], 0 if is_pointer else BYTES[kind]])
-    (folder / asked["name"]).write_bytes(binary.asm["cubin"])
+    kinds = _kinds(meta["signature"])
+    if any(kind.startswith(("fp", "bf")) for kind in kinds.values()):
+        raise ValueError("it takes floating-point numbers, and the caller knows integers")
     constants = meta["constants"]
     names = list(meta["signature"])
-    return {
-        "n_threads": 32 * found.num_warps,
-        "shared_bytes": found.shared,
-        "n_hidden": _n_hidden(binary.asm["ptx"], asked["name"], len(parameters)),
+    return _described(binary, asked, kinds, folder) | {
         "grid": _grid(tuner, configuration, dict(zip(given, asked["arguments"], strict=True))),
-        "parameters": parameters,
+        "parameters": [[at[name], BYTES.get(kind, 0)] for name, kind in kinds.items()],
         "written": [position for name, position in at.items() if name.startswith(WRITTEN)],
         "constants": {
             (names[one[0]] if isinstance(one, tuple) else str(one)): value
             for one, value in constants.items()
         },
+    }
+
+
+def _compiled_user(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Compile a user's kernel.
+
+    Returns:
+        `n_threads`, `shared_bytes`, `n_hidden` and `kinds` as `_compiled`, the `entry` in the code,
+        and the names of the parameters that it has `written`.
+    """
+    kernel = getattr(_module(asked, folder), asked["function"])
+    signature = dict(asked["signature"])
+    at = {name: position for position, name in enumerate(signature)}
+    target = GPUTarget("cuda", asked["architecture"], 32)
+    backend = make_backend(target)
+    divisible = backend.parse_attr("D")
+    source = ASTSource(
+        kernel,
+        signature,
+        {(at[name],): _value(one) for name, one in asked["constants"]},
+        {(at[name],): divisible for name in asked["divisible"]},
+    )
+    options = backend.parse_options({name: _value(one) for name, one in asked["options"]})
+    binary = triton.compile(source, target=target, options=options.__dict__)
+    return _described(binary, asked, _kinds(signature), folder) | {
+        "entry": binary.metadata.name,
+        "written": _written(source, kernel, signature, target, options),
+    }
+
+
+_TYPES: dict[Any, str] = {"bool": "int1", "float8_e4m3fn": "float8e4nv", "float8_e5m2": "float8e5"}
+"""Triton's names of types that have another name in torch."""
+
+
+def _value(encoded: Any) -> Any:
+    """A constant of a Program (`offload.program.encode.encode_constant`) as Triton takes it."""
+    if not isinstance(encoded, dict):
+        return encoded
+    ((kind, one),) = encoded.items()
+    if kind == "tuple":
+        return tuple(_value(item) for item in one)
+    if kind == "dtype":
+        return getattr(tl, _TYPES.get(one) or str(one))
+    if kind == "float":
+        return float(one)
+    raise ValueError(f"a constant of the kind {kind}")
+
+
+def _written(
+    source: Any, kernel: Any, signature: dict[str, str], target: GPUTarget, options: Any
+) -> list[str]:
+    """The parameters through whose addresses a kernel may write, by torch's analysis.
+
+    All of them where that does not understand the kernel.
+    """
+    names = list(_kinds(signature))
+    pointers = [name for name in names if signature[name].startswith("*")]
+    try:
+        backend = make_backend(target)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        functions = backend.get_codegen_implementation(options)
+        module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+        found = wrap.ttir_to_functions(module)
+        name = next(iter(found))
+        wrap.analyze_kernel_access.reset()
+        wrap.get_tma_stores.reset()
+        tensors = frozenset(names.index(one) for one in pointers)
+        accesses = wrap.analyze_kernel_access(found, name, len(names), tuple(names), tensors)
+        return sorted({one.name for one in accesses.read_writes.writes})
+    except Exception:  # in torch too, which then takes all for written
+        return pointers
+
+
+def _kinds(signature: dict[str, Any]) -> dict[str, str]:
+    """The types of the parameters that are arguments."""
+    found = {name: str(kind) for name, kind in signature.items() if kind != "constexpr"}
+    for name, kind in found.items():
+        if not kind.startswith("*") and kind not in BYTES:
+            raise ValueError(f"its parameter {name} has the type {kind}")
+    return found
+
+
+def _described(
+    binary: Any, asked: dict[str, Any], kinds: dict[str, str], folder: Path
+) -> dict[str, Any]:
+    """Keep the code of a compiled kernel, and describe it."""
+    found = binary.metadata
+    if found.num_ctas != 1 or found.launch_cooperative_grid or found.launch_pdl:
+        raise ValueError("it needs clusters, a cooperative or a programmatic launch")
+    if found.global_scratch_size or found.profile_scratch_size:
+        raise ValueError("it needs scratch memory for each block")
+    if found.shared > asked["most_shared_bytes"]:
+        raise ValueError(
+            f"a block takes {found.shared} bytes of shared memory, and the GPU has "
+            f"{asked['most_shared_bytes']}"
+        )
+    (folder / asked["name"]).write_bytes(binary.asm["cubin"])
+    return {
+        "n_threads": 32 * found.num_warps,
+        "shared_bytes": found.shared,
+        "n_hidden": _n_hidden(binary.asm["ptx"], found.name, len(kinds)),
+        "kinds": list(kinds.values()),
     }
 
 
@@ -125,7 +220,12 @@ def _grid(tuner: Any, configuration: Any, arguments: dict[str, int]) -> list[int
 
 
 def _tuner(asked: dict[str, Any], folder: Path) -> Any:
-    """Inductor's object of the kernel: Triton reads the source from a file."""
+    """Inductor's object of the kernel."""
+    return getattr(_module(asked, folder), asked["name"])
+
+
+def _module(asked: dict[str, Any], folder: Path) -> Any:
+    """The module of a kernel's source: Triton reads sources from files."""
     path = folder / f"{asked['name']}.py"
     path.write_text(asked["source"])
     spec = importlib.util.spec_from_file_location(asked["name"], path)
@@ -133,7 +233,7 @@ def _tuner(asked: dict[str, Any], folder: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return getattr(module, asked["name"])
+    return module
 
 
 if __name__ == "__main__":

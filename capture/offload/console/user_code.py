@@ -1,4 +1,4 @@
-"""The user's line: the innermost outside torch and offload."""
+"""The user's line: the innermost outside torch, Triton and offload."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def _folders(package: str) -> Sequence[str]:
     return () if found is None else found.submodule_search_locations or ()
 
 
-# Where the user's code is not: torch, offload, and the code between a `with` and its exit.
+# Where the user's code is not: torch, Triton, offload, and the code between a `with` and its exit.
 _SKIPPED = (
-    *(str(Path(folder)) + os.sep for folder in _folders("torch")),
+    *(str(Path(folder)) + os.sep for name in ("torch", "triton") for folder in _folders(name)),
     str(Path(__file__).parents[1]) + os.sep,
     contextlib.__file__,
 )
@@ -47,7 +47,7 @@ def callable_name(function: Callable[..., Any]) -> str:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether code of this file is neither torch's nor offload's, nor generated."""
+    """Whether code of this file is neither torch's, Triton's nor offload's, nor generated."""
     return not filename.startswith((*_SKIPPED, "<"))
 
 

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import hashlib
 
-from offload.program import Argument, Kernel, Launch, Opaque, TensorView
+from offload.program import Argument, Kernel, Launch, Opaque, TensorView, TritonKernel
 
 
 def signature_of(launch: Launch) -> str:
     """The operator with what its duration depends on: dtypes, shapes, strides, other arguments.
 
     An opaque launch is known by its place in the user's code, as its arguments do not say what it
-    does; a kernel by a digest of the launches that it replaces.
+    does; a kernel by a digest of the launches that it replaces, one in Triton by its configuration
+    and a digest of its source.
     """
     more = ""
     if isinstance(launch.callee, Opaque):
         more = f" at {launch.source}"
     elif isinstance(launch.callee, Kernel):
         replaced = "; ".join(signature_of(one) for one in launch.callee.replaces.launches)
-        more = f" of {hashlib.sha256(replaced.encode()).hexdigest()[:16]}"
+        more = f" of {_digest(replaced)}"
+    elif isinstance(launch.callee, TritonKernel):
+        more = f" {launch.callee.configuration} of {_digest(launch.callee.source)}"
     return f"{launch.name}({', '.join(_describe(one) for one in launch.arguments)}){more}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _describe(argument: Argument) -> str:

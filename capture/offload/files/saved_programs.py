@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from offload.console.amounts import show_count
 from offload.console.user_code import level_of_user
 from offload.errors import BindingError, FileError, ProgramError
 from offload.files.archive import open_archive, write_archive
@@ -30,6 +31,7 @@ from offload.program import (
     BoundProgram,
     Program,
     TensorView,
+    TritonKernel,
     Value,
     decode_program,
     encode_program,
@@ -71,7 +73,8 @@ def save_program(
     if program.opaque is not None:
         raise FileError(
             f"{path}: the program is one opaque launch, which calls the model itself "
-            f"({program.opaque.reason}): a file holds launches of torch's operators and no code. "
+            f"({program.opaque.reason}): a file holds launches of torch's operators and no code of "
+            "a model. "
             "Save the model, and capture it again where it is loaded"
         )
     try:
@@ -123,17 +126,21 @@ class Saved:
     family: Family | None
 
 
-def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Saved:
+def open_saved(
+    path: str | os.PathLike[str], types: Sequence[type] = (), *, triton: bool = False
+) -> Saved:
     """Read a Program from a file that `save_program` wrote. Executes nothing.
 
     Safe for any file, including damaged and hostile ones: no code is loaded from it, no module is
     imported because of it except transformers' modules of models and caches, no size that it states
     is trusted, and what it launches is on a list of operators that reach only tensors. Executing a
-    program from an unknown source still means running torch's kernels on it.
+    program from an unknown source still means running torch's kernels on it. Sources of Triton
+    kernels are refused, unless `triton` says that the file is trusted: compiling them can run code.
 
     Args:
         path: of the file.
         types: classes of containers in the result that are not found by name (`result_types`).
+        triton: whether the file may hold sources of Triton kernels.
 
     Returns:
         The Program, and its Family. Its weights are new tensors on torch's current device of its
@@ -143,7 +150,8 @@ def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Save
 
     Raises:
         FileError: there is no such file, it is damaged or no program, it was written by a newer
-            offload, it needs an operator that is refused or that this torch does not have, or one
+            offload, it has sources of Triton kernels without `triton`, it needs an operator that
+            is refused or that this torch does not have, or one
             of `types` matches no container of the result, or does not fit it.
         BindingError: one of `types` is not a class.
     """
@@ -152,6 +160,8 @@ def open_saved(path: str | os.PathLike[str], types: Sequence[type] = ()) -> Save
     try:
         with open_archive(path) as archive:
             program, family = _read_program(archive.program_text())
+            if not triton:
+                _refuse_triton(program)
             results = with_types(program, types)
             values = [program.values[index] for index in program.weight_views]
             sizes_bytes = {one.index: one.size_bytes for one in values if not one.on_host}
@@ -195,6 +205,18 @@ def _available(device: str) -> torch.device:
     except RuntimeError:  # torch knows no such device
         return host
     return torch.device(device, module.current_device()) if module.is_available() else host
+
+
+def _refuse_triton(program: Program) -> None:
+    """Refuse sources of kernels in a file that may be anybody's."""
+    kernels = {one.callee for one in program.launches if isinstance(one.callee, TritonKernel)}
+    if kernels:
+        names = ", ".join(sorted({one.name for one in kernels}))
+        count = show_count(len(kernels), "Triton kernel", "Triton kernels")
+        raise FileError(
+            f"the file has the source of {count} ({names}), which loading compiles, and a source "
+            "can run any code then: give triton=True if you trust the file as you trust code"
+        )
 
 
 def _read_program(text: bytes) -> tuple[Program, Family | None]:

@@ -29,6 +29,8 @@ from offload.program import (
     Program,
     Symbol,
     TensorView,
+    TritonCode,
+    TritonKernel,
     same_strides,
 )
 
@@ -116,7 +118,8 @@ class EagerRun:
 
         Raises:
             CaptureError: a host constant that an opaque callee holds, and would read, differs from
-                the recorded value.
+                the recorded value. The function raises it for a Triton kernel that cannot be
+                launched here.
         """
         if isinstance(launch.callee, Opaque):
             _check_host_constants(self._program, self._bindings)
@@ -124,6 +127,8 @@ class EagerRun:
             return functools.partial(function, [self.tensor(one) for one in launch.views()])
         if isinstance(launch.callee, Kernel):
             return functools.partial(self._run_kernels, launch, launch.callee)
+        if isinstance(launch.callee, TritonKernel):
+            return functools.partial(self._run_triton, launch, launch.callee)
         positional, named = self.operands(launch)
         return functools.partial(find_overload(launch.name), *positional, **named)
 
@@ -142,6 +147,21 @@ class EagerRun:
         self._enqueue(function, [one.data_ptr() for one in (*given, *made)])
         return made
 
+    def _run_triton(self, launch: Launch, kernel: TritonKernel) -> None:
+        """Launch a Triton kernel: its compiled code where a device runs that, else by Triton."""
+        code = self._bindings.triton.get(kernel, TritonCode())
+        arguments = [self._argument(one) for one in launch.arguments]
+        if self._enqueue is not None and code.compiled is not None:
+            addresses = [one.data_ptr() for one in arguments if isinstance(one, torch.Tensor)]
+            self._enqueue(DeviceFunction((kernel.call(launch, code.compiled),)), addresses)
+        elif code.launch is not None:
+            code.launch(arguments)
+        else:
+            raise CaptureError(
+                f"{launch.source}: {launch.name} is a Triton kernel, which only a GPU runs: load "
+                'with device="cuda"'
+            )
+
     def keep(self, launch: Launch, outcome: Any) -> None:
         """Place the Values that a launch makes where its outcome is.
 
@@ -151,6 +171,8 @@ class EagerRun:
         """
         if isinstance(launch.callee, Opaque):
             self._keep_opaque(launch, outcome)
+            return
+        if isinstance(launch.callee, TritonKernel):  # it makes nothing
             return
         results = zip(launch.results, flat(outcome), strict=bool(launch.results))
         for number, (result, tensor) in enumerate(results):
@@ -209,7 +231,8 @@ class EagerRun:
         """A view of a Value, which gets memory (filled) if it has none."""
         if view.value not in self.bases:
             size_bytes = self._program.values[view.value].size_bytes
-            storage = torch.UntypedStorage(size_bytes, device=self._program.device)
+            content = torch.empty(size_bytes, dtype=torch.uint8, device=self._program.device)
+            storage = content.untyped_storage()
             if self._fill is not None:
                 bytes_of(storage).fill_(self._fill)
             self.bases[view.value] = (storage, 0)

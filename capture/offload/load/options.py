@@ -12,7 +12,7 @@ from offload.console.amounts import parse_bytes
 from offload.costs import LaunchCosts
 from offload.errors import BackendUnavailable, BindingError
 from offload.load.ranks import refuse_with_ranks
-from offload.program import BoundProgram, Program
+from offload.program import BoundProgram, Program, TritonKernel
 from offload.timeline import Scheduling
 
 AUTO: Literal["auto"] = "auto"
@@ -84,6 +84,7 @@ def checked(
     if bound.bindings.before_execution is not None:
         _check_training(budget)
     _check_fuse(fuse, backend, is_streamed=is_streamed)
+    _check_triton(bound.program, backend)
     _check_lanes(lanes)
     one_lane = "" if lanes == 1 else _one_lane(bound, backend, how, is_streamed=is_streamed)
     if bound.program.groups and lanes not in (1, _WITH_COLLECTIVES, AUTO) and not one_lane:
@@ -148,6 +149,19 @@ def _check_training(budget: object) -> None:
             "weights_budget: the program is a training step, which writes every weight, and "
             "streamed weights are only read from their store: load without weights_budget="
         )
+
+
+def _check_triton(program: Program, backend: Backend) -> None:
+    """Refuse Triton kernels on a device that runs none."""
+    found = backend.capabilities
+    if not found.computes or (found.runs_kernels and backend.records() == "cuda"):
+        return
+    for launch in program.launches:
+        if isinstance(launch.callee, TritonKernel):
+            raise BackendUnavailable(
+                f"{launch.source}: {launch.name} is a Triton kernel, and device {backend.name!r} "
+                "runs none as launches: load with device='cuda' and without scheduling='host'"
+            )
 
 
 def _check_fuse(fuse: object, backend: Backend, *, is_streamed: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from offload.backends import Backend, Disproved, Prepared, on_device
-from offload.compile import Choice, Fused, Fusion
+from offload.compile import Choice, Fused, Fusion, with_triton_code
 from offload.compile import fuse as fuse_regions
 from offload.console.progress import Progress, telling
 from offload.costs import LaunchCosts
@@ -70,6 +70,8 @@ def load_program(
         options = checked(found, backend, scheduling, weights_budget, fuse, lanes=lanes)
         options = dataclasses.replace(options, verify=verify, share_store=share_store, costs=costs)
         recorded = dataclasses.replace(found, program=on_device(found.program, index))
+        if backend.records() == "cuda" and backend.capabilities.runs_kernels:
+            recorded = with_triton_code(recorded, _device_of(recorded) or torch.device("cuda"))
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             one_way = _streamed if options.is_streamed else _resident

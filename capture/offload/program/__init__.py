@@ -32,6 +32,7 @@ from offload.program.launch import (
 from offload.program.plain_structure import plain_structure, with_objects
 from offload.program.program import Caller, Overlap, Program, Result
 from offload.program.rewrite import Rewritten, renumbered, rewrite
+from offload.program.triton_kernels import TritonCode, TritonKernel
 from offload.program.values import (
     ITEM_BYTES,
     MADE_ROLES,
@@ -78,6 +79,8 @@ __all__ = [
     "StoredTensor",
     "Symbol",
     "TensorView",
+    "TritonCode",
+    "TritonKernel",
     "Value",
     "Watched",
     "check_program",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from offload.program.device_kernels import DeviceFunction
 from offload.program.program import Program
 from offload.program.structure import Structure
+from offload.program.triton_kernels import TritonCode, TritonKernel
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,7 @@ class Bindings:
             inputs in order, returns those of its results in order, and raises CaptureError if its
             result is nested differently from the recorded one.
         kernels: of compiled callees, by `Kernel.index`: functions of the host, or a device's.
+        triton: how each Triton kernel is launched; kernels without an entry are compiled at a load.
         input_samples: for each input its first bytes at the recording (empty if unknown), for
             executions that no caller requests. Empty in a Program from a file.
         arguments, results: the nesting of arguments and results as in the Program, with the
@@ -91,6 +93,7 @@ class Bindings:
     generators: tuple[torch.Generator, ...] = ()
     callables: tuple[OpaqueCall, ...] = ()
     kernels: tuple[KernelFunction | DeviceFunction, ...] = ()
+    triton: Mapping[TritonKernel, TritonCode] = dataclasses.field(default_factory=dict)
     input_samples: tuple[bytes, ...] = ()
     arguments: Structure | None = None
     results: Structure | None = None

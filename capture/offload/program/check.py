@@ -9,6 +9,7 @@ from offload.program.collectives import check_groups, group_name
 from offload.program.launch import Kernel, Launch, Opaque, Operator
 from offload.program.program import Program
 from offload.program.structure import Structure
+from offload.program.triton_kernels import TritonKernel
 from offload.program.values import ITEM_BYTES, Role, TensorView, Value, span_bytes
 
 # More than any machine can address; sums of sizes stay far below 64 bits.
@@ -188,10 +189,10 @@ def _check_launches(program: Program) -> None:
         where = f"launches[{position}]"
         if launch.index != position:
             raise ProgramError(f"{where} has the index {launch.index}")
-        if not isinstance(launch.callee, (Operator, Opaque, Kernel)):
+        if not isinstance(launch.callee, (Operator, Opaque, Kernel, TritonKernel)):
             raise ProgramError(
-                f"{where}: expected an Operator, an Opaque or a Kernel as its callee, got "
-                f"{launch.callee!r}"
+                f"{where}: expected an Operator, an Opaque, a Kernel or a TritonKernel as its "
+                f"callee, got {launch.callee!r}"
             )
         for view in (*launch.views(), *launch.made()):
             _check_view(program, view, where)
@@ -200,6 +201,8 @@ def _check_launches(program: Program) -> None:
         _check_accesses(program, launch, where)
         if isinstance(launch.callee, Kernel):
             _check_kernel(program, launch, launch.callee, where)
+        if isinstance(launch.callee, TritonKernel):
+            _check_triton(program, launch, launch.callee, where)
         _check_derived(program, launch, where)
         for view in launch.made():
             if made_at.setdefault(view.value, launch.index) != launch.index:
@@ -254,6 +257,18 @@ def _check_kernel(program: Program, launch: Launch, kernel: Kernel, where: str) 
         )
     if any(one.role is not Role.WEIGHT for one in packed):
         raise ProgramError(f"{where} does not read a value that is not a weight")
+
+
+def _check_triton(program: Program, launch: Launch, kernel: TritonKernel, where: str) -> None:
+    """It takes what its signature names, makes nothing, and works on memory of the device."""
+    try:
+        kernel.check(launch.arguments)
+    except ProgramError as error:
+        raise ProgramError(f"{where}: {error}") from None
+    if launch.results or launch.guard is not None or launch.guards_shape:
+        raise ProgramError(f"{where}: {kernel.name} returns nothing, and reads nothing on the host")
+    if any(program.values[view.value].on_host for view in launch.views()):
+        raise ProgramError(f"{where}: {kernel.name} takes a host constant, which is on the host")
 
 
 def _check_derived(program: Program, launch: Launch, where: str) -> None:

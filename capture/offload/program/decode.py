@@ -15,11 +15,13 @@ from offload.program.encode import (
     FORMAT_VERSION,
     GROUPS,
     MAXIMUM_DEPTH,
+    TRITON,
 )
-from offload.program.launch import Argument, Launch, Operator
+from offload.program.launch import Argument, Callee, Launch, Operator
 from offload.program.program import Overlap, Program, Result
-from offload.program.reader import MAXIMUM_INTEGER, Node
+from offload.program.reader import MAXIMUM_INTEGER, Item, Node
 from offload.program.structure import Structure
+from offload.program.triton_kernels import Constant, TritonKernel
 from offload.program.values import ITEM_BYTES, Role, Symbol, TensorView, Value
 
 _ROLES = tuple(str(role) for role in Role if role not in (Role.SCRATCH, Role.DERIVED))
@@ -180,9 +182,10 @@ def _named(kind: str, node: Node) -> Symbol:
 
 def _launch(index: int, node: Node) -> Launch:
     has_ranges = "ranges" in set(node.keys())
-    operator, arguments, results, reads, writes, random, guard, guards_shape, source, *ranges = (
+    kind = TRITON if TRITON in set(node.keys()) else "operator"
+    callee, arguments, results, reads, writes, random, guard, guards_shape, source, *ranges = (
         node.fields(
-            "operator",
+            kind,
             "arguments",
             "results",
             "reads",
@@ -199,7 +202,7 @@ def _launch(index: int, node: Node) -> Launch:
         guard.fail("a number or null")
     return Launch(
         index=index,
-        callee=Operator(operator.text()),
+        callee=_kernel(callee) if kind == TRITON else Operator(callee.text()),
         arguments=arguments.each(_argument),
         results=results.each(lambda item: None if item.value is None else _view(item)),
         reads=reads.integers(),
@@ -210,6 +213,38 @@ def _launch(index: int, node: Node) -> Launch:
         source=source.text(),
         ranges=ranges[0].texts() if ranges else (),
     )
+
+
+def _kernel(node: Node) -> Callee:
+    function, source, signature, constants, divisible, options, grid = node.fields(
+        "function", "source", "signature", "constants", "divisible", "options", "grid"
+    )
+    if not function.text().isidentifier():
+        function.fail("the name of a function")
+    sizes = grid.each(lambda one: one.integer(1, 2**31 - 1))
+    if len(sizes) != 3:
+        grid.fail("three sizes")
+    return TritonKernel(
+        function.text(),
+        source.text(),
+        signature.each(lambda one: _pair(one, Node.text)),
+        constants.each(lambda one: _pair(one, _constant)),
+        divisible.texts(),
+        options.each(lambda one: _pair(one, _constant)),
+        (sizes[0], sizes[1], sizes[2]),
+    )
+
+
+def _pair(node: Node, read: Callable[[Node], Item]) -> tuple[str, Item]:
+    items = node.items()
+    if len(items) != 2:
+        node.fail("a name and what it has")
+    return items[0].text(), read(items[1])
+
+
+def _constant(node: Node) -> Constant:
+    found: Constant = decode_constant(node)
+    return found
 
 
 def _argument(node: Node) -> Argument:

@@ -11,6 +11,7 @@ from offload.program.launch import Argument, Kernel, Launch
 from offload.program.plain_structure import TORCH_KINDS
 from offload.program.program import Program
 from offload.program.structure import Structure
+from offload.program.triton_kernels import TritonKernel
 from offload.program.values import Symbol, TensorView, Value
 
 FORMAT_NAME = "offload program"
@@ -18,6 +19,8 @@ FORMAT_NAME = "offload program"
 PLAIN_VERSION, FORMAT_VERSION = 1, 2
 FAMILY = "family"
 GROUPS = "groups"
+TRITON = "triton"
+"""The key of a launch's kernel, in place of its operator."""
 
 # Arguments and results nested deeper than this are neither written nor read.
 MAXIMUM_DEPTH = 64
@@ -100,7 +103,7 @@ def _launch(launch: Launch) -> dict[str, Any]:
         )
     ranges = {"ranges": list(launch.ranges)} if launch.ranges else {}
     return ranges | {
-        "operator": launch.name,
+        **_callee(launch, where),
         "arguments": [_argument(argument, where) for argument in launch.arguments],
         "results": [None if view is None else _view(view) for view in launch.results],
         "reads": list(launch.reads),
@@ -109,6 +112,23 @@ def _launch(launch: Launch) -> dict[str, Any]:
         "guard": encode_constant(launch.guard, where),
         "guards_shape": launch.guards_shape,
         "source": launch.source,
+    }
+
+
+def _callee(launch: Launch, where: str) -> dict[str, Any]:
+    kernel = launch.callee
+    if not isinstance(kernel, TritonKernel):
+        return {"operator": launch.name}
+    return {
+        TRITON: {
+            "function": kernel.function,
+            "source": kernel.source,
+            "signature": [list(one) for one in kernel.signature],
+            "constants": [[name, encode_constant(one, where)] for name, one in kernel.constants],
+            "divisible": list(kernel.divisible),
+            "options": [[name, encode_constant(one, where)] for name, one in kernel.options],
+            "grid": list(kernel.grid),
+        }
     }
 
 

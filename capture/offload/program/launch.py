@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from offload.console.text import one_line
 from offload.program.collectives import COPIED_AT_START, NAMESPACE, WAIT, group_name
+from offload.program.triton_kernels import TritonKernel
 from offload.program.values import Symbol, TensorView
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Kernel:
 
 _NAMED_OPERATORS = 4
 
-Callee = Operator | Opaque | Kernel
+Callee = Operator | Opaque | Kernel | TritonKernel
 
 
 class EffectKind(enum.StrEnum):
@@ -128,7 +129,7 @@ class Launch:
         index: its position in `Program.launches`.
         callee: what it calls.
         arguments: in schema order, defaults filled in; tensor lists as tuples. For an opaque
-            callee, the Program's input views.
+            callee, the Program's input views; for a Triton kernel, its `parameters`.
         results: for each object that the callee returns (lists flattened), in order, the view of
             the Value that it makes, or None if it is no tensor, an argument, a view of an argument,
             or an unused tensor on the CPU that is no host constant; empty if nothing is returned.

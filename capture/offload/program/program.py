@@ -76,6 +76,7 @@ class Program:
         groups: the process groups of its collectives, by name.
         unchecked: why it is unknown whether the launches do all that the callable does, for
             messages; empty if it was checked.
+        notes: what else is to be known of the recording, for messages. Not in files.
         caller: the state of the recorded call; None in a Program from a file, which computes what
             was recorded under any state.
     """
@@ -96,6 +97,7 @@ class Program:
     device_index: int | None = None
     groups: tuple[Group, ...] = ()
     unchecked: str = ""
+    notes: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     caller: Caller | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def of_role(self, role: Role) -> tuple[Value, ...]:

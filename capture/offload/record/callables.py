@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -60,15 +61,52 @@ def parameters_of(function: Callable[..., Any] | None) -> Parameters:
     )
 
 
-def compiled_parts(function: Callable[..., Any] | None) -> tuple[str, ...]:
-    """The names of what torch.compile has wrapped: the callable itself, or modules inside it.
+ORIGINAL_PREFIX = "_orig_mod."
+"""In names of what a compiled module holds: torch keeps the original there."""
 
-    Under the recorder's modes these would run eagerly.
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CompiledParts:
+    """The names of what torch.compile has wrapped: the callable itself, or what it calls.
+
+    Attributes:
+        originals: what a compiler of torch's list compiles: it computes what the original computes,
+            up to rounding, so the original is recorded.
+        foreign: what a function of the user's compiles, which may compute anything.
     """
-    found = [name or "the model" for name, one in _modules_of(function) if _is_compiled(one)]
-    if module_of(function) is None and _is_compiled(_behind_partials(function)):
-        found.append("the function")
-    return tuple(found)
+
+    originals: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+def compiled_parts(
+    function: Callable[..., Any] | None, reached: Sequence[tuple[str, Any]]
+) -> CompiledParts:
+    """What torch.compile has wrapped in a callable.
+
+    Args:
+        function: the callable.
+        reached: compiled functions that it can reach, with their paths.
+    """
+    found = [(name or "the model", one) for name, one in _modules_of(function)]
+    if module_of(function) is None:
+        found.append(("the function", _behind_partials(function)))
+    found = [(name, one) for name, one in found if _is_compiled(one)]
+    wrappers = ("_compiled_call_impl", "forward")  # of the modules among them
+    known = {id(getattr(one, name, None)) for _, one in found for name in wrappers}
+    known |= {id(one) for _, one in found}
+    found += [
+        (path.removeprefix("self.") or "a function", one)
+        for path, one in reached
+        if id(one) not in known
+    ]
+    originals: list[str] = []
+    foreign: list[str] = []
+    for name, one in found:
+        (originals if _is_compiled_by_torch(one) else foreign).append(
+            name.replace(ORIGINAL_PREFIX, "")
+        )
+    return CompiledParts(tuple(dict.fromkeys(originals)), tuple(dict.fromkeys(foreign)))
 
 
 def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
@@ -88,29 +126,6 @@ def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
         )
 
 
-def refuse_nested_captures(function: Callable[..., Any] | None) -> None:
-    """Refuse a callable that captures graphs itself at each call.
-
-    torch.compile keeps its settings in the context that the wrapper closes over: for inductor the
-    configuration, for other compilers the compiler alone.
-
-    Raises:
-        CaptureError: the callable, or a module inside it, was compiled for CUDA graphs.
-    """
-    behind = _behind_partials(function)
-    candidates = [("the function", behind), *_modules_of(function)]
-    for name, one in candidates:
-        for compiled in (one, getattr(one, "_compiled_call_impl", None)):
-            if _is_compiled(compiled) and _captures_graphs(compiled):
-                raise CaptureError(
-                    f"{name or 'the model'} is compiled with CUDA graphs of its own "
-                    '(mode="reduce-overhead" or "max-autotune", or the backend "cudagraphs"), and '
-                    "a capture cannot contain another one: compile it without them "
-                    '(mode="max-autotune-no-cudagraphs", or no mode), since offload makes the '
-                    "graph"
-                )
-
-
 def _behind_partials(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
@@ -128,19 +143,33 @@ def _is_compiled(thing: Any) -> bool:
     return hasattr(thing, "_torchdynamo_orig_callable")
 
 
-def _captures_graphs(compiled: Any) -> bool:
-    """Whether a callable that torch.compile has wrapped was compiled for CUDA graphs."""
-    configuration = getattr(compiled, "get_compiler_config", lambda: None)()
-    if configuration and configuration.get("triton.cudagraphs"):
+def is_compiling(thing: Any) -> bool:
+    """Whether a function calls torch.compile on what it computes: `flex_attention`."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    return module is not None and thing is getattr(module, "flex_attention", module)
+
+
+def _is_compiled_by_torch(wrapped: Any) -> bool:
+    """Whether a compiler that torch lists by name has compiled it, such as inductor.
+
+    torch.compile keeps the compiler in the context that its wrapper closes over.
+    """
+    if is_compiling(wrapped):
         return True
+    compiled = wrapped
+    if isinstance(wrapped, torch.nn.Module) and wrapped._compiled_call_impl is not None:
+        compiled = wrapped._compiled_call_impl
     context = getattr(compiled, "dynamo_ctx", None)
     if context is None and isinstance(compiled, FunctionType):
-        variables = inspect.getclosurevars(compiled).nonlocals
-        context = variables.get("self")
+        context = inspect.getclosurevars(compiled).nonlocals.get("self")
     compiler: Any = getattr(context, "callback", None)
     while hasattr(compiler, "_torchdynamo_orig_backend"):
         compiler = compiler._torchdynamo_orig_backend
-    return getattr(compiler, "compiler_name", "") == "cudagraphs"
+    name = getattr(compiler, "compiler_name", "")
+    if name == "inductor":  # its wrapper is torch's own, and has no other function
+        return not hasattr(compiler, "compiler_fn")
+    known = torch._dynamo.list_backends(exclude_tags=None)
+    return name in known and torch._dynamo.lookup_backend(name) is compiler.compiler_fn
 
 
 def refuse_hidden_reads(function: Callable[..., Any] | None) -> None:

@@ -22,7 +22,7 @@ from offload.interpreter.eager_run import bytes_of
 from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, StoredTensor, span_bytes
 from offload.program.structure import OpaqueStructure, flatten
-from offload.record.callables import module_of
+from offload.record.callables import ORIGINAL_PREFIX, module_of
 from offload.record.fake_results import device_rule
 from offload.record.host_constants import may_be_host_constant
 from offload.record.operators import is_tensor
@@ -129,7 +129,7 @@ class FakeWeights:
                 raise CaptureError(
                     f"{name} has no shape yet: call the model once before capturing it"
                 )
-            names.setdefault(id(tensor), []).append(name)
+            names.setdefault(id(tensor), []).append(name.replace(ORIGINAL_PREFIX, ""))
             tensors[id(tensor)] = tensor
         self._refuse_absent(_saved_names(model), names, tensors)
         for one in names.values():
@@ -345,7 +345,7 @@ def _saved_names(model: torch.nn.Module) -> set[str]:
         *model.named_parameters(remove_duplicate=False),
         *model.named_buffers(remove_duplicate=False),
     )
-    return {name for name, _ in every} - unsaved
+    return {name.replace(ORIGINAL_PREFIX, "") for name in {name for name, _ in every} - unsaved}
 
 
 def _listed(names: Sequence[str]) -> str:

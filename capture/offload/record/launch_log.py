@@ -13,7 +13,15 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError, OffloadError
-from offload.program import Argument, Launch, Operator, Symbol, TensorView
+from offload.program import (
+    Argument,
+    Launch,
+    Operator,
+    Symbol,
+    TensorView,
+    TritonCode,
+    TritonKernel,
+)
 from offload.record.drawn_before import DrawnBefore
 from offload.record.fake_launches import FakeLaunches
 from offload.record.fake_weights import FakeWeights
@@ -50,6 +58,8 @@ class LaunchLog:
         unseen: the first such work; empty if there is no such work.
         numbers: the numbers passed to launches as tensors; None: all are passed as numbers.
         modes: torch's when the call began; set at `begin`.
+        triton: the Triton kernels that were launched.
+        notes: what is to be known of the recording, for the user.
     """
 
     def __init__(
@@ -76,6 +86,8 @@ class LaunchLog:
         self.unseen = ""
         self.numbers: KeptNumbers | None = None
         self.modes: KernelModes | None = None
+        self.notes: list[str] = []
+        self.triton: dict[TritonKernel, TritonCode] = {}
         self._fakes = None if fakes is None else FakeLaunches(fakes, table, self)
         self._deciding = contextlib.nullcontext if fakes is None else fakes.deciding
         self._drawn = drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from offload.console.user_code import user_location
 from offload.distributed import Rendezvous
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import flat
-from offload.program import Argument, Role, TensorView
+from offload.program import Argument, Role, TensorView, TritonKernel
 from offload.record.collectives import NAMESPACES, Collectives
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
@@ -50,7 +50,12 @@ class LaunchRecorder(LaunchLog):
 
     Attributes:
         collectives: those that were started, and their agreement with other ranks.
+        sees_triton: the body of an operator made of Triton kernels is recorded, and not the
+            operator.
+        runs_originals: what torch.compile has wrapped runs as its original code.
     """
+
+    sees_triton = runs_originals = False
 
     def __init__(
         self,
@@ -145,6 +150,47 @@ class LaunchRecorder(LaunchLog):
             if not all(tracked.known for tracked in sources):
                 self.guards.require(name, "its result's shape depends on the data")
         return touched
+
+    def launch_kernel(
+        self,
+        kernel: TritonKernel,
+        arguments: tuple[Any, ...],
+        written: Set[int],
+        launch: Callable[[], object],
+    ) -> None:
+        """Run a Triton kernel below the modes and record it.
+
+        Args:
+            kernel: what is launched.
+            arguments: its parameters' tensors and numbers.
+            written: the positions of those through which it writes.
+            launch: launches it; not called where nothing is computed.
+        """
+        operator = Overload(
+            kernel.name,
+            (),
+            tuple(position in written for position in range(len(arguments))),
+            returns=False,
+            reserves=False,
+            random=False,
+            reads_host=False,
+            moves_metadata=False,
+            dynamic_shape=False,
+            is_aten=False,
+        )
+        given = list(arguments)
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            touched: list[Touched] = []
+            with self._let_pass_once_deferred(), self._deciding():
+                touched = self._before_launch(operator, given)
+            if self._fakes is None:
+                launch()
+            n_launches = len(self.launches)
+            with self._let_pass_once_deferred(), self._deciding():
+                self._after_launch(operator, given, touched, None, drew=False)
+        if len(self.launches) > n_launches:
+            self.launches[-1] = dataclasses.replace(self.launches[-1], callee=kernel)
+        advance()
 
     def _before_write(self, name: str, tracked: TrackedStorage) -> None:
         refuse_write(name, tracked, self.table.device)

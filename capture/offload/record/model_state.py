@@ -10,6 +10,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import bytes_of
+from offload.record.callables import ORIGINAL_PREFIX
 from offload.record.operators import has_plain_memory, is_wrapper
 from offload.record.python_state import PythonState
 from offload.record.trained_state import TrainedState
@@ -129,7 +130,8 @@ class ModelState:
             if not has_plain_memory(tensor):
                 self._unwatched.setdefault(id(tensor), path.removeprefix("self."))
                 continue
-            name, held = path.removeprefix("self."), _held(tensor)
+            name = path.removeprefix("self.").replace(ORIGINAL_PREFIX, "")
+            held = _held(tensor)
             self._held.append((name, held))
             if held.identity not in self._names:
                 self._names[held.identity] = name

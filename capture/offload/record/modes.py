@@ -23,6 +23,7 @@ from offload.record import host_reads
 from offload.record.operators import is_wrapper
 from offload.record.sized_functions import SizedFunctions
 from offload.record.step_numbers import StepNumbers
+from offload.record.triton_operators import plain_attention, triton_body
 from offload.record.used_generators import UsedGenerators
 
 
@@ -43,6 +44,14 @@ class Watcher(Protocol):
     @property
     def device(self) -> torch.device:
         """The device of the recording."""
+
+    @property
+    def sees_triton(self) -> bool:
+        """Whether Triton's launches are recorded."""
+
+    @property
+    def runs_originals(self) -> bool:
+        """Whether what torch.compile has wrapped runs as its original code."""
 
     def launch_directly(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] = ...
@@ -107,6 +116,16 @@ def _views_followed() -> contextlib.AbstractContextManager[None]:
     return torch._C._ForceDispatchKeyGuard(included, followed)
 
 
+@contextlib.contextmanager
+def _running(watcher: Watcher, name: str) -> Iterator[None]:
+    """Let a torch function count as being called, which the function mode has not seen."""
+    outside, watcher.running = watcher.running, name
+    try:
+        yield
+    finally:
+        watcher.running = outside
+
+
 class DispatchMode(TorchDispatchMode):
     """Sees every operator below autograd; composite ones are decomposed first."""
 
@@ -121,6 +140,10 @@ class DispatchMode(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._watcher = watcher
 
+    def reports_to(self, watcher: Watcher) -> bool:
+        """Whether this watcher receives what the mode sees."""
+        return self._watcher is watcher
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -129,20 +152,40 @@ class DispatchMode(TorchDispatchMode):
             return NotImplemented
         with torch._C.DisableTorchFunction(), _refusals_kept(self._watcher):
             if not isinstance(func, torch._ops.OpOverload):
-                raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
-            if func.namespace == "prim":  # the device of a fake tensor
-                return func(*args, **kwargs)
-            if func.namespace == "profiler":  # a range of record_function: it computes nothing
-                self._watcher.note_range(func, args)
-                return func(*args, **kwargs)
+                return self._higher_order(func, args, kwargs)
+            if func.namespace in ("prim", "profiler"):
+                if func.namespace == "profiler":  # a range of record_function
+                    self._watcher.note_range(func, args)
+                return func(*args, **kwargs)  # it computes nothing; prim: a fake tensor's device
             if func is torch.ops.aten.size.default:  # C++ asks a fake tensor for plain numbers
                 return [int(one) for one in args[0].shape]
-            if _is_composite(func) and not _has_kernel(func, _device_type(args)):
-                with self, _views_followed():
-                    outcome = func.decompose(*args, **kwargs)
-                if outcome is not NotImplemented:
-                    return outcome
+            outcome = self._decomposed(func, args, kwargs)
+            if outcome is not NotImplemented:
+                return outcome
             return self._watcher.dispatch(func, args, kwargs)
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a higher-order operator as the operators that it computes.
+
+        Raises:
+            CaptureError: it is not known as such.
+        """
+        attention = plain_attention(func) if self._watcher.runs_originals else None
+        if attention is None:
+            raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")
+        with self, _views_followed(), _running(self._watcher, "flex_attention"):
+            return attention(*args, **kwargs)
+
+    def _decomposed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operator that consists of others; NotImplemented for one that does not."""
+        body = triton_body(func, args) if self._watcher.sees_triton else None
+        if body is not None:
+            with self, _views_followed():
+                return body(*args, **kwargs)
+        if _is_composite(func) and not _has_kernel(func, _device_type(args)):
+            with self, _views_followed():
+                return func.decompose(*args, **kwargs)
+        return NotImplemented
 
 
 class _UncompiledDispatchMode(DispatchMode):

@@ -22,6 +22,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program.constants import PLAIN_TYPES, same_constant
+from offload.record.callables import is_compiling
 
 # Depth to which state is followed: containers and objects below a module or a variable, and
 # functions below the called function. Submodules count as their module.
@@ -111,6 +112,7 @@ class PythonState:
     Attributes:
         tensors: every tensor, by the path on which it was first met and by each other attribute
             that holds it.
+        compiled: every function compiled by torch.compile, or compiling itself, with its path.
         generators: every random generator.
         trainers: where the call trains, every optimizer, scheduler of learning rates and scaler of
             gradients, with its path. They change in each step, so only attributes that an optimizer
@@ -119,6 +121,7 @@ class PythonState:
 
     def __init__(self, function: object, *, trains: bool = False) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []
+        self.compiled: list[tuple[str, Any]] = []
         self.generators: list[torch.Generator] = []
         self.trainers: list[tuple[str, Any]] = []
         self._trains = trains
@@ -161,6 +164,8 @@ class PythonState:
             return
         if self._is_whole(path, thing):
             return
+        if _is_compiled(thing) or is_compiling(thing):
+            self.compiled.append((path, thing))
         if isinstance(thing, (MethodType, functools.partial)) or _is_compiled(thing):
             for part_path, part in _parts_called(path, thing):
                 self._pending.append((part_path, part, depth, function_depth))

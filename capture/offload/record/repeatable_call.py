@@ -35,15 +35,19 @@ class Surroundings:
         autocast: for each device type that has autocast, whether it is on, and its dtype.
         default_device: the device of new tensors that name no device; None for the CPU.
         avoids_reads: model code was told that it is compiled.
+        runs_originals: what torch.compile has wrapped runs as its original code.
     """
 
     is_inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     default_device: torch.device | None
     avoids_reads: bool
+    runs_originals: bool = False
 
     @classmethod
-    def of_caller(cls, device: torch.device, *, avoids_reads: bool) -> Surroundings:
+    def of_caller(
+        cls, device: torch.device, *, avoids_reads: bool, runs_originals: bool = False
+    ) -> Surroundings:
         """The current surroundings on this thread, for a call on a device."""
         default_device = torch.get_default_device()
         return cls(
@@ -55,6 +59,7 @@ class Surroundings:
             ),
             default_device=None if default_device.type == "cpu" else default_device,
             avoids_reads=avoids_reads,
+            runs_originals=runs_originals,
         )
 
     @contextlib.contextmanager
@@ -65,6 +70,8 @@ class Surroundings:
             if self.avoids_reads:
                 enter(CompilingAnswers(told=True).given())
                 enter(eager_paths_taken())
+            if self.runs_originals:
+                enter(torch.compiler.set_stance("force_eager"))
             if self.default_device is not None:
                 enter(self.default_device)
             enter(torch.inference_mode(self.is_inference))

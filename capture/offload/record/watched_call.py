@@ -21,7 +21,6 @@ from offload.record.callables import (
     Parameters,
     compiled_parts,
     refuse_compiled,
-    refuse_nested_captures,
 )
 from offload.record.device_formats import refuse_own_format
 from offload.record.fake_weights import FakeWeights
@@ -55,6 +54,7 @@ from offload.record.surroundings import (
 )
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken
 from offload.record.trained_state import TrainedState
+from offload.record.triton_launches import CompileTriton, TritonLaunches
 
 
 class WatchedCall:
@@ -82,6 +82,7 @@ class WatchedCall:
         trains: bool = False,
         rendezvous: Rendezvous | None = None,
         sized: SizedFunctions | None = None,
+        triton_compiler: Callable[[str], CompileTriton | None] = lambda _: None,
     ) -> None:
         """Examine the callable.
 
@@ -98,6 +99,8 @@ class WatchedCall:
             trains: the call may record gradients and step optimizers.
             rendezvous: where the ranks that record the call meet; None: there are no other ranks.
             sized: replacements of torch functions where sizes vary; None: no replacements.
+            triton_compiler: compiles Triton kernels for a device type; None: their launches are not
+                recorded there.
         """
         self._sized = sized
         self.rendezvous = rendezvous
@@ -122,6 +125,7 @@ class WatchedCall:
         self._function = function
         self._parameters = parameters
         self._runs_opaque = runs_opaque
+        self._triton_compiler = triton_compiler
         self._compiled: tuple[str, ...] = ()
         self._context = contextlib.ExitStack()
         self._seeding = contextlib.ExitStack()  # noticed until generators were checked
@@ -216,9 +220,16 @@ class WatchedCall:
         """Find out whether torch.compile hides the launches, and whether that can be recorded.
 
         Raises:
-            CaptureError: it does, on a device that runs no opaque launches, or by its own graphs.
+            CaptureError: a compiler of the user's does, on a device that runs no opaque launches.
         """
-        self._compiled = compiled_parts(self._function)
+        found = compiled_parts(self._function, self.table.state.python_state.compiled)
+        self._compiled = found.foreign
+        if found.originals and not found.foreign:
+            self._log.runs_originals = True
+            self._log.notes.append(
+                f"{', '.join(found.originals)}: compiled by torch.compile, and recorded as the "
+                "original code, whose rounding may differ: load with fuse=True for compiled kernels"
+            )
         device = self.table.device
         self._log.allows_unseen = self._fakes is None and self._runs_opaque(device.type)
         if self._fakes is not None:
@@ -232,12 +243,13 @@ class WatchedCall:
                 "would gain nothing",
             )
         elif self._compiled:
-            refuse_nested_captures(self._function)
             if device.type != "cpu":
                 self._host_state = torch.default_generator.get_state()
             self._log.unseen = f"{', '.join(self._compiled)} is compiled by torch.compile"
         self._surroundings = Surroundings.of_caller(
-            device, avoids_reads=self._answers.told and not self._compiled
+            device,
+            avoids_reads=self._answers.told and not self._compiled,
+            runs_originals=self._log.runs_originals,
         )
 
     def _keep_state(self) -> None:
@@ -260,6 +272,10 @@ class WatchedCall:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # the modes would leave nothing of it
             return
+        if (
+            self._log.runs_originals
+        ):  # on all threads; under a mode torch would refuse fullgraph=True
+            enter(torch.compiler.set_stance("force_eager"))
         may_fork = self._trained is not None
         used = self._log.generators
         self._seeding.enter_context(seeding_refused(self._log, used, may_fork=may_fork))
@@ -268,6 +284,10 @@ class WatchedCall:
         numbers = None if self._trained is None else self._trained.numbers(self._log)
         if numbers is not None:
             enter(numbers.stacked())
+        compile_triton = self._triton_compiler(self.table.device.type)
+        if compile_triton is not None:
+            self._log.sees_triton = True
+            enter(TritonLaunches(self._log, compile_triton).noticed())
         enter(FunctionMode(self._log, numbers, self._sized))
         enter(dispatch_mode(self._log))
 

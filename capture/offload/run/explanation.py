@@ -93,6 +93,7 @@ def explain(run: Executable) -> str:
     on_host = [f"{value.role} {value.name}" for value in program.values if value.on_host]
     if on_host:
         lines.append("must be unchanged at each execution: " + ", ".join(on_host))
+    lines += program.notes
     if program.host_reads:
         lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
     if run.copy_choices:

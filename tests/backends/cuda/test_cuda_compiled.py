@@ -1,4 +1,4 @@
-"""Models wrapped by torch.compile are one opaque launch, on the simulated driver."""
+"""Models wrapped by torch.compile, on the simulated driver: one opaque launch, or the original."""
 
 from __future__ import annotations
 
@@ -92,25 +92,22 @@ def test_a_compiled_module_called_by_itself(backend):
     assert is_opaque(captured)
 
 
-def graph_capturing():
-    options = {"triton.cudagraphs": True}
-    return [
-        torch.compile(nn.Linear(8, 8), mode="reduce-overhead"),
-        torch.compile(torch.sin, mode="max-autotune"),
-        torch.compile(nn.Linear(8, 8), options=options),
-        torch.compile(nn.Linear(8, 8), backend="cudagraphs"),
-        torch.compile(lambda x: x + 1, backend="cudagraphs"),
-        nn.Sequential(torch.compile(nn.Linear(8, 8), mode="reduce-overhead")),
-    ]
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_what_captures_graphs_of_its_own_is_refused(backend):
-    compiled = nn.Linear(8, 8)
-    compiled.compile(mode="reduce-overhead")
-    for model in [*graph_capturing(), compiled]:
-        with pytest.raises(offload.CaptureError, match="CUDA graphs of its own"):
-            offload.capture(model, rows())
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "reduce-overhead"}, {"backend": "cudagraphs"}, {"fullgraph": True}]
+)
+def test_what_torchs_compilers_compile_is_recorded_as_its_original(backend, options):
+    """Without graphs of its own, and without code that nothing sees."""
+    inner = nn.Linear(8, 8).eval()
+    for model in (torch.compile(inner, **options), nn.Sequential(torch.compile(inner, **options))):
+        with torch.no_grad():
+            captured = offload.capture(model, rows())
+        assert not is_opaque(captured)
+        assert [one.name for one in captured.program.launches] == ["aten::addmm"]
+        with torch.no_grad(), captured.load() as run:
+            for _ in range(N_REPLAYS):
+                x = rows()
+                torch.testing.assert_close(run(x), inner(x))
 
 
 def test_a_generator_that_has_moved_makes_the_launch_random(backend):

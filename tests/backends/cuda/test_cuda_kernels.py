@@ -15,10 +15,11 @@ pytestmark = pytest.mark.slow
 
 STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
 FOLDER = Path(__file__).parent / "torch_cuda"
-CASES = FOLDER / "kernel_cases.py"
 
 
-def test_compiled_kernels():
+@pytest.mark.parametrize("name", ["kernel_cases.py", "triton_cases.py"])
+def test_compiled_kernels(name):
+    cases = FOLDER / name
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
     pytest.importorskip("triton", reason="triton compiles kernels, and interprets them here")
     if torch.version.cuda is not None:
@@ -29,7 +30,7 @@ def test_compiled_kernels():
     finally:
         sys.path.remove(str(STAND_IN))
     library = str(build_backend.build())
-    command = [sys.executable, str(FOLDER / "run_cases.py"), library, str(CASES)]
+    command = [sys.executable, str(FOLDER / "run_cases.py"), library, str(cases)]
     command += ["-q", "-p", "no:cacheprovider", "-n", "0"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
@@ -37,7 +38,7 @@ def test_compiled_kernels():
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
-    n_cases = len(re.findall(r"^def test_", CASES.read_text(), re.MULTILINE))
+    n_cases = len(re.findall(r"^def test_", cases.read_text(), re.MULTILINE))
     assert passed is not None
     assert int(passed[1]) >= n_cases  # none was left out
     assert "skipped" not in done.stdout

@@ -183,7 +183,8 @@ class AtenCapturer:
         run = EagerRun(bound, bases, fill=None)
         (launch,) = program.launches
         call_again = run.call(launch)
-        is_compiled = bool(compiled_parts(bound.bindings.callables[program.opaque.index].function))
+        function = bound.bindings.callables[program.opaque.index].function
+        is_compiled = bool(compiled_parts(function, ()).foreign)
         call("cuStreamBeginCapture", stream, driver_bindings().CUstreamCaptureMode(1))
         try:
             with torch.no_grad(), capturing(capture, sees_operators=not is_compiled):

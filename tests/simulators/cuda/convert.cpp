@@ -163,6 +163,9 @@ KernelCall to_call(simulator::Device& device, const KernelNodeParams& params) {
   const std::uint64_t n_threads = std::uint64_t{params.block_x} * params.block_y * params.block_z;
   simulator::require(n_threads != 0 && n_threads <= kMostThreads, kInvalid);
   simulator::require(std::uint64_t{params.grid_x} * params.grid_y * params.grid_z != 0, kInvalid);
+  // "If the user-specified dynamic shared memory size is larger than this value, the launch will
+  // fail" (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h).
+  simulator::require(params.shared_bytes <= call.kernel->most_shared_bytes, kInvalid);
   simulator::require(params.parameters == nullptr || params.extra == nullptr, kInvalid);
   if (params.extra != nullptr) {
     copy_packed(call, params.extra);

@@ -112,6 +112,14 @@ SIMULATOR_EXPORT int sim_set_prologue(std::uint64_t function, simulator::KernelF
   return 0;
 }
 
+// Puts the grid of the kernel whose function runs on this thread: blocks in x, y and z.
+SIMULATOR_EXPORT void sim_running_grid(unsigned int* sizes) {
+  const simulator::Dimensions grid = simulator::running_grid();
+  sizes[0] = grid.x;
+  sizes[1] = grid.y;
+  sizes[2] = grid.z;
+}
+
 // 1: kernels made from here on are loaded at their first use, as by CUDA_MODULE_LOADING=LAZY; 0:
 // when they are made.
 SIMULATOR_EXPORT void sim_set_lazy_loading(int lazy) {

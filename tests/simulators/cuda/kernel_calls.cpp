@@ -49,15 +49,38 @@ Result function_get_name(const char** name, Function function) {
   });
 }
 
+namespace {
+
+// Of CUfunction_attribute in cuda.h: the threads of a block, and the dynamic shared memory that a
+// launch may ask for.
+constexpr int kMostThreads = 0, kMostDynamicSharedBytes = 8;
+
+// Of a block on compute capability 9.0, if a kernel asks for it; less, 1 KiB of each block is the
+// system's (CUDA programming guide, compute capability 9.x, "Shared Memory").
+constexpr int kMostSharedBytes = 227 << 10;
+
+}  // namespace
+
 Result function_get_attribute(int* value, int attribute, Function function) {
-  // The queried ones of CUfunction_attribute: threads of a block, and memory, of which none is
-  // used.
-  constexpr int kMostThreads = 0, kLast = 7;
+  // Of the other queried ones none is used: static shared, constant and local memory.
   return call("cuFuncGetAttribute", Needs::kContext, [&](simulator::Device& device) {
     require_given(value);
-    device.kernel(as_number(function));
-    simulator::require(attribute >= kMostThreads && attribute <= kLast, Status::kInvalidValue);
-    *value = attribute == kMostThreads ? 1024 : 0;
+    const auto found = device.kernel(as_number(function));
+    simulator::require(attribute >= kMostThreads && attribute <= kMostDynamicSharedBytes,
+                       Status::kInvalidValue);
+    *value = attribute == kMostThreads              ? 1024
+             : attribute == kMostDynamicSharedBytes ? static_cast<int>(found->most_shared_bytes)
+                                                    : 0;
+  });
+}
+
+Result function_set_attribute(Function function, int attribute, int value) {
+  return call("cuFuncSetAttribute", Needs::kContext, [&](simulator::Device& device) {
+    const auto found = device.kernel(as_number(function));
+    simulator::require(
+        attribute == kMostDynamicSharedBytes && value >= 0 && value <= kMostSharedBytes,
+        Status::kInvalidValue);
+    found->most_shared_bytes = static_cast<unsigned int>(value);
   });
 }
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings drives the simulated driver")
 
-from driver_client import NOT_SUPPORTED
+from driver_client import INVALID_VALUE, NOT_SUPPORTED
 
 AUTO_FREE, UPLOAD, DEVICE_LAUNCH, NODE_PRIORITY = 1, 2, 4, 8
 UPDATABLE = 13  # CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE
@@ -114,6 +114,33 @@ def test_what_is_enqueued_later_begins_later(client, arrays, simulator, stream, 
     client.call("cuStreamSynchronize", stream)
     elapsed_ms = client.call("cuEventElapsedTime", begin, end)
     assert round(elapsed_ms * 1e6) == 3 * 4_000 + 10
+
+
+# ---- shared memory: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES in cuda.h --------------------
+
+
+def test_much_shared_memory_is_given_to_functions_that_asked_for_it(
+    client, arrays, simulator, stream, data
+):
+    function = client.driver.CUfunction(arrays.add)
+    most = client.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+    def launched(n_bytes):
+        pairs = client.arguments(*arrays.add_arguments(data, data, 1, 1))
+        sizes = (1, 1, 1, 1, 1, 1)
+        return client.code("cuLaunchKernel", function, *sizes, n_bytes, stream, pairs, 0)
+
+    assert client.call("cuFuncGetAttribute", most, function) == 48 << 10
+    assert launched(48 << 10) == 0
+    assert launched((48 << 10) + 1) == INVALID_VALUE
+    assert client.code("cuFuncSetAttribute", function, most, (227 << 10) + 1) == INVALID_VALUE
+    client.call("cuFuncSetAttribute", function, most, 227 << 10)
+    assert client.call("cuFuncGetAttribute", most, function) == 227 << 10
+    assert launched(227 << 10) == 0
+    graph = client.captured_graph(stream, lambda: launched(227 << 10))
+    client.run_graph(client.instantiate(graph), stream)
+    client.call("cuStreamSynchronize", stream)
+    assert arrays.order == ["add 1"] * 3
 
 
 # ---- refused instantiation: cuGraphInstantiateWithFlags of the driver's manual -------------------

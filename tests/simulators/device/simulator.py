@@ -64,6 +64,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     ),
     "sim_library_kernel": (_address, [_address]),
     "sim_set_prologue": (_int, [_address, KERNEL_FUNCTION, ctypes.c_void_p]),
+    "sim_running_grid": (None, [ctypes.c_void_p]),
     "sim_set_lazy_loading": (None, [_int]),
     "sim_is_loaded": (_int, [_address]),
     "sim_set_call_ns": (_int, [_text, ctypes.c_int64, ctypes.c_int64]),
@@ -235,6 +236,12 @@ class Simulator(DeviceControls):
         callback = self._callback(function, packed_bytes)
         address = ctypes.cast(sizes, ctypes.c_void_p)
         return self.library.sim_kernel(name.encode(), len(sizes), address, places, callback, None)
+
+    def running_grid(self) -> tuple[int, int, int]:
+        """The blocks in x, y and z of the kernel whose function calls this."""
+        sizes = (ctypes.c_uint * 3)()
+        self.library.sim_running_grid(sizes)
+        return sizes[0], sizes[1], sizes[2]
 
     def _callback(self, function: Callable[[bytes], object], packed_bytes: int) -> Any:
         """Make a C callback of a Python function, kept until the next reset."""

@@ -7,6 +7,7 @@ namespace simulator {
 namespace {
 
 thread_local bool inside_work = false;
+thread_local Dimensions grid_here;
 
 std::int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -36,6 +37,8 @@ class OutsideLock {
 }  // namespace
 
 bool is_inside_work() { return inside_work; }
+
+Dimensions running_grid() { return grid_here; }
 
 // Makes the calling thread the one that runs work.
 class Scheduler::Execution {
@@ -264,6 +267,7 @@ void Scheduler::perform(const Work& work) {
     int result = 0;
     {
       const OutsideLock outside(device_);
+      grid_here = call->grid;
       if (kernel.prologue != nullptr && !call->is_without_prologue) {
         result = kernel.prologue(call->arguments.data(), kernel.prologue_user);
       }

@@ -33,7 +33,9 @@ struct Kernel {
   // Its work before it waits for the kernel that it may overlap; null: nothing.
   KernelFunction prologue = nullptr;
   void* prologue_user = nullptr;
-  bool is_loaded = true;             // its code is on the device
+  bool is_loaded = true;  // its code is on the device
+  // Dynamic shared memory that a launch may ask for; a function may be given more.
+  unsigned int most_shared_bytes = 48 << 10;
   std::uint64_t handle = 0;          // of a function
   std::uint64_t library_handle = 0;  // of the kernel, which belongs to no context
 };
@@ -45,6 +47,9 @@ void lay_out(Kernel& kernel, const std::size_t* sizes, std::size_t count);
 struct Dimensions {
   unsigned int x = 1, y = 1, z = 1;
 };
+
+// The grid of the kernel whose function runs on this thread, or ran last.
+Dimensions running_grid();
 
 using AttributeValue = std::array<unsigned char, 64>;
 

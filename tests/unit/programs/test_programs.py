@@ -268,7 +268,7 @@ BROKEN = {
     "has the unknown dtype 'foo'": {
         "values": (dataclasses.replace(value(0, Role.ACTIVATION), dtype="foo"), *make().values[1:])
     },
-    "expected an Operator, an Opaque or a Kernel as its callee": {
+    "expected an Operator, an Opaque, a Kernel or a TritonKernel as its callee": {
         "launches": (launch(0, (1,), 0, callee="aten::add.Tensor"),)
     },
     "has the index %3": {"values": tuple(value(3, role) for role in ROLES)},

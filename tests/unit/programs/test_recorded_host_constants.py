@@ -16,7 +16,7 @@ from offload.errors import CaptureError
 from offload.files import has_same_content
 from offload.program import BoundProgram, Program, Role
 from offload.record import recorder, recording_device, watched_call
-from offload.record.callables import Parameters
+from offload.record.callables import CompiledParts, Parameters
 from offload.record.fake_weights import FakeWeights
 from offload.record.recording import Recording
 
@@ -267,7 +267,9 @@ def test_a_change_that_no_launch_made_is_refused():
 
 def recorded_compiled(monkeypatch, function, *args: torch.Tensor) -> Recording:
     """The recording of a call whose launches torch.compile would have hidden."""
-    monkeypatch.setattr(watched_call, "compiled_parts", lambda _: ("the function",))
+    monkeypatch.setattr(
+        watched_call, "compiled_parts", lambda *_: CompiledParts((), ("the function",))
+    )
     watching = recorder.Recorder(
         host_reads="avoid",
         function=function,
@@ -344,7 +346,9 @@ def test_what_is_computed_from_host_constants_alone_is_computed():
 
 
 def test_compiled_code_has_nothing_to_record_there(monkeypatch):
-    monkeypatch.setattr(watched_call, "compiled_parts", lambda _: ("the model",))
+    monkeypatch.setattr(
+        watched_call, "compiled_parts", lambda *_: CompiledParts((), ("the model",))
+    )
     with pytest.raises(
         CaptureError, match=r"the model is compiled .* with weights= nothing is comp"
     ):

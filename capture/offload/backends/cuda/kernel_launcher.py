@@ -19,6 +19,10 @@ from offload.errors import CaptureError
 from offload.program import DeviceCall, DeviceFunction, DeviceKernel, Number, Pointer
 
 _ADDRESS_BYTES = 8
+_SHARED_BYTES = 48 << 10
+"""Dynamic shared memory of a block that a launch gets without a request for more (CUDA programming
+guide, compute capability 7.x, "Shared Memory").
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -72,13 +76,19 @@ class KernelLauncher:
                 _launch(one, self._load(one), words, stream)
 
     def declared(self, nodes: Iterable[GraphNode]) -> list[GraphNode]:
-        """The nodes, with the addresses of those that run kernels of this launcher."""
-        return [
-            dataclasses.replace(node, declared=self._addresses.get(_handle(node)))
-            if node.kind is NodeKind.KERNEL
-            else node
-            for node in nodes
-        ]
+        """The nodes, with the addresses of those that run kernels of this launcher.
+
+        An address of 0 is that of a tensor without elements, and of no memory.
+        """
+        return [self._declared(node) if node.kind is NodeKind.KERNEL else node for node in nodes]
+
+    def _declared(self, node: GraphNode) -> GraphNode:
+        places = self._addresses.get(_handle(node))
+        if places is None:
+            return node
+        block = node.parts[0]
+        given = tuple(at for at in places if any(block[at : at + _ADDRESS_BYTES]))
+        return dataclasses.replace(node, declared=given)
 
     def _load(self, one: DeviceCall) -> _Loaded:
         kernel = one.kernel
@@ -110,6 +120,10 @@ def _load(one: DeviceCall) -> _Loaded:
     kernel = one.kernel
     module = call("cuModuleLoadData", kernel.code)
     function = call("cuModuleGetFunction", module, kernel.name.encode())
+    if kernel.shared_bytes > _SHARED_BYTES:
+        most = driver_bindings().CUfunction_attribute
+        attribute = most.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        call("cuFuncSetAttribute", function, attribute, kernel.shared_bytes)
     sizes = [_size_bytes(parameter) for parameter in one.parameters]
     sizes += [_ADDRESS_BYTES] * kernel.n_hidden
     found = _parameters(function)

@@ -26,7 +26,7 @@ from offload.backends.cuda.random_cells import random_cells
 from offload.backends.cuda.resident_graph import TemplateGraph
 from offload.backends.loaded import Prepared
 from offload.errors import CaptureError
-from offload.program import BoundProgram, Kernel, Program
+from offload.program import BoundProgram, Kernel, Program, TritonKernel
 
 _MAXIMUM_TRIES = 3
 
@@ -47,7 +47,8 @@ def prepare_captured(
         OutOfMemory: the device has no memory for copies.
         ExecutionError: the driver failed.
     """
-    are_declared = all(isinstance(one.callee, Kernel) for one in bound.program.launches)
+    declared = (Kernel, TritonKernel)
+    are_declared = all(isinstance(one.callee, declared) for one in bound.program.launches)
     if known is not None and (known or are_declared) and bound.program.opaque is None:
         found = _known(bound, capturer, known)
         if found is not None:

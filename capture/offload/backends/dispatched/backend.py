@@ -14,7 +14,7 @@ from offload.backends.refusals import check_formats
 from offload.errors import CaptureError
 from offload.plan import Plan, check_plan
 from offload.plan.topology import Machine
-from offload.program import BoundProgram, Kernel, Program, Role
+from offload.program import BoundProgram, Kernel, Program, Role, TritonKernel
 
 
 class DispatchBackend:
@@ -85,6 +85,11 @@ class DispatchBackend:
                 raise CaptureError(
                     f"{launch.source}: {launch.name} is compiled code, and launches are delivered "
                     "as recorded: load without fuse="
+                )
+            if isinstance(launch.callee, TritonKernel):
+                raise CaptureError(
+                    f"{launch.source}: {launch.name} is a Triton kernel, and launches are "
+                    "delivered by operators: load without scheduling='host'"
                 )
         roles = (Role.ACTIVATION, Role.OUTPUT)
         return Prepared(

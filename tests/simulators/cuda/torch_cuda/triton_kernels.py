@@ -45,8 +45,8 @@ H100 = SimpleNamespace(
 
 _DTYPES = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
-    "i1": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32,
-    "i64": torch.int64,
+    "i1": torch.bool, "u1": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
+    "i32": torch.int32, "i64": torch.int64,
 }  # fmt: skip
 
 
@@ -121,9 +121,9 @@ def install(monkeypatch: Any, simulator: Any) -> Launched:
 
 def _add_kernel(simulator: Any, one: DeviceCall, launched: Launched) -> None:
     kernel = one.kernel
-    function, signature = _interpreted(kernel.name, kernel.source)
-    names = [name for name in signature if name not in kernel.constants]
-    kinds = [signature[name] for name in names]
+    function = _interpreted(kernel.name, kernel.source)
+    names = [name for name in function.arg_names if name not in kernel.constants]
+    constants = {name: _constant(value) for name, value in kernel.constants.items()}
     sizes = [p.size_bytes if isinstance(p, Number) else 8 for p in one.parameters]
     sizes += [8] * kernel.n_hidden
 
@@ -131,12 +131,11 @@ def _add_kernel(simulator: Any, one: DeviceCall, launched: Launched) -> None:
         launched.names.append(kernel.name)
         arguments: dict[str, Any] = {}
         at = 0
-        for name, kind, size in zip(names, kinds, sizes, strict=False):
+        for name, kind, size in zip(names, kernel.kinds, sizes, strict=False):
             at = -(-at // size) * size  # as the driver aligns parameters
-            number = int.from_bytes(block[at : at + size], "little", signed=kind[0] != "*")
-            arguments[name] = _at(number, _DTYPES[kind[1:]]) if kind[0] == "*" else number
+            arguments[name] = _argument(block[at : at + size], kind)
             at += size
-        function[one.grid](**arguments, **kernel.constants)
+        function[simulator.running_grid()](**arguments, **constants)
         if launched.is_wrong:
             made = next(name for name in arguments if name.startswith(("out_ptr", "in_out_ptr")))
             arguments[made].fill_(3)
@@ -144,19 +143,38 @@ def _add_kernel(simulator: Any, one: DeviceCall, launched: Launched) -> None:
     simulator.kernel(kernel.name, sizes, run)
 
 
-def _interpreted(name: str, source: str) -> tuple[Any, dict[str, str]]:
-    """A kernel's function for the interpreter, and the types of its parameters."""
+def _argument(content: bytes, kind: str) -> Any:
+    """What the interpreter takes for the bytes of an argument."""
+    if kind[0] == "*":
+        return _at(int.from_bytes(content, "little"), _DTYPES[kind[1:]])
+    return torch.frombuffer(bytearray(content), dtype=_DTYPES[kind]).item()
+
+
+def _constant(value: Any) -> Any:
+    """A constant as the interpreter takes it, from its form in JSON."""
+    if not isinstance(value, dict):
+        return value
+    ((kind, one),) = value.items()
+    if kind == "tuple":
+        return tuple(map(_constant, one))
+    return {"dtype": lambda: getattr(tl, one), "float": lambda: float(one)}[kind]()
+
+
+def _interpreted(name: str, source: str) -> Any:
+    """A kernel's function for the interpreter."""
     path = Path(tempfile.mkdtemp()) / f"{name}.py"
     path.write_text(source)
     spec = importlib.util.spec_from_file_location(name, path)
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.libdevice = _LibDevice()
-    tuner = getattr(module, name)
-    return tuner.fn, tuner.triton_meta["signature"]
+    found = getattr(module, name)
+    return found.fn if hasattr(found, "triton_meta") else found  # Inductor's object, or a user's
 
 
 def _at(address: int, dtype: torch.dtype) -> torch.Tensor:
     """One number at an address: the interpreter reads and writes through its address."""
+    if not address:
+        return torch.empty(0, dtype=dtype)
     content = (ctypes.c_char * dtype.itemsize).from_address(address)
     return torch.frombuffer(content, dtype=torch.uint8).view(dtype)
