@@ -152,10 +152,11 @@ def _other_hyperparameter(group: Group, key: str, now: dict[str, Any]) -> str:
     if key == "params":
         return f"{group.place(key)}: other parameters than in the recorded step: capture again"
     advice = "capture the step again"
-    if isinstance(group.values[key], float):
+    if key == "lr" and isinstance(group.values[key], float) and "fused" in group.values:
+        # torch's fused optimizers read a tensor on the host for every other hyperparameter.
         advice += (
-            "; for a value that changes between steps give the optimizer fused=True and a tensor "
-            f"({key}=torch.tensor({group.values[key]!r})), which a scheduler writes in place"
+            "; for a learning rate that changes between steps give the optimizer fused=True and a "
+            f"tensor (lr=torch.tensor({group.values[key]!r})), which a scheduler writes in place"
         )
     return (
         f"{group.place(key)}: expected {described(group.values[key])}, with which the step was "
