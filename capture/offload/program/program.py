@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 from offload.console.amounts import show_count
@@ -114,7 +115,7 @@ class Program:
             for index in launch.reads
         )
 
-    @property
+    @functools.cached_property
     def opaque(self) -> Opaque | None:
         """The callee of the single launch of an opaque Program; None if all launches were seen.
 

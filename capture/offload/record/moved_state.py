@@ -70,6 +70,7 @@ class MovedState:
         places = [*self._hyperparameters(), *self._kept()]
         _check_shared(places)
         moved = [(one, one.theirs) for one in places if one.theirs is not one.ours]
+        self._check_apart(moved)
         used = {one.ours.untyped_storage()._cdata for one in places}
         contents = [
             theirs.detach().clone() if theirs.untyped_storage()._cdata in used else theirs.detach()
@@ -78,6 +79,27 @@ class MovedState:
         for (place, _), content in zip(moved, contents, strict=True):
             place.ours.detach().copy_(content)
             place.holder[place.key] = place.ours
+
+    def _check_apart(self, moved: Sequence[tuple[_Place, torch.Tensor]]) -> None:
+        """Check that no state is now memory that steps change: its content would be copied once.
+
+        Raises:
+            BindingError: a tensor shares memory with a parameter or its gradient.
+        """
+        groups = (group for one in self._optimizers for group in one.optimizer.param_groups)
+        parameters = [each for group in groups for each in group["params"]]
+        stepped = {
+            each.untyped_storage()._cdata
+            for parameter in parameters
+            for each in (parameter, parameter.grad)
+            if isinstance(each, torch.Tensor) and each.layout is torch.strided
+        }
+        for place, theirs in moved:
+            if theirs.untyped_storage()._cdata in stepped:
+                raise BindingError(
+                    f"{place.name}: expected a tensor of its own, as in the recorded step, got "
+                    f"memory of a parameter or gradient: give it a copy, {_AGAIN}"
+                )
 
     def _is_unmoved(self) -> bool:
         """Whether all places certainly hold what they held."""

@@ -164,6 +164,19 @@ def test_state_that_comes_to_be_shared():
     pair.steps()
 
 
+@pytest.mark.parametrize("of", ["parameter", "gradient"])
+def test_state_that_comes_to_be_memory_that_steps_change(of):
+    """Eager mode would go on to read the alias, which a copy of its content is not."""
+    pair = Pair()
+    first = next(pair.ours.model.parameters())
+    state = pair.ours.optimizer.state[first]
+    own = state["exp_avg"]
+    state["exp_avg"] = first.detach() if of == "parameter" else first.grad
+    pair.refused(r"exp_avg of model\.0\.weight .*got memory of a parameter or gradient")
+    state["exp_avg"] = own
+    pair.steps()
+
+
 def two_groups(parameters):
     first, second = parameters
     groups = [{"params": [first]}, {"params": [second]}]
