@@ -140,7 +140,14 @@ def _modules_of(function: Callable[..., Any] | None) -> list[tuple[str, torch.nn
 def _is_compiled(thing: Any) -> bool:
     if isinstance(thing, torch.nn.Module):
         return thing._compiled_call_impl is not None or hasattr(thing, "_orig_mod")
-    return hasattr(thing, "_torchdynamo_orig_callable")
+    return is_compiled_function(thing)
+
+
+def is_compiled_function(thing: Any) -> bool:
+    """Whether torch.compile has wrapped a function; `torch.compiler.disable` wraps it likewise."""
+    return hasattr(thing, "_torchdynamo_orig_callable") and not getattr(
+        thing, "_torchdynamo_disable", False
+    )
 
 
 def is_compiling(thing: Any) -> bool:

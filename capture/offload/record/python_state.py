@@ -22,7 +22,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program.constants import PLAIN_TYPES, same_constant
-from offload.record.callables import is_compiling
+from offload.record.callables import is_compiled_function, is_compiling
 
 # Depth to which state is followed: containers and objects below a module or a variable, and
 # functions below the called function. Submodules count as their module.
@@ -164,9 +164,10 @@ class PythonState:
             return
         if self._is_whole(path, thing):
             return
-        if _is_compiled(thing) or is_compiling(thing):
+        is_wrapper = _is_wrapper(thing)
+        if (is_wrapper and is_compiled_function(thing)) or is_compiling(thing):
             self.compiled.append((path, thing))
-        if isinstance(thing, (MethodType, functools.partial)) or _is_compiled(thing):
+        if isinstance(thing, (MethodType, functools.partial)) or is_wrapper:
             for part_path, part in _parts_called(path, thing):
                 self._pending.append((part_path, part, depth, function_depth))
             return
@@ -270,12 +271,13 @@ def _contents(thing: Any) -> Contents | None:
     return tuple(named), tuple(named.values())
 
 
-def _is_compiled(thing: Any) -> bool:
+def _is_wrapper(thing: Any) -> bool:
+    """Whether torch.compile or torch.compiler.disable has wrapped a function."""
     return isinstance(thing, FunctionType) and "_torchdynamo_orig_callable" in vars(thing)
 
 
 def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a bound method, a partial, or a function compiled by torch.compile.
+    """Yield the parts of a bound method, a partial, or a function that torch's compiler wraps.
 
     The wrappers themselves cannot change.
     """

@@ -275,3 +275,17 @@ def test_a_training_step_with_a_compiled_model():
         x = normal(3, 8)
         assert torch.allclose(captured(x), eager_step(x))
     assert torch.allclose(model.weight, twin.weight)
+
+
+@torch.compiler.disable
+def scaled_eagerly(x):
+    return x * 3
+
+
+def test_a_function_that_the_compiler_leaves_alone_is_recorded_as_it_is():
+    """`torch.compiler.disable` wraps a function as torch.compile does; transformers does that."""
+    x = normal(4, 8)
+    for model in (Calling(scaled_eagerly), scaled_eagerly):
+        captured = capture(model, x)
+        assert "compiled" not in captured.load().explain()
+        assert torch.equal(captured.load()(x), model(x))
