@@ -30,7 +30,7 @@ from offload.load.overlap import load_overlapped
 from offload.load.place import place
 from offload.load.ranks import loaded_together
 from offload.load.switched import switched
-from offload.program import BoundProgram
+from offload.program import BoundProgram, TritonKernel
 from offload.run import Executable
 from offload.run.lane_choice import LaneChoice
 
@@ -71,7 +71,7 @@ def load_program(
         options = dataclasses.replace(options, verify=verify, share_store=share_store, costs=costs)
         recorded = dataclasses.replace(found, program=on_device(found.program, index))
         if backend.records() == "cuda" and backend.capabilities.runs_kernels:
-            recorded = with_triton_code(recorded, _device_of(recorded) or torch.device("cuda"))
+            recorded = _with_triton_code(recorded, backend)
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             one_way = _streamed if options.is_streamed else _resident
@@ -87,6 +87,19 @@ def load_program(
         else:
             run = load_on_lanes(backend.prepare(fused), backend, options, fusion)
         return asked.done(recorded, run, verify=verify)
+
+
+def _with_triton_code(bound: BoundProgram, backend: Backend) -> BoundProgram:
+    """The Program with the code of its Triton kernels for the GPU that runs it.
+
+    Raises:
+        BackendUnavailable: the Program has such kernels, and the GPU is missing.
+        CaptureError: a kernel cannot be compiled.
+    """
+    if not any(isinstance(one.callee, TritonKernel) for one in bound.program.launches):
+        return bound
+    backend.machine(bound.program.device_index)
+    return with_triton_code(bound, _device_of(bound) or torch.device("cuda"))
 
 
 def _with_proved_kernels(

@@ -23,6 +23,7 @@ _DOING = {
     "cuEventSynchronize": "waiting for timed executions",
     "cuFuncGetName": "reading a kernel's name",
     "cuFuncGetParamInfo": "reading a kernel's parameters",
+    "cuFuncSetAttribute": "asking for the shared memory of a kernel",
     "cuGetProcAddress": "looking up a function of the driver",
     "cuGraphAddDependencies": "ordering copies in the captured graph",
     "cuGraphAddMemcpyNode": "adding a copy to the captured graph",
