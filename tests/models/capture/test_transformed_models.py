@@ -39,15 +39,20 @@ def compiled_in_place():
     ],
     ids=["module", "in place", "submodule", "function", "method", "partial"],
 )
-def test_compiled_models_are_refused(make):
-    model = make()
-    assert "torch.compile" in refusal(model, normal(1, 2))
+def test_compiled_models_are_recorded_as_their_originals(make):
+    model, x = make(), normal(1, 2)
+    captured = capture(model, x)
+    assert "recorded as the original code" in captured.load().explain()
+    with torch.no_grad():
+        assert_same(captured(x), model(x))
 
 
-def test_compiled_model_called_by_itself_is_refused():
-    model = compiled_module()
-    with pytest.raises(offload.CaptureError, match=r"torch\.compile"), offload.capture(model):
-        model(normal(1, 2))
+def test_a_compiled_model_called_in_a_captured_block():
+    model, x = compiled_module(), normal(1, 2)
+    with torch.no_grad():
+        with offload.capture(model) as captured:
+            model(x)
+        assert_same(captured(x), model(x))
 
 
 def test_compiled_functions_inside_are_never_wrong():
