@@ -272,9 +272,8 @@ class WatchedCall:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # the modes would leave nothing of it
             return
-        if (
-            self._log.runs_originals
-        ):  # on all threads; under a mode torch would refuse fullgraph=True
+        if self._log.runs_originals:
+            # On all threads; under a mode torch would refuse fullgraph=True.
             enter(torch.compiler.set_stance("force_eager"))
         may_fork = self._trained is not None
         used = self._log.generators
