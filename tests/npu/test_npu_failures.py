@@ -170,3 +170,43 @@ def test_a_load_that_fails_in_a_capture_block_is_itself(
     runtime.forget_calls()
     with blocks[0].load() as run:
         check_same(run(x), torch.full((64,), 2.0))
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_a_load_beside_a_capture_on_another_stream_is_refused(mode: str) -> None:
+    """torch_npu would end the process: its pools synchronize the device as they are destroyed."""
+    x = torch.ones(64).npu()
+    captured = offload.capture(lambda x: (x * 2).relu() + 1, x)
+    graph, side = torch.npu.NPUGraph(), torch.npu.Stream()
+    with torch.npu.graph(graph, capture_error_mode=mode):
+        y = x + 1
+        with (
+            torch.npu.stream(side),
+            pytest.raises(offload.CaptureError, match="captured on another stream of npu:0"),
+        ):
+            captured.load()
+    graph.replay()
+    check_same(y, torch.full((64,), 2.0))
+    with captured.load() as run:
+        check_same(run(x), torch.full((64,), 3.0))
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_an_executable_that_is_closed_beside_a_capture_is_ended_later(
+    mode: str, simulated_npu: AscendSimulator
+) -> None:
+    x = torch.ones(64).npu()
+    captured = offload.capture(lambda x: (x * 2).relu() + 1, x)
+    captured.load().close()
+    before = live(simulated_npu)
+    run = captured.load()
+    graph, side = torch.npu.NPUGraph(), torch.npu.Stream()
+    with torch.npu.graph(graph, capture_error_mode=mode):
+        y = x + 1
+        with torch.npu.stream(side):
+            run.close()
+    graph.replay()
+    check_same(y, torch.full((64,), 2.0))
+    del graph, y
+    captured.load().close()
+    assert live(simulated_npu) == before

@@ -5,7 +5,9 @@ device: in a capture, or in a `use_mem_pool` of any thread. The destructor relea
 memory, which asserts `captures_underway.empty()` (`synchronize_and_free_events` of c10/cuda/
 CUDACachingAllocator.cpp), and a destructor cannot raise: pytorch/pytorch#159301, #180395. The
 allocator of torch_npu is modelled on it. Pools are therefore destroyed here, while no region of
-offload's is under way. Of other regions torch only tells whether the current stream is captured.
+offload's is under way. Of other regions torch only tells whether the current stream is captured,
+and torch_npu besides whether anything of the device is: its destructor synchronizes the device,
+which the runtime refuses while any stream is captured (107027, ACL_ERROR_RT_STREAM_CAPTURED).
 """
 
 from __future__ import annotations
@@ -145,7 +147,10 @@ def _refuses(device: torch.device) -> bool:
             with contextlib.suppress(RuntimeError):  # from a runtime without captures
                 if module.is_current_stream_capturing():
                     return True
-            module.current_stream(device).query()
+            if device.type == "npu":
+                module.synchronize(device)
+            else:
+                module.current_stream(device).query()
     except RuntimeError:
         return True
     return False

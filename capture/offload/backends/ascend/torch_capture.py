@@ -18,7 +18,7 @@ from offload.backends.captured.capture_thread import refuse_capturing, run_on_ca
 from offload.backends.captured.copied_values import CopiedValue
 from offload.backends.captured.random_draws import DrawLog, generators_of, own_random_states
 from offload.backends.captured.torch_warm_up import failure_of_torch, warm_up
-from offload.errors import OffloadError
+from offload.errors import CaptureError, OffloadError
 from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs
 from offload.native import _native
 from offload.program import BoundProgram, Launch
@@ -26,6 +26,9 @@ from offload.program import BoundProgram, Launch
 NONE_STREAMED = StreamedWeights()
 
 T = TypeVar("T")
+
+# ACL_ERROR_RT_STREAM_CAPTURED of aclrtSynchronizeDevice (hicann/runtime, context.cc).
+_STREAM_CAPTURED = "107027"
 
 
 class TorchCapturer:
@@ -116,6 +119,7 @@ class TorchCapturer:
         npu: Any = torch.npu  # type: ignore[attr-defined]
 
         def alone(ready: Any) -> T:
+            _refuse_other_captures(device)  # no capture of offload's own is under way here
             with npu.device(device), torch.no_grad():
                 stream = npu.Stream(device)
                 with npu.stream(stream):
@@ -186,6 +190,28 @@ class TorchCapturer:
             give_back_unused()  # nothing is freed during a capture
             model = capture(moving)
             return model if improve is None else improve(model, capture)
+
+
+def _refuse_other_captures(device: int) -> None:
+    """Refuse to begin while a stream of the device is captured that is not the current one.
+
+    torch_npu synchronizes the device wherever it destroys a pool or a graph, which the runtime
+    refuses while any of its streams is captured.
+
+    Raises:
+        CaptureError: another stream is being captured, by this thread or another.
+        RuntimeError: the device failed.
+    """
+    npu: Any = torch.npu  # type: ignore[attr-defined]
+    try:
+        npu.synchronize(device)
+    except RuntimeError as error:
+        if _STREAM_CAPTURED not in str(error):
+            raise
+        raise CaptureError(
+            f"a graph is being captured on another stream of npu:{device}: load the program before "
+            "that capture begins, or after it has ended"
+        ) from None
 
 
 def give_back_unused() -> None:
