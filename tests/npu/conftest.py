@@ -55,7 +55,9 @@ def npu(npu_runtime: AscendSimulator | None) -> Iterator[torch.device]:
         yield device
         torch.npu.synchronize()
         # A failing operator stops the thread that launches, and later operators are lost silently.
-        assert (torch.ones(1, device=device) + 1).item() == 2, "torch_npu launches nothing any more"
+        refused = npu_runtime.refusals if npu_runtime is not None else ()
+        lines = ["torch_npu launches nothing any more; calls that failed:", *refused]
+        assert (torch.ones(1, device=device) + 1).item() == 2, "\n".join(lines)
 
 
 @pytest.fixture(params=FORMS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import gc
+import itertools
 import os
 import struct
 import sys
@@ -45,6 +46,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "sim_set_tracing": (None, [_int]),
     "sim_trace_size": (_bytes, []),
     "sim_trace_entry": (_text, [_bytes]),
+    "sim_refusal": (_text, [_bytes]),
     "sim_hide": (_int, [_text]),
     "sim_set_personality": (_int, [_text]),
     "sim_set_software_sq": (None, [_int]),
@@ -159,6 +161,12 @@ class AscendSimulator(simulators.DeviceControls, AclCalls):
         """The calls since start_trace, such as "aclrtMemcpyAsync kind=5 bytes=64 stream=1"."""
         size = self.library.sim_trace_size()
         return [self.library.sim_trace_entry(index).decode() for index in range(size)]
+
+    @property
+    def refusals(self) -> list[str]:
+        """The calls of any thread that failed since the last reset, with code and reason."""
+        found = (self.library.sim_refusal(index) for index in itertools.count())
+        return [one.decode() for one in itertools.takewhile(lambda one: one is not None, found)]
 
     def hide(self, function: str) -> None:
         """Hide `function` from dlsym, until the next reset."""

@@ -49,9 +49,10 @@ ACL_EXPORT void sim_set_caller(const char* part) {
   runtime().settings.caller = part;
 }
 
-// Counts start at 0 again, the trace is empty, and planned failures are forgotten.
+// Counts start at 0 again, the trace is empty, planned failures and refused calls are forgotten.
 ACL_EXPORT void sim_forget_calls() {
   const auto lock = locked();
+  forget_refusals();
   runtime().device.ledger.reset();
 }
 
@@ -74,6 +75,16 @@ ACL_EXPORT const char* sim_trace_entry(std::size_t index) {
   const auto& trace = runtime().device.ledger.trace();
   if (index >= trace.size()) return nullptr;
   entry = trace[index];
+  return entry.c_str();
+}
+
+// A call that failed since calls were forgotten, with its code and the reason, in order; null
+// beyond the end. Valid until the thread's next query.
+ACL_EXPORT const char* sim_refusal(std::size_t index) {
+  thread_local std::string entry;
+  const auto found = refusal(index);
+  if (!found) return nullptr;
+  entry = *found;
   return entry.c_str();
 }
 

@@ -1,6 +1,9 @@
 // Initialisation, errors, devices and contexts.
 #include <cstring>
 #include <fstream>
+#include <mutex>
+#include <optional>
+#include <vector>
 
 #include "models.hpp"
 
@@ -10,6 +13,19 @@ namespace {
 thread_local std::string recent_text;  // since the last query
 thread_local std::string handed_text;  // readable by the last caller of aclGetRecentErrMsg
 thread_local int last_error = kSuccess;
+
+constexpr std::size_t kMostRefusals = 1000;
+
+struct Refusals {
+  std::mutex mutex;
+  std::vector<std::string> calls;
+};
+
+// Never destroyed: torch_npu calls while the process ends.
+Refusals& refusals() {
+  static auto* const all = new Refusals;
+  return *all;
+}
 
 void require_device(const Runtime& state, std::int64_t device) {
   if (device >= 0 && device < state.settings.n_devices) return;
@@ -59,13 +75,27 @@ void synchronize_device(Runtime& state, int timeout_ms) {
 int tell(const char* function, int code, const std::string& why) noexcept {
   try {
     const char* const name = error_name(code);
-    recent_text += std::string(function) + ": " + std::to_string(code) + " " +
-                   (name == nullptr ? "" : name) + ": " + why + "\n";
+    const std::string call = std::string(function) + ": " + std::to_string(code) + " " +
+                             (name == nullptr ? "" : name) + ": " + why;
+    recent_text += call + "\n";
     last_error = code;
+    const std::lock_guard lock(refusals().mutex);
+    if (refusals().calls.size() < kMostRefusals) refusals().calls.push_back(call);
   } catch (...) {
     recent_text.clear();  // no memory for text
   }
   return code;
+}
+
+std::optional<std::string> refusal(std::size_t index) {
+  const std::lock_guard lock(refusals().mutex);
+  if (index >= refusals().calls.size()) return std::nullopt;
+  return refusals().calls[index];
+}
+
+void forget_refusals() {
+  const std::lock_guard lock(refusals().mutex);
+  refusals().calls.clear();
 }
 
 }  // namespace simulated_ascend

@@ -108,6 +108,10 @@ enum class Needs { kNothing, kInitialised, kContext };
 int code_of(simulator::Status status);
 // Keeps the text for aclGetRecentErrMsg and the code for aclrtGetLastError, of this thread.
 int tell(const char* function, int code, const std::string& why) noexcept;
+// The first calls, of any thread, that failed since they were forgotten, such as "aclrtMalloc:
+// 107030 ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT: ..."; none beyond the end. Thread: any.
+std::optional<std::string> refusal(std::size_t index);
+void forget_refusals();
 // Returns the code of the current exception, after noting it.
 int tell_exception(const char* function) noexcept;
 void require(Runtime& state, Needs needs);

@@ -269,6 +269,16 @@ def test_a_planned_failure_happens_once_and_does_nothing(ascend, npu):
     assert ascend.calls("aclrtMalloc") == 3
 
 
+def test_calls_that_failed_are_told_until_they_are_forgotten(ascend):
+    ascend.code("aclrtFree", 0)
+    ascend.in_thread(lambda: ascend.code("aclrtFree", 0))
+    assert len(ascend.refusals) == 2
+    begin = f"aclrtFree: {acl.PARAM_INVALID} ACL_ERROR_RT_PARAM_INVALID: "
+    assert all(one.startswith(begin) for one in ascend.refusals)
+    ascend.forget_calls()
+    assert ascend.refusals == []
+
+
 def test_calls_are_traced_in_order(ascend, npu):
     stream, address, source = npu.stream(), npu.malloc(), npu.pinned(bytes(64))
     ascend.start_trace()
