@@ -13,7 +13,7 @@ import offload
 
 
 class OnTwoStreams(torch.nn.Module):
-    """Half of the work is on a side stream."""
+    """Half of the work is on a side stream, which the stream or the host waits for."""
 
     def __init__(self, *, joins: bool) -> None:
         super().__init__()
@@ -28,6 +28,8 @@ class OnTwoStreams(torch.nn.Module):
         other = x + 3
         if self.joins:
             main.wait_stream(self.side)
+        else:
+            self.side.synchronize()
         return beside * other
 
 
