@@ -12,7 +12,8 @@ import gc
 import pytest
 import safetensors.torch
 import torch
-from budgets import Deep, Headed, weight_bytes
+from budgets import Deep, weight_bytes
+from shared_stores import headed_in
 from simulator import NEWEST_FIRST
 from stored import save_weights, without_memory
 from torch import nn
@@ -75,8 +76,7 @@ def held(simulator, expected: tuple[int, ...] | None = None) -> tuple[int, ...]:
 
 @pytest.fixture
 def headed(tmp_path):
-    save_weights(Headed().eval(), tmp_path)
-    return offload.capture(without_memory(Headed), torch.randn(*GIVEN), weights=tmp_path)
+    return headed_in(tmp_path)
 
 
 @pytest.fixture
