@@ -8,7 +8,6 @@ import concurrent.futures
 import pytest
 import torch
 from chains import chain, same
-from promised_tickets import promise
 
 import offload
 from offload import Ticket
@@ -16,7 +15,7 @@ from offload import Ticket
 
 def test_callbacks(backend, load):
     run = load(chain, torch.ones(8))
-    ended, called = promise(), []
+    ended, called = Ticket(), []
     ticket = run.submit(ended)
     for number in range(3):
         ticket.add_done_callback(lambda one, number=number: called.append((number, one)))
@@ -31,7 +30,7 @@ def test_callbacks(backend, load):
 
 def test_a_callback_that_raises_leaves_the_others(load, monkeypatch):
     run = load(chain, torch.ones(8))
-    ended, called, told = promise(), [], []
+    ended, called, told = Ticket(), [], []
     monkeypatch.setattr("sys.unraisablehook", lambda args: told.append(args.exc_value))
     ticket = run.submit(ended)
     ticket.add_done_callback(lambda _: {}["no such key"])
@@ -54,11 +53,11 @@ def test_a_callback_submits(backend, load):
 def test_a_callback_that_waits_is_refused(backend, load):
     run = load(chain, torch.ones(8))
     told: concurrent.futures.Future[object] = concurrent.futures.Future()
-    ended, x = promise(), torch.randn(8)
+    ended, x = Ticket(), torch.randn(8)
 
     def wait(_: Ticket) -> None:
         try:
-            told.set_result(run.submit(promise()).result())
+            told.set_result(run.submit(Ticket()).result())
         except BaseException as error:
             told.set_exception(error)
 
@@ -72,7 +71,7 @@ def test_a_callback_that_waits_is_refused(backend, load):
 
 def test_futures(backend, load):
     run = load(chain, torch.ones(8))
-    failed = promise()
+    failed = Ticket()
     inputs = [torch.randn(8) for _ in range(5)]
     futures = {run.submit(x).future(): x for x in inputs}
     for one in concurrent.futures.as_completed(futures, timeout=60):
@@ -103,10 +102,10 @@ def test_await_of_what_ends_later(backend, load):
     run = load(chain, torch.ones(8))
 
     async def main() -> None:
-        ended, cancelled, failed = promise(), promise(), promise()
+        ended, cancelled, failed = Ticket(), Ticket(), Ticket()
         waits = [asyncio.ensure_future(_of(run.submit(one))) for one in (ended, cancelled, failed)]
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(_of(run.submit(promise())), timeout=0.05)
+            await asyncio.wait_for(_of(run.submit(Ticket())), timeout=0.05)
         assert not any(one.done() for one in waits)
         ended._set_result(torch.ones(8))
         assert same(backend, await waits[0], chain(torch.ones(8)))
@@ -128,7 +127,7 @@ def test_cancelling_who_awaits_cancels_what_has_not_begun(load):
     run = load(chain, torch.ones(8))
 
     async def main() -> None:
-        ended = promise()
+        ended = Ticket()
         ticket = run.submit(ended)
         waiting = asyncio.ensure_future(_of(ticket))
         for _ in range(20):

@@ -11,7 +11,6 @@ import weakref
 import pytest
 import torch
 from chains import chain, preamble_on, run_script, same
-from promised_tickets import promise
 
 import offload
 from offload import Ticket
@@ -87,7 +86,7 @@ def test_after(backend, load):
 
 def test_a_promise_is_waited_for(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     tickets = [run.submit(ended), run.after(ended).submit(torch.ones(8))]
     assert not any(one.done() or one.running() for one in tickets)
     x = torch.randn(8)
@@ -100,7 +99,7 @@ def test_a_promise_is_waited_for(backend, load):
 def test_what_writes_is_not_overtaken(backend, load):
     """Neither later submissions nor calls overtake, though their arguments are known at once."""
     run = load(accumulate, torch.ones(1), torch.zeros(1))
-    state, ended = torch.zeros(1), promise()
+    state, ended = torch.zeros(1), Ticket()
     tickets = [run.submit(ended, state), run.submit(torch.tensor([2.0]), state)]
     assert not any(one.done() for one in tickets)
     third = torch.tensor([3.0])  # a default device holds for this thread alone
@@ -115,7 +114,7 @@ def test_what_writes_is_not_overtaken(backend, load):
 
 def test_what_does_not_fit_is_the_error_of_the_ticket(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     behind = run.submit(ticket)
     ended._set_result(torch.ones(9))
@@ -130,7 +129,7 @@ def test_what_does_not_fit_is_the_error_of_the_ticket(backend, load):
 
 def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
     run = load(lambda x: x + 1, torch.ones(8))
-    failed = promise()
+    failed = Ticket()
     chain_of = [run.submit(failed)]
     chain_of += [run.submit(chain_of[0]), run.after(failed).submit(torch.ones(8))]
     rest = run.submit(torch.ones(8))
@@ -147,7 +146,7 @@ def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
 
 def test_cancel_what_waits(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     behind = run.submit(ticket)
     assert ticket.cancel()
@@ -177,7 +176,7 @@ def test_what_has_ended_is_not_cancelled(backend, load):
 
 def test_a_timeout_leaves_it(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     for wait in (ticket.wait, ticket.result, ticket.exception):
         with pytest.raises(TimeoutError):
@@ -207,7 +206,7 @@ def test_map_keeps_the_order_and_the_bound(backend, load):
 
 def test_close_waits_for_what_depends_on_others(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         closing = pool.submit(run.close)
@@ -258,7 +257,7 @@ def test_nothing_is_kept(backend, load):
     run = load(lambda x: x + 1, torch.ones(8))
     x = torch.ones(8)
     alive = weakref.ref(x)
-    failed, cancelled = promise(), promise()
+    failed, cancelled = Ticket(), Ticket()
     tickets = [run.submit(x), run.after(failed).submit(x), run.after(cancelled).submit(x)]
     tickets.append(run.submit(tickets[0]))
     tickets[0].add_done_callback(lambda _: None)

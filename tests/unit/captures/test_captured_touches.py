@@ -23,8 +23,8 @@ from model_captures import (
     chain,
     program_of,
     values,
+    words_of,
 )
-from words_of_models import words_of
 
 from offload.backends.ascend.captured_tasks import ModelCapture, Task, TaskType
 from offload.backends.ascend.captured_words import relocated_words

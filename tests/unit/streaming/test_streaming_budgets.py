@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-from block_demands import demands_and_budgets
 from hypothesis import given
 from hypothesis import strategies as st
 from streaming_cases import (
@@ -11,6 +10,7 @@ from streaming_cases import (
     SLOW,
     chain,
     demands,
+    demands_and_budgets,
     floor_of,
     full_of,
     plan,

@@ -5,7 +5,6 @@ import math
 import random
 
 import pytest
-from block_demands import demands_and_budgets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streaming_cases import (
@@ -17,6 +16,7 @@ from streaming_cases import (
     brute_force_ns,
     chain,
     demands,
+    demands_and_budgets,
     floor_of,
     full_of,
     plan,
