@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
+
 import safetensors.torch
 import torch
 from budgets import Headed
+from device_streaming import GIVEN
 from stored import save_weights, without_memory
 
 import offload
+
+
+def headed_in(folder):
+    """Capture a model with two heads, whose weights it saves in the folder."""
+    save_weights(Headed().eval(), folder)
+    return offload.capture(without_memory(Headed), torch.randn(*GIVEN), weights=folder)
+
+
+def pinned_since(device) -> Callable[[], int]:
+    """Return a function that counts the bytes pinned since now."""
+    gc.collect()
+    before = device.controls.host_bytes
+    return lambda: device.controls.host_bytes - before
 
 
 def load(captured, device, budget, **options):

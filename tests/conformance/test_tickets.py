@@ -1,4 +1,4 @@
-"""Tickets on every backend: dependencies, ends, waits and callbacks."""
+"""Tickets on every backend: dependencies, ends and waits."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ from offload import Ticket
 def accumulate(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     state.mul_(2).add_(x)
     return state.clone()
-
-
-def promise() -> Ticket:
-    """A ticket that the test ends."""
-    return Ticket()
 
 
 def test_a_ticket_is_an_argument(backend, load):
@@ -91,7 +86,7 @@ def test_after(backend, load):
 
 def test_a_promise_is_waited_for(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     tickets = [run.submit(ended), run.after(ended).submit(torch.ones(8))]
     assert not any(one.done() or one.running() for one in tickets)
     x = torch.randn(8)
@@ -104,7 +99,7 @@ def test_a_promise_is_waited_for(backend, load):
 def test_what_writes_is_not_overtaken(backend, load):
     """Neither later submissions nor calls overtake, though their arguments are known at once."""
     run = load(accumulate, torch.ones(1), torch.zeros(1))
-    state, ended = torch.zeros(1), promise()
+    state, ended = torch.zeros(1), Ticket()
     tickets = [run.submit(ended, state), run.submit(torch.tensor([2.0]), state)]
     assert not any(one.done() for one in tickets)
     third = torch.tensor([3.0])  # a default device holds for this thread alone
@@ -119,7 +114,7 @@ def test_what_writes_is_not_overtaken(backend, load):
 
 def test_what_does_not_fit_is_the_error_of_the_ticket(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     behind = run.submit(ticket)
     ended._set_result(torch.ones(9))
@@ -134,7 +129,7 @@ def test_what_does_not_fit_is_the_error_of_the_ticket(backend, load):
 
 def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
     run = load(lambda x: x + 1, torch.ones(8))
-    failed = promise()
+    failed = Ticket()
     chain_of = [run.submit(failed)]
     chain_of += [run.submit(chain_of[0]), run.after(failed).submit(torch.ones(8))]
     rest = run.submit(torch.ones(8))
@@ -151,7 +146,7 @@ def test_an_error_fails_what_depends_on_it_and_nothing_else(backend, load):
 
 def test_cancel_what_waits(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     behind = run.submit(ticket)
     assert ticket.cancel()
@@ -181,142 +176,13 @@ def test_what_has_ended_is_not_cancelled(backend, load):
 
 def test_a_timeout_leaves_it(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     for wait in (ticket.wait, ticket.result, ticket.exception):
         with pytest.raises(TimeoutError):
             wait(timeout=0)
     ended._set_result(torch.ones(8))
     assert same(backend, ticket.result(timeout=60), chain(torch.ones(8)))
-
-
-def test_callbacks(backend, load):
-    run = load(chain, torch.ones(8))
-    ended, called = promise(), []
-    ticket = run.submit(ended)
-    for number in range(3):
-        ticket.add_done_callback(lambda one, number=number: called.append((number, one)))
-    assert not called
-    ended._set_result(torch.ones(8))
-    ticket.wait()
-    last = run.submit(torch.ones(8))
-    last.wait()  # after it, on the same thread
-    ticket.add_done_callback(lambda one: called.append((3, one)))
-    assert called == [(number, ticket) for number in range(4)]
-
-
-def test_a_callback_that_raises_leaves_the_others(load, monkeypatch):
-    run = load(chain, torch.ones(8))
-    ended, called, told = promise(), [], []
-    monkeypatch.setattr("sys.unraisablehook", lambda args: told.append(args.exc_value))
-    ticket = run.submit(ended)
-    ticket.add_done_callback(lambda _: {}["no such key"])
-    ticket.add_done_callback(called.append)
-    ended._set_result(torch.ones(8))
-    ticket.wait()
-    run.submit(torch.ones(8)).wait()  # after it, on the same thread
-    assert called == [ticket]
-    assert [type(one) for one in told] == [KeyError]
-
-
-def test_a_callback_submits(backend, load):
-    run = load(chain, torch.ones(8))
-    follower: concurrent.futures.Future[Ticket] = concurrent.futures.Future()
-    x = torch.randn(8)
-    run.submit(x).add_done_callback(lambda one: follower.set_result(run.submit(one)))
-    assert same(backend, follower.result(60).result(), chain(chain(x)))
-
-
-def test_a_callback_that_waits_is_refused(backend, load):
-    run = load(chain, torch.ones(8))
-    told: concurrent.futures.Future[object] = concurrent.futures.Future()
-    ended, x = promise(), torch.randn(8)
-
-    def wait(_: Ticket) -> None:
-        try:
-            told.set_result(run.submit(promise()).result())
-        except BaseException as error:
-            told.set_exception(error)
-
-    first = run.submit(ended)
-    first.add_done_callback(wait)
-    ended._set_result(x)
-    with pytest.raises(offload.ExecutionError, match="done-callback"):
-        told.result(60)
-    assert same(backend, run.submit(x).result(), chain(x))
-
-
-def test_futures(backend, load):
-    run = load(chain, torch.ones(8))
-    failed = promise()
-    inputs = [torch.randn(8) for _ in range(5)]
-    futures = {run.submit(x).future(): x for x in inputs}
-    for one in concurrent.futures.as_completed(futures, timeout=60):
-        assert same(backend, one.result(), chain(futures[one]))
-    broken = run.submit(failed).future()
-    failed._set_error(KeyError("no such batch"))
-    done, rest = concurrent.futures.wait([broken], timeout=60)
-    assert done == {broken}
-    assert not rest
-    assert isinstance(broken.exception(), offload.DependencyError)
-
-
-def test_await(backend, load):
-    run = load(chain, torch.ones(8))
-    inputs = [torch.randn(8) for _ in range(20)]
-
-    async def main() -> None:
-        for x in inputs:
-            assert same(backend, await run.submit(x), chain(x))
-        results = await asyncio.gather(*(run.submit(run.submit(x)) for x in inputs))
-        for x, result in zip(inputs, results, strict=True):
-            assert same(backend, result, chain(chain(x)))
-
-    asyncio.run(main())
-
-
-def test_await_of_what_ends_later(backend, load):
-    run = load(chain, torch.ones(8))
-
-    async def main() -> None:
-        ended, cancelled, failed = promise(), promise(), promise()
-        waits = [asyncio.ensure_future(_of(run.submit(one))) for one in (ended, cancelled, failed)]
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(_of(run.submit(promise())), timeout=0.05)
-        assert not any(one.done() for one in waits)
-        ended._set_result(torch.ones(8))
-        assert same(backend, await waits[0], chain(torch.ones(8)))
-        cancelled.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waits[1]
-        failed._set_error(ValueError("the origin"))
-        with pytest.raises(offload.DependencyError):
-            await waits[2]
-
-    asyncio.run(main())
-
-
-async def _of(ticket: Ticket) -> object:
-    return await ticket
-
-
-def test_cancelling_who_awaits_cancels_what_has_not_begun(load):
-    run = load(chain, torch.ones(8))
-
-    async def main() -> None:
-        ended = promise()
-        ticket = run.submit(ended)
-        waiting = asyncio.ensure_future(_of(ticket))
-        for _ in range(20):
-            await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert ticket.cancelled()
-        ended._set_result(torch.ones(8))
-
-    asyncio.run(main())
-    assert run.last_execution.n_executions == 0
 
 
 def test_map_keeps_the_order_and_the_bound(backend, load):
@@ -340,7 +206,7 @@ def test_map_keeps_the_order_and_the_bound(backend, load):
 
 def test_close_waits_for_what_depends_on_others(backend, load):
     run = load(chain, torch.ones(8))
-    ended = promise()
+    ended = Ticket()
     ticket = run.submit(ended)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         closing = pool.submit(run.close)
@@ -391,7 +257,7 @@ def test_nothing_is_kept(backend, load):
     run = load(lambda x: x + 1, torch.ones(8))
     x = torch.ones(8)
     alive = weakref.ref(x)
-    failed, cancelled = promise(), promise()
+    failed, cancelled = Ticket(), Ticket()
     tickets = [run.submit(x), run.after(failed).submit(x), run.after(cancelled).submit(x)]
     tickets.append(run.submit(tickets[0]))
     tickets[0].add_done_callback(lambda _: None)

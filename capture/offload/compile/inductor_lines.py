@@ -134,11 +134,8 @@ def lines_of(
     Raises:
         UnsupportedRegion: Inductor makes kernels of only a part.
     """
-    from torch._inductor import config, decomposition  # noqa: PLC0415 - takes seconds
+    from torch._inductor import decomposition  # noqa: PLC0415 - takes seconds
     from torch._inductor.codegen import common, wrapper_fxir  # noqa: PLC0415
-    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
-    from torch._inductor.utils import BoxedBool  # noqa: PLC0415
-    from torch._inductor.virtualized import V  # noqa: PLC0415
 
     found: list[Lines | UnsupportedRegion] = []
 
@@ -159,33 +156,45 @@ def lines_of(
     if not inputs:
         raise UnsupportedRegion("it has no input")
     check(graph)
-    mode = inputs[0].fake_mode
     common.init_backend_registration()
     registered = common.device_codegens[device.type]
     before = registered.fx_wrapper_codegen
     registered.fx_wrapper_codegen = Wrapper
     try:
-        with (
-            _untraced(),
-            torch._guards.tracing(torch._guards.TracingContext(mode)),
-            V.set_fake_mode(mode),
-            V.set_aot_compilation(True),
-            config.patch({**COMMON_CONFIGURATION, **configuration}),
-        ):
-            compile_fx_inner(
-                graph,
-                inputs,
-                fx_wrapper=True,
-                aot_mode=True,
-                is_inference=True,
-                cudagraphs=BoxedBool(False),
-                static_input_idxs=[],
-            )
+        _compile(graph, inputs, {**COMMON_CONFIGURATION, **configuration})
     finally:
         registered.fx_wrapper_codegen = before
     if isinstance(found[0], UnsupportedRegion):
         raise found[0]
     return found[0]
+
+
+def _compile(
+    graph: torch.fx.GraphModule, inputs: list[Any], configuration: Mapping[str, Any]
+) -> None:
+    """Let Inductor lower a graph of fake inputs by the registered wrapper."""
+    from torch._inductor import config  # noqa: PLC0415 - takes seconds
+    from torch._inductor.compile_fx import compile_fx_inner  # noqa: PLC0415
+    from torch._inductor.utils import BoxedBool  # noqa: PLC0415
+    from torch._inductor.virtualized import V  # noqa: PLC0415
+
+    mode = inputs[0].fake_mode
+    with (
+        _untraced(),
+        torch._guards.tracing(torch._guards.TracingContext(mode)),
+        V.set_fake_mode(mode),
+        V.set_aot_compilation(True),
+        config.patch({**configuration}),
+    ):
+        compile_fx_inner(
+            graph,
+            inputs,
+            fx_wrapper=True,
+            aot_mode=True,
+            is_inference=True,
+            cudagraphs=BoxedBool(False),
+            static_input_idxs=[],
+        )
 
 
 @contextlib.contextmanager

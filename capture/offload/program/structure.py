@@ -17,10 +17,7 @@ from typing import Any
 from offload.program.constants import (
     PLAIN_TYPES,
     content_of,
-    difference,
-    is_generator,
     is_immutable,
-    same_constant,
 )
 
 
@@ -47,10 +44,6 @@ class Structure:
     constant: Any = dataclasses.field(default=None, compare=False)
     type_name: str = ""
     container: type | None = dataclasses.field(default=None, compare=False)
-
-
-class StructureMismatch(Exception):
-    """A call's nesting differs from the recorded one; the message says where and how."""
 
 
 class OpaqueStructure(Exception):
@@ -109,7 +102,7 @@ class _Flattening:
             return Structure("tensor", leaf=self._positions[id(node)])
         if isinstance(node, PLAIN_TYPES):
             return Structure("constant", constant=node)
-        parts = _parts(node, self._is_tensor)
+        parts = parts_of(node, self._is_tensor)
         if parts is None:
             if _hides_tensor(node, self._is_tensor):
                 raise OpaqueStructure(
@@ -172,7 +165,7 @@ def is_rebuilt(
     rebuilt: Any, structure: Structure, items: list[Any], is_tensor: Callable[[Any], bool]
 ) -> bool:
     """Whether the result of `rebuild` is of the container's class, and holds just these items."""
-    parts = _parts(rebuilt, is_tensor)
+    parts = parts_of(rebuilt, is_tensor)
     if type(rebuilt) is not structure.container:
         return False
     # An object without tensors has no parts: nothing of it can be lost.
@@ -185,7 +178,7 @@ def is_rebuilt(
     )
 
 
-def _parts(
+def parts_of(
     node: Any, is_tensor: Callable[[Any], bool]
 ) -> tuple[str, tuple[Any, ...], list[Any]] | None:
     """Kind, keys and items of a container; None if `node` is a constant."""
@@ -289,89 +282,6 @@ def _rebuild_named(structure: Structure, named: dict[Any, Any]) -> Any:
     rebuilt = cls.__new__(cls)
     rebuilt.__dict__.update(named)
     return rebuilt
-
-
-def match(
-    expected: Structure, tree: Any, is_tensor: Callable[[Any], bool], where: str
-) -> list[Any]:
-    """List the tensors of `tree`, which must be nested as `expected`.
-
-    Containers must be of the recorded classes (where known), and mappings in the recorded order of
-    keys: Python code can distinguish both.
-
-    Returns:
-        The tensors, one for each leaf of `expected` in order.
-
-    Raises:
-        StructureMismatch: a kind, a class, a length, a key, their order or a constant differs; the
-            message names the place below `where`.
-    """
-    if is_tensor(tree):
-        if expected.kind == "tensor":
-            return [tree]
-        raise StructureMismatch(f"{where}: expected {describe(expected)}, got a tensor")
-    if expected.kind == "tensor":
-        raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}")
-    if expected.kind == "constant":
-        if not same_constant(expected.constant, tree):
-            if is_generator(expected.constant) and is_generator(tree):
-                raise StructureMismatch(
-                    f"{where}: a program draws from the generator that it was recorded with, got "
-                    "another: pass that one, seeded or with its state set as you need"
-                )
-            place, recorded, given = difference(expected.constant, tree)
-            raise StructureMismatch(
-                f"{where}{place}: recorded with {recorded!r}, got {_describe_object(given)}"
-            )
-        return []
-    tensors: list[Any] = []
-    items = _matching_items(expected, tree, is_tensor, where)
-    for position, (child, item) in enumerate(zip(expected.children, items, strict=True)):
-        label = repr(expected.keys[position]) if expected.keys else str(position)
-        tensors += match(child, item, is_tensor, f"{where}[{label}]")
-    return tensors
-
-
-# What a container whose class a file does not hold may be replaced by, as `unflatten` does.
-_PLAIN_KINDS = {"record": "tuple", "mapping": "dict", "object": "dict"}
-
-
-def _matching_items(
-    expected: Structure, tree: Any, is_tensor: Callable[[Any], bool], where: str
-) -> list[Any]:
-    """The items of a container that matches `expected`."""
-    parts = _parts(tree, is_tensor)
-    if parts is None and expected.kind == "object" and type(tree) is expected.container:
-        parts = "object", tuple(vars(tree)), list(vars(tree).values())  # holds no tensor now
-    kind, keys, items = parts or ("", (), [])
-    if expected.container is None:
-        fits = kind == expected.kind or kind == _PLAIN_KINDS.get(expected.kind)
-    else:
-        fits = kind == expected.kind and type(tree) is expected.container
-    named = kind not in ("list", "tuple")
-    fits = fits and len(items) == len(expected.children)
-    if not fits or (named and set(keys) != set(expected.keys)):
-        raise StructureMismatch(
-            f"{where}: expected {describe(expected)}, got {_describe_object(tree)}"
-        )
-    if named and not all(map(_same_key, keys, expected.keys)):
-        raise StructureMismatch(
-            f"{where}: expected the keys in the recorded order {list(expected.keys)}, got "
-            f"{list(keys)}: code that iterates over them would do something else"
-        )
-    return items
-
-
-def _same_key(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)
-
-
-def _describe_object(tree: Any) -> str:
-    if isinstance(tree, PLAIN_TYPES):
-        return repr(tree)
-    keys = f" with keys {list(tree)}" if isinstance(tree, Mapping) else ""
-    size = f" of {len(tree)}" if isinstance(tree, (Sequence, Mapping)) else ""
-    return f"a {name_of(type(tree)).removeprefix('builtins.')}{size}{keys}"
 
 
 def frozen(structure: Structure) -> Structure:

@@ -8,15 +8,8 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
-from offload.program.structure import (
-    OpaqueStructure,
-    StructureMismatch,
-    flatten,
-    frozen,
-    leaf_paths,
-    match,
-    unflatten,
-)
+from offload.program.structure import OpaqueStructure, flatten, frozen, leaf_paths, unflatten
+from offload.program.structure_match import StructureMismatch, match
 from offload.record.operators import check_plain, is_tensor
 from offload.record.storages import StorageTable
 

@@ -25,7 +25,6 @@ from offload.record.guards import refuse_write_beside_numpy
 from offload.record.host_constants import check_made, refuse_write
 from offload.record.kernel_modes import switched
 from offload.record.launch_log import LaunchLog, indices_of
-from offload.record.modes import seeding_unnoticed
 from offload.record.operators import (
     Overload,
     as_integers,
@@ -37,6 +36,7 @@ from offload.record.operators import (
     written_arguments,
 )
 from offload.record.random_outcomes import RandomOutcome
+from offload.record.seeding import seeding_unnoticed
 from offload.record.storages import StorageTable, TrackedStorage
 
 # A tensor argument of an operator, its storage, and whether the operator declares to write it.

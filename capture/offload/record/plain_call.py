@@ -11,7 +11,8 @@ from offload.errors import CaptureError
 from offload.interpreter.eager_run import bytes_of
 from offload.interpreter.torch_names import find_dtype
 from offload.program import Role
-from offload.program.structure import Structure, StructureMismatch, match
+from offload.program.structure import Structure
+from offload.program.structure_match import StructureMismatch, match
 from offload.record.drawn_before import DrawnBefore
 from offload.record.operators import is_tensor
 from offload.record.same_outcome import as_dtype, same_bits, same_but_for_kernels

@@ -12,15 +12,8 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program.constants import same_constant
-from offload.program.structure import (
-    OpaqueStructure,
-    Structure,
-    StructureMismatch,
-    constants,
-    flatten,
-    match,
-    unflatten,
-)
+from offload.program.structure import OpaqueStructure, Structure, constants, flatten, unflatten
+from offload.program.structure_match import StructureMismatch, match
 from offload.record.operators import is_tensor
 from offload.record.python_state import PythonState
 from offload.record.thread_lookups import CompilingAnswers, eager_paths_taken

@@ -17,11 +17,11 @@ from offload.interpreter.torch_names import find_dtype
 from offload.program import BoundProgram, Launch, Role, Value
 from offload.program.constants import same_constant
 from offload.record.launch_meetings import LaunchMeetings
-from offload.record.modes import seeding_noticed
 from offload.record.random_outcomes import RandomOutcome, by_launch
 from offload.record.recording import Recording
 from offload.record.recording_device import current
 from offload.record.same_outcome import as_dtype, is_close
+from offload.record.seeding import seeding_noticed
 
 # Two fills without a common byte: results that depend on unwritten memory differ.
 _FILLS = (0xFF, 0x01)

@@ -35,14 +35,13 @@ from offload.record.modes import (
     FunctionMode,
     dispatch_mode,
     executions_refused,
-    seeding_noticed,
-    seeding_refused,
 )
 from offload.record.parallel_wrappers import refuse_parallel_wrappers
 from offload.record.plain_call import PlainCall
 from offload.record.python_random import PythonRandom
 from offload.record.recording_device import Allocations, recording_device, refuse_capturing
 from offload.record.repeatable_call import Surroundings, called_again
+from offload.record.seeding import seeding_noticed, seeding_refused
 from offload.record.sized_functions import SizedFunctions
 from offload.record.storages import StorageTable, alias
 from offload.record.surroundings import (

@@ -10,7 +10,8 @@ import torch
 from offload.errors import BindingError
 from offload.program import BoundProgram, Program
 from offload.program.constants import is_immutable
-from offload.program.structure import TOO_DEEP, StructureMismatch, match
+from offload.program.structure import TOO_DEEP
+from offload.program.structure_match import StructureMismatch, match
 from offload.record import is_plain_class
 
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"

@@ -14,7 +14,7 @@ import torch
 
 from offload.backends import Backend, LaunchReport, Loaded, LoadedLanes, Prepared
 from offload.console.progress import stage
-from offload.costs import CostModel, HeaderShape, signature_of
+from offload.costs import CostModel, HeaderShape
 from offload.errors import BindingError, CopyError, TimelineError
 from offload.native import _native
 from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
@@ -28,7 +28,7 @@ from offload.run.lane_choice import LaneChoice
 from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
 from offload.run.overlap_choice import OverlapChoice
-from offload.run.predicted_timeline import with_prediction
+from offload.run.predicted_timeline import predict
 from offload.run.recorded_timeline import execution_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
 from offload.run.weight_streaming import WeightStreaming
@@ -313,23 +313,9 @@ class Executable(ExecutionSubmitting):
         try:
             yield timeline
         finally:
-            traces = self._native.stop_trace()
-            origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
-            timeline.origin_ns = origin_ns
-            timeline.executions = tuple(
-                execution_timeline(
-                    trace,
-                    self.program,
-                    device_lane=self.device,
-                    scheduling=self.scheduling,
-                    origin_ns=origin_ns,
-                    substages=self._native.substages,
-                    launch_lanes=lanes_of_launches(self.plan.launch_lanes or ()),
-                )
-                for trace in traces
-            )
+            self._fill(timeline)
             if costs is not None:
-                self._predict(timeline, costs)
+                predict(self, timeline, costs)
             timeline.clock_reads = self._native.trace_clock_reads - reads
             timeline.clock_read_ns = _native.clock_read_ns(_CLOCK_READS)
         if self._keep_timeline is not None:
@@ -341,38 +327,26 @@ class Executable(ExecutionSubmitting):
                 f"{executions:,} times inside it"
             )
 
+    def _fill(self, timeline: Timeline) -> None:
+        """End the trace, and put its executions into the timeline."""
+        traces = self._native.stop_trace()
+        timeline.origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
+        timeline.executions = tuple(
+            execution_timeline(
+                trace,
+                self.program,
+                device_lane=self.device,
+                scheduling=self.scheduling,
+                origin_ns=timeline.origin_ns,
+                substages=self._native.substages,
+                launch_lanes=lanes_of_launches(self.plan.launch_lanes or ()),
+            )
+            for trace in traces
+        )
+
     def keep_timelines(self, keep: Callable[[Executable, Timeline], None]) -> None:
         """Call `keep` with this executable and each timeline whose block ends without an error."""
         self._keep_timeline = keep
-
-    def _predict(self, timeline: Timeline, costs: CostModel) -> None:
-        unknown = {signature_of(launch) for launch in self.program.launches} - set(costs.launch_ns)
-        if unknown:
-            costs = self._learned(timeline, costs).keeping(costs.launch_ns)
-        timeline.executions = tuple(
-            with_prediction(
-                one,
-                self.program,
-                self.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched),
-                costs,
-                self.device,
-                streaming=self.plan.streaming,
-                launch_lanes=self.plan.launch_lanes or (),
-                collectives=None if self.overlap is None else self.overlap.times,
-            )
-            for one in timeline.executions
-        )
-
-    def _learned(self, timeline: Timeline, costs: CostModel) -> CostModel:
-        """Add the launches' measured durations; on a device that queues work, the plan's.
-
-        `streaming.explain()` says whether the plan's durations were measured.
-        """
-        streaming = self.plan.streaming
-        is_known = streaming is not None and streaming.launch_ns and not streaming.is_resident
-        if streaming is not None and is_known and self._backend.capabilities.queues_work:
-            return costs.timed(self.program, streaming.launch_ns)
-        return costs.learned(self.program, timeline.executions)
 
     def header_shape(
         self, outputs_allocated: int, slots_changed: int, words_patched: int

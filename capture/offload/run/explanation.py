@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from offload.console.amounts import show_bytes, show_count
 from offload.plan import SlotChoice
-from offload.program import Role
+from offload.program import Program, Role
 
 if TYPE_CHECKING:
     from offload.run.executable import Executable
@@ -33,16 +33,7 @@ _MODES = {
 def explain(run: Executable) -> str:
     """Describe how launches are executed, what lies outside the arena, and what was avoided."""
     program, memory = run.program, run.memory_report()
-    lines = [f"{_launches(len(program.launches))} on {run.device}:"]
-    modes: dict[str, Counter[str]] = {}
-    for launch, report in zip(program.launches, run.launch_reports(), strict=True):
-        modes.setdefault(report.mode, Counter())[launch.name] += 1
-    for mode, operators in sorted(modes.items()):
-        lines.append(
-            f"  {sum(operators.values())} {_MODES.get(mode, f'are carried out as {mode}')}"
-        )
-        if mode in ("call", "copied", "kernel", "replaced"):
-            lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
+    lines = [f"{_launches(len(program.launches))} on {run.device}:", *_mode_lines(run)]
     lines += [] if run.fusion is None else run.fusion.explain()
     lines += lane_lines(run)
     lines += proof_lines(run)
@@ -58,41 +49,14 @@ def explain(run: Executable) -> str:
         lines.append(
             f"whether the program does all that the model does is not checked: {program.unchecked}"
         )
-    beside = (
-        [program.values[index] for index in run.bound.bindings.weights]
-        if run.bound.bindings.stored
-        else []
-    )
-    if beside:
-        lines.append(
-            "in memory, and not in the files: "
-            + ", ".join(f"{value.name} ({show_bytes(value.size_bytes)})" for value in beside)
-        )
+    lines += _beside_files(run)
     outside = memory.outside_bytes
     lines.append(
         "bytes outside the arena: counted at the first execution"
         if outside is None
         else f"bytes outside the arena at each execution: {outside}"
     )
-    written = {index for launch in program.launches for index in launch.writes}
-    state = [
-        f"{value.role} {value.name}"
-        for value in program.values
-        if value.index in written and value.role in (Role.INPUT, Role.WEIGHT)
-    ]
-    if state:
-        lines.append("written at each execution: " + ", ".join(state))
-    formats = [
-        f"{value.role} {value.name} {value.device_format} ({value.size_bytes} bytes for "
-        f"{list(value.shape)})"
-        for value in program.values
-        if value.device_format and value.role is Role.WEIGHT
-    ]
-    if formats:
-        lines.append("in the device's own formats: " + ", ".join(formats))
-    on_host = [f"{value.role} {value.name}" for value in program.values if value.on_host]
-    if on_host:
-        lines.append("must be unchanged at each execution: " + ", ".join(on_host))
+    lines += _value_lines(program)
     lines += program.notes
     if program.host_reads:
         lines += ["host reads:", *(f"  {read}" for read in program.host_reads)]
@@ -107,6 +71,54 @@ def explain(run: Executable) -> str:
             "because it is cheaper)"
         )
     return "\n".join(lines)
+
+
+def _mode_lines(run: Executable) -> list[str]:
+    """Return lines about how launches are executed, and how many are so."""
+    lines: list[str] = []
+    modes: dict[str, Counter[str]] = {}
+    for launch, report in zip(run.program.launches, run.launch_reports(), strict=True):
+        modes.setdefault(report.mode, Counter())[launch.name] += 1
+    for mode, operators in sorted(modes.items()):
+        lines.append(
+            f"  {sum(operators.values())} {_MODES.get(mode, f'are carried out as {mode}')}"
+        )
+        if mode in ("call", "copied", "kernel", "replaced"):
+            lines += [f"    {count} x {operator}" for operator, count in operators.most_common()]
+    return lines
+
+
+def _beside_files(run: Executable) -> list[str]:
+    """Return a line about the weights in memory of a program whose other weights lie in files."""
+    bindings = run.bound.bindings
+    if not (bindings.stored and bindings.weights):
+        return []
+    values = [run.program.values[index] for index in bindings.weights]
+    shown = ", ".join(f"{value.name} ({show_bytes(value.size_bytes)})" for value in values)
+    return [f"in memory, and not in the files: {shown}"]
+
+
+def _value_lines(program: Program) -> list[str]:
+    """Return lines about Values that are written, in formats of the device, or on the host."""
+    written = {index for launch in program.launches for index in launch.writes}
+    formats = [
+        f"{value.role} {value.name} {value.device_format} ({value.size_bytes} bytes for "
+        f"{list(value.shape)})"
+        for value in program.values
+        if value.device_format and value.role is Role.WEIGHT
+    ]
+    state = [
+        f"{value.role} {value.name}"
+        for value in program.values
+        if value.index in written and value.role in (Role.INPUT, Role.WEIGHT)
+    ]
+    on_host = [f"{value.role} {value.name}" for value in program.values if value.on_host]
+    said = (
+        ("written at each execution", state),
+        ("in the device's own formats", formats),
+        ("must be unchanged at each execution", on_host),
+    )
+    return [f"{what}: {', '.join(names)}" for what, names in said if names]
 
 
 def _launches(count: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from offload.costs import STAGES, CostModel, HeaderShape
+from offload.costs import STAGES, CostModel, HeaderShape, signature_of
 from offload.plan import simulate_streaming, weight_demand
 from offload.plan.collective_lanes import (
     CollectiveTimes,
@@ -17,7 +18,54 @@ from offload.plan.steps import Lane, lanes_of_launches
 from offload.plan.streaming import Streaming
 from offload.program import Launch, Program
 from offload.run.recorded_timeline import collective_spans, lane_name
-from offload.timeline import HOST_LANE, WEIGHT_WAIT, WEIGHTS_LANE, ExecutionTimeline, Span, SpanKind
+from offload.timeline import (
+    HOST_LANE,
+    WEIGHT_WAIT,
+    WEIGHTS_LANE,
+    ExecutionTimeline,
+    Span,
+    SpanKind,
+    Timeline,
+)
+
+if TYPE_CHECKING:
+    from offload.run.executable import Executable
+
+
+def predict(run: Executable, timeline: Timeline, costs: CostModel) -> None:
+    """Add predicted spans to the executions of a timeline.
+
+    Raises:
+        CostModelError: a launch of the program was never measured on this machine.
+    """
+    unknown = {signature_of(launch) for launch in run.program.launches} - set(costs.launch_ns)
+    if unknown:
+        costs = _learned(run, timeline, costs).keeping(costs.launch_ns)
+    timeline.executions = tuple(
+        with_prediction(
+            one,
+            run.program,
+            run.header_shape(one.outputs_allocated, one.slots_changed, one.words_patched),
+            costs,
+            run.device,
+            streaming=run.plan.streaming,
+            launch_lanes=run.plan.launch_lanes or (),
+            collectives=None if run.overlap is None else run.overlap.times,
+        )
+        for one in timeline.executions
+    )
+
+
+def _learned(run: Executable, timeline: Timeline, costs: CostModel) -> CostModel:
+    """Add the launches' measured durations; on a device that queues work, the plan's.
+
+    `streaming.explain()` says whether the plan's durations were measured.
+    """
+    streaming = run.plan.streaming
+    is_known = streaming is not None and streaming.launch_ns and not streaming.is_resident
+    if streaming is not None and is_known and run.queues_work:
+        return costs.timed(run.program, streaming.launch_ns)
+    return costs.learned(run.program, timeline.executions)
 
 
 def with_prediction(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from offload.interpreter.native_layouts import native_layout
 from offload.native import _native
-from offload.program import BoundProgram, Role
+from offload.program import BoundProgram, Role, Value
 from offload.run.arguments import plain_places, tensors_of_call
 from offload.run.native_replay import host_constants, overlap_specs, weight_spec
 
@@ -23,18 +24,38 @@ def whole_binding(bound: BoundProgram) -> _native.Replay:
     recorded one, `checked` returns the tensors of a call, `check_layouts` and `rebind_weights` are
     those of an Executable.
     """
-    program = bound.program
     positional, keyword = plain_places(bound, {})
-    written = program.written_values
+    caller = bound.program.caller
     held = bound.bindings.weights
-    weights = [one for one in program.of_role(Role.WEIGHT) if one.index in held and not one.on_host]
-    caller = program.caller
+    weights = [
+        one for one in bound.program.of_role(Role.WEIGHT) if one.index in held and not one.on_host
+    ]
+    return _native.Replay(
+        spec=_call_spec(bound, weights),
+        triggers=[_native.Trigger.FEATURE_MAP, *(_native.Trigger.WEIGHT for _ in weights)],
+        resident=_native.NullResident([], 0, 0, []),
+        host_scheduled=False,
+        positional=positional,
+        keyword=keyword,
+        match=functools.partial(tensors_of_call, bound),
+        result_form="other",
+        build_result=_refuse_execution,
+        match_buffers=_refuse_execution,
+        check_feature_map=_refuse_execution,
+        caller=None if caller is None else (caller.state, bound.bindings.root, caller.training),
+    )
+
+
+def _call_spec(bound: BoundProgram, weights: Sequence[Value]) -> _native.CallSpec:
+    """Return what is checked of a call: inputs, these weights and host constants, no results."""
+    program = bound.program
+    written = program.written_values
     on = (
         program.device
         if program.device_index is None
         else f"{program.device}:{program.device_index}"
     )
-    spec = _native.CallSpec(
+    return _native.CallSpec(
         device=on,
         inputs=[
             _native.InputSpec(
@@ -61,20 +82,6 @@ def whole_binding(bound: BoundProgram) -> _native.Replay:
             results=[],
             feature_map_bytes=0,
         ),
-    )
-    return _native.Replay(
-        spec=spec,
-        triggers=[_native.Trigger.FEATURE_MAP, *(_native.Trigger.WEIGHT for _ in weights)],
-        resident=_native.NullResident([], 0, 0, []),
-        host_scheduled=False,
-        positional=positional,
-        keyword=keyword,
-        match=functools.partial(tensors_of_call, bound),
-        result_form="other",
-        build_result=_refuse_execution,
-        match_buffers=_refuse_execution,
-        check_feature_map=_refuse_execution,
-        caller=None if caller is None else (caller.state, bound.bindings.root, caller.training),
     )
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import ctypes
 import dataclasses
-import gc
 import struct
-import time
-from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offload.errors import BindingError, CaptureError, ExecutionError
+from offload.errors import BindingError
 from offload.program import Bindings, BoundProgram, Role, TensorView
 from offload.timeline import Scheduling
 
@@ -33,13 +29,10 @@ from loading import (
     on_device,
     result,
     scale,
-    scale_floats,
 )
-from small_graphs import StepCapturer, floats, make_program, words
+from small_graphs import floats, make_program, words
 
-from offload.backends.cuda import OwnedRange, backend
 from offload.backends.cuda.graph import call
-from offload.native import _native
 
 
 @pytest.fixture
@@ -93,38 +86,6 @@ def test_activations_and_scratch_share_the_feature_map(device):
     assert run.last_execution.policy == "all"
 
 
-class OwningCapturer(StepCapturer):
-    """Its captures keep an additional object; `gone` is called at its end."""
-
-    gone: Callable[[], None]
-
-    def capture(self, bound, pool):
-        class Owner:
-            def __del__(_) -> None:
-                self.gone()
-
-        taken = super().capture(bound, pool)
-        return dataclasses.replace(taken, keep=(taken.keep, Owner()))
-
-
-@pytest.mark.parametrize("submitted", [False, True])
-def test_what_the_graph_points_into_outlives_the_executable(device, submitted):
-    constant = on_device(torch.full((N,), 5.0))
-    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
-    steps = [lambda at: add(at, device, at.at[0], constant.data_ptr(), at.at[1])]
-    capturer = OwningCapturer(steps, [OwnedRange(constant.data_ptr(), 4 * N, "the test")])
-    capturer.gone = lambda: None
-    run = device.load(program, steps, capturer, verify=False)
-    x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
-    seen = []
-    capturer.gone = lambda: seen.append(torch.equal(y, x + 5))
-    ticket = run.submit(x, out=(y,)) if submitted else run(x, out=(y,))
-    del run, ticket
-    while not seen:  # after a submission it is released on the lane's thread
-        time.sleep(0.001)
-    assert seen == [True]
-
-
 def test_launch_reports_and_host_scheduling(device):
     run = device.load(*chain(device), scheduling=Scheduling.HOST, verify=False)
     assert [report.mode for report in run.launch_reports()] == ["graph"] * 3
@@ -138,163 +99,6 @@ def test_without_verifying_nothing_is_executed(device):
     assert device.simulator.calls("cuGraphLaunch") == 0
     assert device.simulator.calls("cuMemAlloc") == 0
     assert run.feature_map_bytes == 2 * 4 * N
-
-
-def test_loading_twice_shares_the_arena(device):
-    one = device.load(*chain(device), verify=False)
-    physical = device.simulator.physical_bytes
-    other = device.load(*chain(device), verify=False)
-    assert other._loaded.resident.arena_address != one._loaded.resident.arena_address
-    gc.collect()
-    assert device.simulator.physical_bytes == physical
-    x, y = on_device(torch.randn(N)), on_device(torch.zeros(N))
-    for run in (one, other):
-        run(x, out=(y,))
-    before = [run._loaded.resident.n_set_params for run in (one, other)]
-    for run in (one, other, one, other):  # each at its own addresses: nothing is updated in between
-        y.zero_()
-        run(x, out=(y,))
-        run._loaded.resident.finish()
-        assert torch.equal(y, (x * 2 + x) * 3)
-        assert run.last_execution.words_patched == 0
-    assert [run._loaded.resident.n_set_params for run in (one, other)] == before
-
-
-def test_threads_that_load_at_once_share_the_arena(device, monkeypatch):
-    """Making an arena calls the driver, and another thread may come meanwhile."""
-    made: list[_native.CudaArena] = []
-    make = _native.CudaArena
-
-    def slow(index: int) -> _native.CudaArena:
-        time.sleep(0.05)
-        made.append(make(index))
-        return made[-1]
-
-    monkeypatch.setattr(backend._native, "CudaArena", slow)
-    with concurrent.futures.ThreadPoolExecutor(4) as threads:
-        arenas = list(threads.map(lambda _: backend._arena(0), range(4)))
-    assert len(made) == 1
-    assert all(arena is made[0] for arena in arenas)
-
-
-def test_closing_gives_back_the_memory_that_no_other_needs(device):
-    one = device.load(*chain(device))
-    kept = device.simulator.physical_bytes
-    large = [(IN, N), *[(ACT, 1 << 20)] * 2, (OUT, N)]
-    program = make_program(large, [("0", "1"), ("1", "2"), ("2", "3")])
-    steps = [
-        lambda at, index=index: scale(at, device, at.at[index], at.at[index + 1], 1.0)
-        for index in range(3)
-    ]
-    other = device.load(program, steps, verify=False)
-    assert device.simulator.physical_bytes - kept >= 6 << 20
-    other.close()
-    gc.collect()
-    # A discovery keeps a separate chunk for as long as its graph.
-    assert device.simulator.physical_bytes - kept <= 2 << 20
-    x = on_device(torch.randn(N))
-    assert torch.equal(result(one, x), (x * 2 + x) * 3)
-
-
-def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):
-    """No argument shows it: the kernel writes to the first address it got."""
-    kept: list[int] = []
-
-    def keeping(arguments: bytes) -> None:
-        source, result = struct.unpack("<2Q", arguments)
-        kept.append(result)
-        for index in range(N):
-            floats(kept[0] if len(kept) > 2 else result, N)[index] = floats(source, N)[index] + 1
-
-    kernel = device.simulator.kernel("keeping_kernel", [8, 8], keeping)
-    program = make_program([(IN, N), (OUT, N)], [("0", "1")])
-
-    def step(at):
-        at.launch(kernel, words(at.at[0]), words(at.at[1]))
-
-    before = device.simulator.live_bytes
-    with pytest.raises(CaptureError, match=r"a different result at other addresses: output1"):
-        device.load(program, [step])
-    assert device.simulator.live_bytes == before
-
-
-def test_reads_that_the_program_does_not_know_are_found_by_the_proof(device):
-    """A Value whose memory is reused too early, since its read is not declared."""
-    program = make_program(
-        [(IN, N), (ACT, N), (ACT, N), (ACT, N), (OUT, N)],
-        [("0", "1"), ("0", "2"), ("2", "3"), ("3", "4")],
-    )
-    table: dict[int, int] = {}
-
-    def remember(arguments: bytes) -> None:
-        scale_floats(arguments)
-        table[0] = struct.unpack("<2Qf", arguments)[1]
-
-    def through_memory(arguments: bytes) -> None:
-        source, target = struct.unpack("<2Q", arguments)
-        for index in range(N):
-            floats(target, N)[index] = floats(source, N)[index] + floats(table[0], N)[index]
-
-    first = device.simulator.kernel("table_kernel", [8, 8, 4], remember)
-    last = device.simulator.kernel("gather_kernel", [8, 8], through_memory)
-    steps = [
-        lambda at: at.launch(first, words(at.at[0]), words(at.at[1]), struct.pack("<f", 5.0)),
-        lambda at: scale(at, device, at.at[0], at.at[2], 2.0),
-        lambda at: scale(at, device, at.at[2], at.at[3], 2.0),
-        lambda at: at.launch(last, words(at.at[3]), words(at.at[4])),
-    ]
-    with pytest.raises(CaptureError, match="a different result at other addresses"):
-        device.load(program, steps)
-
-
-@pytest.mark.parametrize("is_read", [False, True])
-def test_padding_that_a_kernel_reads_is_found_by_the_proof(device, is_read):
-    """Padding that differs in each capture: a counter, for example."""
-
-    def padded(arguments: bytes) -> None:
-        source, result, factor, padding = struct.unpack("<2QfI", arguments)
-        for index in range(N):
-            floats(result, N)[index] = floats(source, N)[index] * factor + padding * is_read
-
-    kernel = device.simulator.kernel("padded_kernel", [8, 8, 8], padded)
-
-    def step(at, source, result):
-        padding = struct.pack("<fI", 2.0, 100 + at.number)
-        at.launch(kernel, words(at.at[source]), words(at.at[result]), padding)
-
-    program = make_program([(IN, N), (ACT, N), (OUT, N)], [("0", "1"), ("1", "2")])
-    steps = [lambda at: step(at, 0, 1), lambda at: step(at, 1, 2)]
-    before = device.simulator.live_bytes
-    if is_read:  # the first of the two is named
-        where = r"'padded_kernel' \(node 0\) of sim::step0 at model.py:1: parameter 2 differs"
-        with pytest.raises(CaptureError, match=where):
-            device.load(program, steps)
-        assert device.simulator.live_bytes == before
-        return
-    run = device.load(program, steps)
-    x = on_device(torch.randn(N))
-    assert torch.equal(result(run, x), x * 4)
-
-
-def test_padding_of_a_host_table_is_set_too(device):
-    host = ctypes.create_string_buffer(24)
-
-    def by_table(arguments: bytes) -> None:
-        (table,) = struct.unpack("<Q", arguments)
-        source, target, padding = (ctypes.c_uint64 * 3).from_address(table)
-        for index in range(N):
-            floats(target, N)[index] = floats(source, N)[index] + padding
-
-    kernel = device.simulator.kernel("table_kernel", [8], by_table)
-
-    def step(at):
-        table = at.scratch(24)
-        ctypes.memmove(host, words(at.at[0], at.at[1], at.number + 7), 24)
-        call("cuMemcpyHtoDAsync", table, ctypes.addressof(host), 24, at.stream)
-        at.launch(kernel, words(table))
-
-    with pytest.raises(CaptureError, match=r"byte 16 of a host table differs .*depend on it"):
-        device.load(make_program([(IN, N), (OUT, N)], [("0", "1")]), [step])
 
 
 def test_host_tables_are_relocated(device):
@@ -449,74 +253,3 @@ def test_random_programs_on_two_streams_compute_what_they_say(device, launches):
             for one, other, _ in launches:
                 values.append((values[one] + values[other]) * 0.5)
             assert torch.equal(result(run, x), values[-1])
-
-
-@pytest.mark.parametrize(
-    ("function", "nth"),
-    [("cuMemAlloc", 2), ("cuGraphInstantiateWithFlags", 2), ("cuGraphLaunch", 2)],
-)
-def test_a_driver_that_fails_leaves_nothing_behind(device, function, nth):
-    program, steps = chain(device)
-    before = device.simulator.physical_bytes
-    device.simulator.fail(function, 2, nth)
-    with pytest.raises(ExecutionError) as raised:
-        device.load(program, steps)
-    if function == "cuMemAlloc":
-        assert "load(verify=False) leaves it out" in str(raised.value)
-    del raised
-    assert device.simulator.physical_bytes == before
-    assert device.simulator.live_bytes == 0
-    assert device.simulator.live("executable") == 0
-    assert device.simulator.live("graph") == 0
-
-
-def test_what_torch_only_keeps_is_given_back_for_pools_and_the_arena(device, monkeypatch):
-    """Each requests it once where memory is short, and retries once."""
-    simulator, emptied = device.simulator, []
-    kept: list[int] = []
-
-    def keep() -> None:
-        """All but 1 MiB of the device's memory is torch's, until it is requested."""
-        simulator.set_memory_limit(64 << 30)
-        kept[:] = [int(call("cuMemAlloc", 64 << 20))]
-        simulator.set_memory_limit(simulator.physical_bytes + (1 << 20))
-
-    def empty() -> None:
-        emptied.append(len(kept))
-        while kept:
-            call("cuMemFree", kept.pop())
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "empty_cache", empty)
-    keep()
-    program, steps = chain(device)
-    with device.load(program, steps, verify=False) as run:
-        assert emptied[:1] == [1]  # for the first pool
-        x = on_device(torch.randn(N))
-        assert torch.equal(result(run, x), (x * 2 + x) * 3)
-    resident, made = _native.CudaResident, []
-
-    def make_resident(**given: object) -> object:
-        if not made:
-            keep()
-        made.append(given)
-        return resident(**given)
-
-    emptied.clear()
-    monkeypatch.setattr(_native, "CudaResident", make_resident)
-    with device.load(program, steps, verify=False):
-        assert emptied == [1]
-        assert len(made) == 2
-
-
-def test_a_device_fault_in_the_proof_is_an_execution_error(device):
-    program, steps = chain(device)
-
-    def failing(_: bytes) -> None:
-        raise ValueError("as an illegal address would")
-
-    kernel = device.simulator.kernel("failing_kernel", [8, 8], failing)
-    steps[0] = lambda at: at.launch(kernel, words(at.at[0]), words(at.at[1]))
-    with pytest.raises(ExecutionError):
-        device.load(program, steps)

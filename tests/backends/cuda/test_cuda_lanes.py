@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import dataclasses
-import struct
-
 import pytest
 import torch
 from hypothesis import HealthCheck, event, given, settings
@@ -14,35 +10,12 @@ from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM
 from torch import nn
 
 import offload
-from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda import graph as cuda_graph
-from offload.backends.cuda import lanes as cuda_lanes
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 
-from aten_capturer import AtenCapturer, launch_kernel, note_node
-from loading import ACT, IN, OUT, Device, N, on_device, result
-from small_graphs import make_program, words
+from laned_models import DEVICE, KERNEL_NS, Towers, captured_of, eager, note_graphs
 
-from offload.backends.captured.relocation.captures import Allocation
 from offload.backends.cuda.graph import _read_edges
-from offload.program import Operator
-
-DEVICE = "cuda-simulated"
-KERNEL_NS = 10_000
-
-
-class Towers(nn.Module):
-    """Independent branches of an input, and their sum."""
-
-    def __init__(self, n_towers=3, depth=3):
-        super().__init__()
-        self.towers = nn.ModuleList(
-            nn.Sequential(*(nn.Linear(16, 16), nn.Tanh()) * depth) for _ in range(n_towers)
-        )
-
-    def forward(self, x):
-        return sum(tower(x) for tower in self.towers)
 
 
 class Heads(nn.Module):
@@ -65,32 +38,9 @@ class Chain(nn.Module):
         return x.sin().cos().tanh()
 
 
-def captured_of(model, seed=0):
-    torch.manual_seed(seed)
-    model = model.eval()
-    return offload.capture(model, torch.randn(4, 16))
-
-
-def eager(x):
-    """The results of the towers of `captured_of`."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return Towers().eval()(x)
-
-
 @pytest.fixture
 def graphs(monkeypatch):
-    """The edges of each graph with lanes."""
-    found = []
-    with_edges = cuda_lanes._with_edges
-
-    def note(capture, edges):
-        laned = with_edges(capture, edges)
-        found.append((capture, laned))
-        return laned
-
-    monkeypatch.setattr(cuda_lanes, "_with_edges", note)
-    return found
+    return note_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize("model", [Towers, Heads])
@@ -217,163 +167,6 @@ def test_what_excludes_lanes_is_refused_and_auto_says_so(backend, options, error
             assert why.strip("'") in run.explain()
 
 
-@pytest.fixture
-def forgetful(monkeypatch):
-    """A planner that leaves out one pair of dependent launches."""
-    conflicts = cuda_lanes.node_conflicts
-    monkeypatch.setattr(cuda_lanes, "node_conflicts", lambda *given: conflicts(*given)[1:])
-
-
-@pytest.mark.parametrize(
-    ("unchecked", "message"),
-    [
-        ([], "nothing orders the two"),
-        (["check_plan"], r"launch 0 .* and node .* of launch 1 .* may run at once"),
-    ],
-)
-def test_lanes_without_a_wait_are_refused_before_anything_runs(
-    backend, monkeypatch, forgetful, unchecked, message
-):
-    """By their steps; and by the edges in the driver, whatever made them."""
-    for one in unchecked:
-        monkeypatch.setattr(cuda_backend, one, lambda *_: None)
-    with pytest.raises(offload.PlanError, match=message):
-        captured_of(Towers()).load(device=DEVICE, lanes=3)
-
-
-def test_the_proof_finds_lanes_that_nobody_checked(backend, monkeypatch, forgetful):
-    """By the bits of the captured graph, which has its own memory."""
-    for one in ("check_plan", "check_node_order"):
-        monkeypatch.setattr(cuda_backend, one, lambda *_: None)
-    with pytest.raises(offload.CaptureError, match="a different result at other addresses"):
-        captured_of(Towers()).load(device=DEVICE, lanes=3)
-
-
-def test_the_edges_that_the_driver_tells_are_those_that_are_checked(backend, monkeypatch):
-    """A driver that loses an edge is found before anything runs."""
-    call = cuda_graph.call
-
-    def losing(name, *arguments):
-        if name == "cuGraphAddDependencies":
-            graph, *lists, count = arguments
-            arguments = (graph, *(one[:-1] for one in lists), count - 1)
-        return call(name, *arguments)
-
-    monkeypatch.setattr(cuda_graph, "call", losing)
-    with pytest.raises(offload.ExecutionError, match="full edges of a graph that has"):
-        captured_of(Towers()).load(device=DEVICE, lanes=3)
-
-
-@pytest.mark.parametrize(
-    "function",
-    ["cuGraphClone", "cuGraphRemoveDependencies", "cuGraphAddDependencies", "cuGraphGetEdges"],
-)
-def test_a_driver_that_fails_leaves_nothing_behind(backend, simulator, function):
-    captured = captured_of(Towers())
-    captured.load(device=DEVICE).close()
-    before = {kind: simulator.live(kind) for kind in ("graph", "executable", "event", "mapping")}
-    nth = 3 if function == "cuGraphGetEdges" else 1  # after the two of a capture
-    simulator.fail(function, 1, nth=nth)
-    with pytest.raises(offload.ExecutionError, match=function):
-        captured.load(device=DEVICE, lanes=3)
-    after = {kind: simulator.live(kind) for kind in ("graph", "executable", "event", "mapping")}
-    assert after == before
-    with captured.load(device=DEVICE, lanes=3) as run:
-        assert len(run.plan.launch_lanes) == 3
-
-
-def test_what_times_graphs_is_given_back(backend, simulator):
-    captured = captured_of(Towers())
-    captured.load(device=DEVICE).close()
-    before = {kind: simulator.live(kind) for kind in ("graph", "executable", "event", "mapping")}
-    simulator.set_clock(kernel_ns=KERNEL_NS, copy_ns=0)
-    captured.load(device=DEVICE, lanes="auto").close()
-    after = {kind: simulator.live(kind) for kind in ("graph", "executable", "event", "mapping")}
-    assert after == before
-
-
-# ---- a library's workspace --------------------------------------------------------------------
-
-WORKSPACE_BYTES = 4096
-
-
-class WorkspaceCapturer(AtenCapturer):
-    """Captures an additional kernel at each product, which fills a workspace that products share.
-
-    It writes there and reads it again after the product, like a kernel in two parts.
-    """
-
-    def __init__(self, simulator, workspace_bytes=WORKSPACE_BYTES):
-        super().__init__(simulator)
-        self._workspace_bytes = workspace_bytes
-        self.spoiled = 0
-        self._write = simulator.kernel("write_workspace", [8, 8], self._run_write)
-        self._read = simulator.kernel("read_workspace", [8, 8], self._run_read)
-
-    def _run_write(self, block):
-        at, number = (int.from_bytes(block[begin : begin + 8], "little") for begin in (0, 8))
-        words_at(at)[0] = number
-
-    def _run_read(self, block):
-        at, number = (int.from_bytes(block[begin : begin + 8], "little") for begin in (0, 8))
-        self.spoiled += words_at(at)[0] != number
-
-    def capture(self, bound, pool):
-        self._shared = pool.allocate(WORKSPACE_BYTES)
-        found = super().capture(bound, pool)
-        allocations = (*found.allocations, Allocation(self._shared, WORKSPACE_BYTES, None))
-        return dataclasses.replace(
-            found,
-            allocations=allocations,
-            workspace_bytes=self._workspace_bytes,
-        )
-
-    def launch(self, stream, launch, function, sizes, block):
-        """As the capturer's own, with products between two other kernels."""
-        is_product = launch.name.startswith("aten::addmm")
-        number = launch.index.to_bytes(8, "little")
-        workspace = self._shared.to_bytes(8, "little") + number
-        made = [(function, sizes, block)]
-        if is_product:
-            made = [(self._write, [8, 8], workspace), *made, (self._read, [8, 8], workspace)]
-        for one in made:
-            launch_kernel(stream, *one)
-            note_node(launch)
-
-
-def words_at(address):
-    return (ctypes.c_uint64 * 1).from_address(address)
-
-
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize("order", [NEWEST_FIRST, RANDOM])
-def test_each_lane_has_its_own_workspace(simulator, monkeypatch, graphs, is_known, order):
-    """Or products keep their order, where memory is not declared a workspace."""
-    import simulated_backend
-
-    capturer = WorkspaceCapturer(simulator, WORKSPACE_BYTES if is_known else 0)
-    backend = simulated_backend.SimulatedBackend(simulator, capturer)
-    simulated_backend.install(simulator, monkeypatch, backend)
-    captured = captured_of(Towers())
-    simulator.set_node_order(order, 3)
-    with captured.load(device=DEVICE, lanes=3) as run:
-        n_lanes = len(run.plan.lanes)
-        scratch = [one for one in run.program.values if one.role is offload.program.Role.SCRATCH]
-        assert len(scratch) == (n_lanes if is_known else 1)
-        places = {run.plan.places[one.index].offset_bytes for one in scratch}
-        assert len(places) == len(scratch)
-        for seed in range(4):
-            simulator.set_node_order(order, seed)
-            x = torch.randn(4, 16)
-            torch.testing.assert_close(run(x), eager(x))
-    assert capturer.spoiled == 0
-    ((_, laned),) = graphs
-    products = [node for node, one in enumerate(laned.nodes) if one.name == "write_workspace"]
-    starts = {other for _, other in laned.edges}
-    # With separate workspaces the first products of the towers wait for nothing.
-    assert len([one for one in products if one not in starts]) == (n_lanes if is_known else 1)
-
-
 def test_what_is_told_of_a_plan_has_its_lanes(backend, monkeypatch, tmp_path):
     """The folder of a load, and a timeline."""
     monkeypatch.setenv("OFFLOAD_DUMP", str(tmp_path))
@@ -386,41 +179,6 @@ def test_what_is_told_of_a_plan_has_its_lanes(backend, monkeypatch, tmp_path):
     steps = [text for text in texts if "lane launches 0:" in text]
     assert any(text.count("lane launches ") == 3 for text in steps)
     assert any("wait for event" in text for text in steps)
-
-
-# ---- kernels that may overlap -----------------------------------------------------------------
-
-
-def test_lanes_have_full_edges_where_the_capture_had_some_with_data(simulator, monkeypatch, graphs):
-    """Work of a kernel before its wait is then done after all predecessors have ended."""
-    device = Device(simulator, monkeypatch)
-    roles = [(IN, N), (ACT, N), (ACT, N), (OUT, N)]
-    made = make_program(roles, [("0", "1"), ("0", "2"), ("12", "3")])
-    launches = tuple(
-        dataclasses.replace(one, callee=Operator("aten::sin")) for one in made.launches
-    )
-    made = dataclasses.replace(made, launches=launches)
-
-    def scaled(source, target, factor):
-        number = struct.pack("<f", factor)
-        return lambda at: at.launch(
-            device.scale, words(at.at[source]), words(at.at[target]), number, overlaps=True
-        )
-
-    def added(at):
-        at.launch(device.add, *(words(at.at[one]) for one in (1, 2, 3)), overlaps=True)
-
-    steps = [scaled(0, 1, 2.0), scaled(0, 2, 3.0), added]
-    run = device.load(made, steps, lanes=2)
-    ((before, after),) = graphs
-    assert [node.overlaps for node in before.nodes] == [(), (0,), (1,)]
-    assert set(after.edges) == {(0, 2), (1, 2)}
-    assert all(not any(ports) for *_, ports in _read_edges(after.graph))
-    x = on_device(torch.randn(N))
-    assert torch.equal(result(run, x), x * 2 + x * 3)
-
-
-# ---- random programs --------------------------------------------------------------------------
 
 
 @st.composite

@@ -1,31 +1,22 @@
-"""Weights whose head stays on a CUDA device and whose tail is streamed, mapped contiguously.
-
-Memory is mapped by 16 KiB here, unless a test says otherwise: the models' weights have some 100
-each.
-"""
+"""Weights whose head stays on a CUDA device and whose tail is streamed, mapped contiguously."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 
 import pytest
 import safetensors.torch
 import torch
-from budgets import Deep, Headed, weight_bytes
-from simulator import NEWEST_FIRST
+from budgets import Deep, weight_bytes
+from shared_stores import headed_in
 from stored import save_weights, without_memory
 from torch import nn
 
 import offload
-from offload.backends.captured.streamed_copies import check_copies, streamed_graph
-from offload.backends.cuda import backend as cuda_backend
 from offload.console.amounts import show_bytes
-from offload.load.place import place
-from offload.native import _native
-from offload.plan.streaming import Streaming
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+
 from device_streaming import (
     GIVEN,
     ORDERS,
@@ -33,50 +24,20 @@ from device_streaming import (
     expected_of,
     floor_on,
     poison_after_last_use,
-    results,
     unmapped,
 )
+from streamed_tails import GRANULE, KIB, held, share_memory, tails_of
 
 pytestmark = pytest.mark.usefixtures("small_granules")
-
-KIB = 1024
-GRANULE = 16 * KIB
-UNKNOWN, OUT_OF_MEMORY = 999, 2
-
-HELD = ("executable", "graph", "stream", "event", "memory handle", "mapping", "reservation")
 
 
 def rounded(n_bytes: int, unit: int = GRANULE) -> int:
     return -(-n_bytes // unit) * unit
 
 
-def tails_of(plan: Streaming) -> list:
-    return [piece for piece in plan.pieces if piece.streamed and piece.offset_bytes]
-
-
-def share_memory(one, other) -> bool:
-    begin = max(one.memory_offset_bytes, other.memory_offset_bytes)
-    ends = (each.memory_offset_bytes + each.size_bytes for each in (one, other))
-    return one is not other and begin < min(ends)
-
-
-def held(simulator, expected: tuple[int, ...] | None = None) -> tuple[int, ...]:
-    """Live device resources; garbage is collected unless they are as expected at once."""
-    found: tuple[int, ...] | None = None
-    for collects in (expected is None, True):
-        if collects:
-            gc.collect()
-        counts = tuple(simulator.live(kind) for kind in HELD)
-        found = (*counts, simulator.host_bytes, simulator.physical_bytes)
-        if found == expected:
-            break
-    return found
-
-
 @pytest.fixture
 def headed(tmp_path):
-    save_weights(Headed().eval(), tmp_path)
-    return offload.capture(without_memory(Headed), torch.randn(*GIVEN), weights=tmp_path)
+    return headed_in(tmp_path)
 
 
 @pytest.fixture
@@ -260,31 +221,6 @@ def test_heads_and_tails_are_replaced_and_read_again(backend, deep, budget, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "refreshes"),
-    [("cuGraphLaunch", False), ("cuStreamWaitEvent", False), ("cuGraphLaunch", True),
-     ("cuMemcpyHtoDAsync", True), ("cuMemcpyHtoD", True)],
-)  # fmt: skip
-def test_a_failed_call_leaves_the_next_execution_right(
-    function, refreshes, backend, simulator, headed
-):
-    """Also where a head, or the tail part of the prologue, was not read again."""
-    inputs = [torch.randn(*GIVEN) for _ in range(2)]
-    expected = expected_of(headed, inputs)
-    with headed.load(backend.name, weights_budget=floor_on(headed, backend)) as run:
-        assert tails_of(run.streaming.plan)
-        poison_after_last_use(backend, run)
-        check(run, inputs, expected)
-        if refreshes:
-            run.streaming.refresh()
-        simulator.fail(function, UNKNOWN)
-        ticket = run.submit(inputs[0])
-        with pytest.raises(offload.ExecutionError, match="CUDA_ERROR_UNKNOWN"):
-            ticket.wait()
-        check(run, inputs, expected)
-
-
-@pytest.mark.slow
 def test_two_executables_have_memories_of_their_own(backend, simulator, deep, budget):
     given = torch.randn(*GIVEN)
     expected = expected_of(deep, [given] * 3)
@@ -320,113 +256,3 @@ def test_auto_takes_what_is_free(backend, simulator, deep, device_floor):
         assert tails_of(run.streaming.plan)
         assert device_floor < run.streaming.plan.memory_bytes <= room
         check(run, [given], expected)
-
-
-MEMORY_CALLS = ("cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("function", MEMORY_CALLS)
-def test_a_failure_of_any_call_leaves_nothing(function, backend, simulator, deep, budget):
-    with deep.load(backend.name, weights_budget=budget, verify=False) as run:  # keeps an arena
-        prepared = backend.prepare(deep.bound)
-        plan = dataclasses.replace(place(prepared, backend), streaming=run.streaming.plan)
-        before = held(simulator)
-        simulator.forget_calls()
-        loaded = backend.instantiate(prepared, plan)
-        n_calls = simulator.calls(function)
-        assert n_calls > 1 + len(tails_of(plan.streaming))
-        loaded.resident.close()
-        del loaded
-        assert held(simulator) == before
-        for nth in range(1, n_calls + 1):
-            for code in (UNKNOWN, OUT_OF_MEMORY):
-                simulator.fail_memory(function, code, nth)
-                with pytest.raises(offload.ExecutionError) as raised:
-                    backend.instantiate(prepared, plan)
-                simulator.forget_calls()
-                assert (raised.type is offload.OutOfMemory) == (code == OUT_OF_MEMORY)
-                del raised
-                assert held(simulator, before) == before
-
-
-@pytest.mark.slow
-def test_what_is_closed_is_given_back_whole(backend, simulator, deep, budget):
-    deep.load(backend.name, weights_budget=budget, verify=False).close()
-    before = held(simulator)
-    run = deep.load(backend.name, weights_budget=budget, verify=False)
-    run(torch.randn(*GIVEN))
-    assert simulator.live("mapping") > simulator.live("memory handle")  # some bytes twice
-    run.close()
-    del run
-    assert held(simulator) == before
-
-
-@pytest.mark.slow
-def test_an_unmapping_that_fails_does_not_keep_the_rest(backend, simulator, deep, budget):
-    """Closing cannot report it; all that can be released is released."""
-    deep.load(backend.name, weights_budget=budget, verify=False).close()
-    gc.collect()
-    before = simulator.live("memory handle"), simulator.live("mapping")
-    run = deep.load(backend.name, weights_budget=budget, verify=False)
-    simulator.fail("cuMemUnmap", UNKNOWN)
-    run.close()
-    del run
-    gc.collect()
-    after = simulator.live("memory handle"), simulator.live("mapping")
-    assert after == (before[0], before[1] + 1)
-
-
-def test_pieces_off_the_granule_of_the_device_are_refused(backend):
-    def make(granule: int, head: int) -> None:
-        weight = torch.zeros(64 * KIB, dtype=torch.uint8)
-        _native.CudaWeightStream(
-            device=0,
-            memory_bytes=64 * KIB,
-            granule_bytes=granule,
-            weights=[
-                _native.StreamedWeight(
-                    name="weight",
-                    size_bytes=64 * KIB,
-                    pieces=[(0, head, 0, False), (head, 64 * KIB - head, head, True)],
-                    source=weight,
-                )
-            ],
-            transfers=[(0, 1, 0, 0, 0, -1)],
-            n_launches=1,
-        ).close()
-
-    make(GRANULE, GRANULE)
-    with pytest.raises(offload.PlanError, match="maps memory by 16384 bytes, got 4096"):
-        make(4 * KIB, 4 * KIB)
-    with pytest.raises(offload.PlanError, match="granules of 16384"):
-        make(GRANULE, 4 * KIB)
-
-
-def test_a_launch_is_not_hidden_from_the_order_by_other_addresses(backend, simulator, deep, budget):
-    """Without the edges between weights whose tails map the same memory results are wrong."""
-    inputs = [torch.randn(*GIVEN) for _ in range(3)]
-    expected = expected_of(deep, inputs)
-    refused = []
-
-    def without_edges(program, graph, streaming):
-        found = streamed_graph(program, graph, streaming)
-        copies = tuple(dataclasses.replace(one, after=()) for one in found.copies)
-        mutant = dataclasses.replace(found, copies=copies)
-        try:
-            check_copies(program, graph, streaming, mutant)
-        except offload.CaptureError as error:
-            refused.append(str(error))
-        return mutant
-
-    simulator.set_node_order(NEWEST_FIRST)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_backend, "streamed_graph", without_edges)
-        with deep.load(backend.name, weights_budget=budget, verify=False) as run:
-            outcomes = [results(run(given)) for given in inputs]
-    assert "at the same place" in refused[0]
-    assert any(
-        not torch.equal(got, wanted)
-        for one, other in zip(outcomes, expected, strict=True)
-        for got, wanted in zip(one, other, strict=True)
-    )

@@ -1,8 +1,4 @@
-"""Tensors of no dimensions on the CPU in a Program for a device: constants that are guarded.
-
-The Programs are recorded on the CPU, and their tensors of no dimensions declared host constants,
-whose values the simulated kernels then hold among their arguments.
-"""
+"""Tensors of no dimensions on the CPU in a Program for a device: constants that are guarded."""
 
 from __future__ import annotations
 
@@ -11,47 +7,25 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from meta_recording import record_bound, take_meta_for_an_accelerator
 from torch import nn
 
 import offload
 from offload import BindingError, Captured, CaptureError, PlanError
 from offload.backends import CpuBackend
-from offload.interpreter.torch_names import dtype_name, find_dtype
+from offload.interpreter.torch_names import find_dtype
 from offload.plan import Place, SlotKind, check_plan
-from offload.program import Bindings, BoundProgram, Role, TensorView, Value
+from offload.program import Bindings, BoundProgram
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+
 from hidden_models import Raw
+from host_constant_models import Raised, guarding, with_host_constants
 from simulated_backend import SimulatedBackend, install
 
 
 @pytest.fixture
 def backend(simulator, monkeypatch) -> SimulatedBackend:
     return install(simulator, monkeypatch)
-
-
-def content_of(tensor: torch.Tensor) -> bytes:
-    return bytes(tensor.detach().reshape(-1).view(torch.uint8).tolist())
-
-
-def with_host_constants(captured: Captured, *inputs: torch.Tensor) -> BoundProgram:
-    """The Program with its weights of no dimensions, and these of its inputs, on the host."""
-    program = captured.program
-    contents = {index: content_of(held[0]) for index, held in captured.bindings.weights.items()}
-    contents |= {
-        view.value: content_of(given) for view, given in zip(program.inputs, inputs, strict=False)
-    }
-    values = (
-        dataclasses.replace(value, host_content=contents[value.index])
-        if value.index in contents and not value.shape
-        else value
-        for value in program.values
-    )
-    program = dataclasses.replace(program, values=tuple(values))
-    return BoundProgram(program, captured.bindings)
 
 
 class Scaled(nn.Module):
@@ -208,25 +182,6 @@ def test_what_is_loaded_is_what_was_recorded(backend):
         assert torch.equal(run(factor, x), model(factor, x))
 
 
-def guarding(*holders: torch.Tensor) -> BoundProgram:
-    """A Program that uses no host constant, but was computed from their values."""
-    program = offload.capture(torch.sin, torch.ones(3)).program
-    index, first = len(program.values), holders[0]
-    dtype, content = dtype_name(first.dtype), content_of(first)
-    shape, strides = tuple(first.shape), first.stride()
-    value = Value(index, Role.WEIGHT, shape, strides, dtype, len(content), "number", content)
-    views = tuple(
-        TensorView(
-            index, one.storage_offset() * one.element_size(), tuple(one.shape), one.stride(), dtype
-        )
-        for one in holders
-    )
-    program = dataclasses.replace(
-        program, values=(*program.values, value), weight_views={index: views}
-    )
-    return BoundProgram(program, Bindings(weights={index: holders}))
-
-
 @pytest.mark.parametrize(
     ("dtype", "one", "other", "texts"),
     [
@@ -289,95 +244,6 @@ def test_a_program_on_the_cpu_has_none(loaded):
         CpuBackend().prepare(loaded.run.bound)
 
 
-# ---- recorded beside a device without content, executed on the simulated one ---------------------
-
-
-def load_recorded(backend: SimulatedBackend, function, *args: torch.Tensor) -> offload.Executable:
-    bound = record_bound(function, *args)
-    program = dataclasses.replace(bound.program, device="cpu")
-    return Captured(BoundProgram(program, bound.bindings)).load(backend.name)
-
-
-def test_what_was_folded_is_executed(backend, monkeypatch):
-    take_meta_for_an_accelerator(monkeypatch)
-    scale, factor = torch.tensor(2.5), torch.tensor(0.5)
-
-    def function(x, t):
-        exponent = (scale * t + torch.tensor(0.25)).exp()
-        return (x * exponent + scale.item()) / (t - 3)
-
-    run = load_recorded(backend, function, torch.empty(3, device="meta"), factor)
-    assert [launch.name for launch in run.program.launches] == [
-        "aten::mul.Tensor",
-        "aten::add.Tensor",
-        "aten::div.Tensor",
-    ]
-    x = torch.randn(3)
-    assert torch.equal(run(x, factor), function(x, factor))
-    with pytest.raises(BindingError, match=r"args\[1\]: it was recorded .* as 0\.5, got 1: "):
-        run(x, torch.tensor(1.0))
-    scale.neg_()
-    with pytest.raises(BindingError, match=r"it was recorded .* as 2\.5, got -2\.5: "):
-        run(x, factor)
-
-
-OPERATORS = (torch.add, torch.mul, torch.maximum, torch.sub)
-
-
-@st.composite
-def mixtures(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """For each step the operator, and which two of the existing values it reads."""
-    n_steps = draw(st.integers(1, 8))
-    return [
-        (
-            draw(st.integers(0, len(OPERATORS) - 1)),
-            draw(st.integers(0, 3 + step)),
-            draw(st.integers(0, 3 + step)),
-        )
-        for step in range(n_steps)
-    ]
-
-
-@pytest.mark.slow
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(mixtures())
-def test_any_mixture_of_host_and_device_computes_what_eager_does(backend, steps):
-    held = torch.tensor(-1.5)
-
-    def function(x, t):
-        values = [x, t, held, x + 1]
-        for operator, one, other in steps:
-            values.append(OPERATORS[operator](values[one], values[other]))
-        return torch.cat([value if value.dim() else value * x for value in values])
-
-    with pytest.MonkeyPatch.context() as patch:
-        take_meta_for_an_accelerator(patch)
-        factor = torch.tensor(0.75)
-        run = load_recorded(backend, function, torch.empty(4, device="meta"), factor)
-    with run:
-        x = torch.randn(4)
-        assert torch.equal(run(x, factor), function(x, factor))
-
-
-# ---- in opaque Programs, whose callable reads its own --------------------------------------------
-
-
-class Raised(nn.Module):
-    """A number and an unseen raw kernel."""
-
-    def __init__(self, raw: Raw) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.tensor(2.5))
-        self.raw = raw
-
-    def forward(self, factor: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        y = x * self.scale * factor
-        self.raw(y)
-        return y
-
-
 @pytest.fixture
 def raised(simulator, monkeypatch) -> Captured:
     """Its Program, with the numbers on the host."""
@@ -386,59 +252,3 @@ def raised(simulator, monkeypatch) -> Captured:
     captured = offload.capture(Raised(Raw(simulator)), factor, torch.ones(3, 4))
     assert captured.program.opaque is not None
     return Captured(with_host_constants(captured, factor))
-
-
-def held_by(captured: Captured) -> Raised:
-    assert captured.program.opaque is not None
-    return captured.bindings.callables[captured.program.opaque.index].function
-
-
-def test_the_numbers_of_an_opaque_program_are_guarded(raised):
-    model, run = held_by(raised), raised.load()
-    on_host = [value for value in run.program.values if value.on_host]
-    assert sorted(value.name for value in on_host) == ["args[0]", "scale"]
-    for _ in range(3):
-        x = torch.randn(3, 4)
-        assert torch.equal(run(torch.tensor(0.5), x), x * 2.5 * 0.5 + 1)
-    model.scale.fill_(3.0)
-    with pytest.raises(BindingError, match=r"scale: it was recorded on the CPU as 2\.5, got 3: "):
-        run(torch.tensor(0.5), x)
-    model.scale.fill_(2.5)
-    with pytest.raises(BindingError, match=r"args\[0\]: it was recorded .* as 0\.5, got 1: "):
-        run(torch.tensor(1.0), x)
-    assert torch.equal(run(torch.tensor(0.5), x), x * 2.5 * 0.5 + 1)
-
-
-def test_an_opaque_program_is_not_captured_with_other_numbers(raised):
-    """They would be in its kernels, and executions would be checked against the recorded ones."""
-    model = held_by(raised)
-    model.scale.fill_(3.0)
-    with pytest.raises(CaptureError, match="scale, a tensor on the CPU, has changed since it was"):
-        raised.load()
-    model.scale.fill_(2.5)
-    x = torch.randn(3, 4)
-    assert torch.equal(raised.load()(torch.tensor(0.5), x), x * 2.5 * 0.5 + 1)
-
-
-# ---- of several numbers, which compiled code may have read ---------------------------------------
-
-
-def test_every_holder_of_a_larger_one_is_guarded(backend):
-    table = torch.arange(6.0)
-    bound = guarding(table, table[1:3])
-    run = Captured(bound).load(backend.name)
-    x = torch.randn(3)
-    assert torch.equal(run(x), torch.sin(x))
-    table[5] = 0.0
-    with pytest.raises(BindingError, match="number: its content differs from what was recorded"):
-        run(x)
-    table[5] = 5.0
-    row = bound.bindings.weights[bound.program.values[-1].index][1]
-    row.data = torch.tensor([1.0, 2.0])
-    assert torch.equal(run(x), torch.sin(x))
-    row.data = torch.tensor([1.0, 9.0])
-    with pytest.raises(BindingError, match="number: its content differs"):
-        run(x)
-    row.data = torch.arange(4.0)[1::2]
-    with pytest.raises(BindingError, match="another shape, dtype or strides"):
-        run(x)

@@ -22,10 +22,11 @@ from meta_recording import record, take_meta_for_an_accelerator
 from refusal_kinds import KINDS, NEVER_REFUSED, skip_reason
 from small_graphs import StepCapturer, current_context, make_program, words
 from small_programs import added
+from torch_captures import FakeGraph, FakePool, one_capture, pool_memory
 
 from offload.backends.captured.relocation import proof, steadiness
 from offload.backends.captured.relocation.contents import Difference, Spread, Stretch
-from offload.backends.cuda import CudaBackend, node_log, torch_capture, torch_pool
+from offload.backends.cuda import CudaBackend, node_log, torch_capture
 from offload.backends.cuda.graph import call, driver_bindings
 from offload.backends.cuda.torch_capture import TorchCapturer
 from offload.program import BoundProgram, Role
@@ -56,12 +57,11 @@ class World:
 
     def launched(self, error: Exception) -> None:
         """A launch that raises while torch captures it."""
-        one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-        one._pool, one._paint = types.SimpleNamespace(error=None), 0x11
 
         def fail() -> None:
             raise error
 
+        one = one_capture(self.monkeypatch)
         one._launch(types.SimpleNamespace(call=lambda _: fail), added())
 
 
@@ -106,13 +106,11 @@ def end_the_capture(world: World) -> None:
 
 
 def fail_to_end(world: World) -> None:
-    def fail() -> None:
-        raise RuntimeError("the capture was invalidated")
-
-    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-    one._graph = types.SimpleNamespace(capture_end=fail)
-    one._abandon = lambda: None
-    one._end()
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        world.monkeypatch.setattr(torch._C, name, lambda *_: None, raising=False)
+    world.monkeypatch.setattr(torch_capture, "_never_ended", [])
+    graph = FakeGraph(RuntimeError("the capture was invalidated"))
+    one_capture(world.monkeypatch, graph=graph)._end()
 
 
 def record_on_an_accelerator(world: World) -> None:
@@ -189,7 +187,7 @@ def change_each_time(world: World) -> None:
 
 def record_history(world: World) -> None:
     world.monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
-    with torch_pool.PoolMemory.__new__(torch_pool.PoolMemory).current():
+    with pool_memory(world.monkeypatch, FakePool()).current():
         pass
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from budgets import Headed
 from device_streaming import GIVEN, ORDERS, CudaDevice, check, expected_of, floor_on
-from shared_stores import file_weights, load, other_weights
+from shared_stores import file_weights, headed_in, load, other_weights
 from stored import save_weights, without_memory
 from torch import nn
 
@@ -32,8 +31,7 @@ def cuda(simulator, small_granules, monkeypatch) -> CudaDevice:
 
 @pytest.fixture
 def headed(tmp_path) -> Captured:
-    save_weights(Headed().eval(), tmp_path)
-    return offload.capture(without_memory(Headed), torch.randn(*GIVEN), weights=tmp_path)
+    return headed_in(tmp_path)
 
 
 @pytest.mark.slow

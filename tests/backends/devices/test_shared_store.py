@@ -1,15 +1,9 @@
-"""Streamed bytes of files, once in pinned memory for all executables on a device that need them.
+"""Streamed bytes of files, once in pinned memory for all executables on a device.
 
-On each simulated device. New content in a separate part is handled differently: copies in a CUDA
-graph can be given another source, those in an Ascend model cannot.
+On each simulated device.
 """
 
 from __future__ import annotations
-
-import contextlib
-import gc
-import os
-import threading
 
 import pytest
 import safetensors.torch
@@ -17,32 +11,26 @@ import torch
 from budgets import Headed, weight_bytes
 from device_streaming import (
     GIVEN,
-    LOADS,
     check,
     expected_of,
-    failing_load,
     floor_on,
-    on_devices,
     poison_after_last_use,
 )
-from shared_stores import file_weights, load, other_weights
-from stored import save_weights, without_memory
+from shared_stores import headed_in, load, pinned_since
+from stored import without_memory
+from streamed_ranges import PAGE, changed, settled, union_bytes
 
 import offload
-from offload.backends import host_memory
 from offload.backends.captured.device_streaming import store_bytes
 from offload.console.amounts import show_bytes
 from offload.observe.report import report_on, report_table
 
 pytestmark = pytest.mark.slow
 
-PAGE = 4096
-
 
 @pytest.fixture
 def headed(tmp_path):
-    save_weights(Headed().eval(), tmp_path)
-    return offload.capture(without_memory(Headed), torch.randn(*GIVEN), weights=tmp_path)
+    return headed_in(tmp_path)
 
 
 @pytest.fixture
@@ -51,48 +39,14 @@ def least_budget(headed, device) -> int:
 
 
 @pytest.fixture
-def single(headed, tmp_path):
-    """Another program of the same files, for one row."""
-    return offload.capture(without_memory(Headed), torch.randn(1, 128), weights=tmp_path)
+def pinned(device, headed):
+    return pinned_since(device)
 
 
 @pytest.fixture
-def pinned(device, headed):
-    """Bytes pinned since the test began."""
-    gc.collect()
-    before = device.controls.host_bytes
-
-    def count() -> int:
-        return device.controls.host_bytes - before
-
-    return count
-
-
-def streamed_ranges(run) -> dict[str, tuple[int, int]]:
-    """For each streamed weight the range of bytes that its transfer copies."""
-    pieces = [run.streaming.plan.pieces[one.piece] for one in run.streaming.plan.transfers]
-    return {
-        run.bound.bindings.stored[one.value].name: (
-            one.offset_bytes,
-            one.offset_bytes + one.size_bytes,
-        )
-        for one in pieces
-    }
-
-
-def union_bytes(*runs) -> int:
-    """The union of all streamed bytes; a weight is streamed from some offset to its end."""
-    ranges = [streamed_ranges(run) for run in runs]
-    names = {name for one in ranges for name in one}
-    found = [[one[name] for one in ranges if name in one] for name in names]
-    return sum(max(end for _, end in one) - min(begin for begin, _ in one) for one in found)
-
-
-def changed(path, factor: float = 2.0) -> None:
-    """Rewrite a file in place."""
-    content = {name: one * factor for name, one in safetensors.torch.load_file(path).items()}
-    with path.open("r+b") as file:
-        file.write(safetensors.torch.save(content))
+def single(headed, tmp_path):
+    """Another program of the same files, for one row."""
+    return offload.capture(without_memory(Headed), torch.randn(1, 128), weights=tmp_path)
 
 
 def test_two_executables_of_one_program_pin_once(device, headed, least_budget, pinned):
@@ -223,12 +177,6 @@ def test_an_executable_may_have_a_store_of_its_own(device, headed, least_budget,
             check(one, [given], expected_of(headed, [given]), device.settle)
 
 
-def settled(run, given, device) -> torch.Tensor:
-    found = run(given)
-    device.settle(run)
-    return found
-
-
 def test_explain_and_report_say_what_is_shared(device, headed, least_budget):
     with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
         size = one.streaming.plan.transfer_bytes
@@ -240,294 +188,3 @@ def test_explain_and_report_say_what_is_shared(device, headed, least_budget):
         rows = dict(zip(*(column.cells for column in table.columns), strict=True))
         assert rows["  in the host's memory"] == f"{size:,} bytes"
         assert rows["    shared with others"] == f"{size:,} bytes"
-
-
-def test_room_on_the_host_is_asked_for_what_is_not_there_yet(
-    device, headed, least_budget, monkeypatch
-):
-    with load(headed, device, least_budget) as one:
-        needed = store_bytes(one.streaming.plan)
-        monkeypatch.setattr(host_memory, "free_bytes", lambda: needed // 10)
-        load(headed, device, least_budget).close()
-        with pytest.raises(offload.PlanError, match=f"needs {needed} bytes of host memory"):
-            load(headed, device, least_budget, share_store=False)
-
-
-def test_loads_at_once_share(device, headed, least_budget, pinned):
-    """The second begins when the first has its memory and has read some of it."""
-    inputs = [torch.randn(*GIVEN) for _ in range(2)]
-    expected = expected_of(headed, inputs)
-    others: list[offload.Executable] = []
-
-    def load_another(done_bytes: int, _total: int, _what: str) -> None:
-        if done_bytes and not others:
-            others.append(load(headed, device, least_budget))
-
-    with load(headed, device, least_budget, progress=load_another) as one:
-        (other,) = others
-        with other:
-            assert pinned() == store_bytes(one.streaming.plan)
-            check(other, inputs, expected, device.settle)
-            check(one, inputs, expected, device.settle)
-
-
-def test_threads_load_at_once(device, headed, least_budget, pinned):
-    given = torch.randn(*GIVEN)
-    expected = expected_of(headed, [given])
-    loaded: list[offload.Executable] = []
-    begin = threading.Barrier(3)
-
-    def make() -> None:
-        begin.wait()
-        loaded.append(load(headed, device, least_budget))
-
-    threads = [threading.Thread(target=make) for _ in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert len(loaded) == 3
-    assert pinned() == store_bytes(loaded[0].streaming.plan)
-    for run in loaded:
-        check(run, [given], expected, device.settle)
-        run.close()
-    assert pinned() == 0
-
-
-def test_who_comes_first_may_fail(device, headed, least_budget, pinned):
-    """The other one reads what the first has not read."""
-    given = torch.randn(*GIVEN)
-    others: list[offload.Executable] = []
-
-    def stop(done_bytes: int, _total: int, _what: str) -> None:
-        if not others:
-            others.append(load(headed, device, least_budget))
-        elif done_bytes:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        load(headed, device, least_budget, progress=stop)
-    gc.collect()
-    (other,) = others
-    with other:
-        assert pinned() == store_bytes(other.streaming.plan)
-        assert other.streaming.shared_store_bytes == 0
-        check(other, [given], expected_of(headed, [given]), device.settle)
-    assert pinned() == 0
-
-
-@pytest.mark.parametrize(("device", "function", "nth"), on_devices(LOADS), indirect=["device"])
-def test_a_load_that_fails_beside_one_that_shares_leaves_that_as_it_was(
-    function, nth, device, headed, least_budget
-):
-    """It uses the existing bytes, and more."""
-    given = torch.randn(*GIVEN)
-    expected = expected_of(headed, [given])
-    load(headed, device, least_budget).close()
-    more = least_budget + 2 * 64 * 1024
-    with load(headed, device, more) as one:
-        check(one, [given], expected, device.settle)
-        gc.collect()
-        held = device.held()
-        with (
-            failing_load(device, function, nth),
-            contextlib.suppress(offload.ExecutionError),  # some calls are no longer made
-        ):
-            load(headed, device, least_budget).close()
-        gc.collect()
-        assert device.held() == held
-        assert one.streaming.shared_store_bytes == 0
-        check(one, [given], expected, device.settle)
-        with load(headed, device, least_budget) as other:
-            assert other.streaming.shared_store_bytes == one.streaming.store_bytes
-            check(other, [given], expected, device.settle)
-            check(one, [given], expected, device.settle)
-
-
-# ---- new content --------------------------------------------------------------------------------
-
-
-cuda_only = pytest.mark.parametrize("device", ["cuda"], indirect=True)
-npu_only = pytest.mark.parametrize("device", ["npu"], indirect=True)
-
-
-@cuda_only
-@pytest.mark.parametrize("scheduling", ["offload", "host"])
-def test_a_replacement_is_seen_by_one_executable_alone(
-    scheduling, device, headed, least_budget, pinned, tmp_path
-):
-    inputs = [torch.randn(*GIVEN) for _ in range(3)]
-    new, again = other_weights(tmp_path, inputs[0])
-    first, second = expected_of(headed, inputs), expected_of(again, inputs)
-    with (
-        load(headed, device, least_budget, scheduling=scheduling) as one,
-        load(headed, device, least_budget) as other,
-    ):
-        needed = pinned()
-        for run in (one, other):
-            check(run, inputs, first, device.settle)
-        one.streaming.replace(new)
-        for order in device.orders:
-            device.set_order(order)
-            for _ in range(2):
-                check(one, inputs, second, device.settle)
-                check(other, inputs, first, device.settle)
-        assert pinned() == 2 * needed
-        assert one.streaming.shared_store_bytes == other.streaming.shared_store_bytes == 0
-        # A part without sharers is written in place.
-        n_registered = device.controls.calls(device.register)
-        one.streaming.replace(file_weights(headed))
-        check(one, inputs, first, device.settle)
-        assert device.controls.calls(device.register) - n_registered <= 1  # for resident weights
-        assert pinned() == 2 * needed
-    assert pinned() == 0
-
-
-@cuda_only
-def test_tails_that_begin_elsewhere_are_shared_as_far_as_both_stream_them(
-    device, headed, pinned, tmp_path
-):
-    """Bytes of a weight that only one streams lie beside it, and take another node."""
-    device.controls.set_granularity(16 * 1024)
-    inputs = [torch.randn(*GIVEN) for _ in range(3)]
-    new, again = other_weights(tmp_path, inputs[0])
-    first, second = expected_of(headed, inputs), expected_of(again, inputs)
-    floor, whole = floor_on(headed, device.backend), weight_bytes(headed.program)
-    budgets = floor, whole - (whole - floor) // 12
-    n_split = 0
-    for one_budget, other_budget in (budgets, budgets[::-1]):
-        one = load(headed, device, one_budget)
-        n_nodes = device.controls.calls("cuGraphAddMemcpyNode")
-        other = load(headed, device, other_budget)
-        n_nodes = device.controls.calls("cuGraphAddMemcpyNode") - n_nodes
-        n_split += n_nodes - len(other.streaming.plan.transfers)
-        one_ranges, other_ranges = streamed_ranges(one), streamed_ranges(other)
-        assert any(
-            one_ranges[name] != other_ranges[name] for name in one_ranges.keys() & other_ranges
-        )
-        assert pinned() == union_bytes(one, other)  # all are of whole pages
-        for _ in range(2):
-            check(one, inputs, first, device.settle)
-            check(other, inputs, first, device.settle)
-        other.streaming.replace(new)
-        for order in device.orders:
-            device.set_order(order)
-            check(one, inputs, first, device.settle)
-            check(other, inputs, second, device.settle)
-        one.close()
-        assert other.streaming.shared_store_bytes == 0
-        check(other, inputs, second, device.settle)
-        other.close()
-        assert pinned() == 0
-    assert n_split > 0
-
-
-@cuda_only
-def test_one_weight_that_is_replaced_costs_its_own_bytes(
-    device, headed, least_budget, pinned, tmp_path
-):
-    given = torch.randn(*GIVEN)
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
-        needed = pinned()
-        (name, (begin, end)), *_ = sorted(streamed_ranges(one).items())
-        one.streaming.replace({name: file_weights(headed)[name] * 2})
-        settled(one, given, device)
-        assert pinned() - needed == -(-(end - begin) // PAGE) * PAGE
-        size = one.streaming.plan.transfer_bytes
-        assert one.streaming.shared_store_bytes == size - (end - begin)
-        assert other.streaming.shared_store_bytes == size - (end - begin)
-        check(other, [given], expected_of(headed, [given]), device.settle)
-
-
-@cuda_only
-@pytest.mark.parametrize("same_times", [False, True])
-def test_refreshed_weights_are_shared_again(
-    same_times, device, headed, least_budget, pinned, tmp_path
-):
-    """Also where the file's times are as before: the bytes of others are compared."""
-    given = torch.randn(*GIVEN)
-    path = tmp_path / "model.safetensors"
-    first = expected_of(headed, [given])
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
-        needed = pinned()
-        for run in (one, other):
-            check(run, [given], first, device.settle)
-        one.streaming.refresh()  # nothing has changed
-        check(one, [given], first, device.settle)
-        assert pinned() == needed
-        status = path.stat()
-        changed(path)
-        if same_times:
-            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-        one.streaming.refresh()
-        second = expected_of(headed, [given])
-        check(one, [given] * 2, second * 2, device.settle)
-        assert pinned() == 2 * needed
-        check(other, [given], first, device.settle)
-        other.streaming.refresh()
-        check(other, [given] * 2, second * 2, device.settle)
-        assert pinned() == needed
-        assert one.streaming.shared_store_bytes == one.streaming.plan.transfer_bytes
-        with load(headed, device, least_budget) as third:
-            assert third.streaming.shared_store_bytes == third.streaming.plan.transfer_bytes
-            assert pinned() == needed
-    assert pinned() == 0
-
-
-@npu_only
-def test_a_model_that_shares_refuses_new_content(device, headed, least_budget, pinned, tmp_path):
-    given = torch.randn(*GIVEN)
-    new, again = other_weights(tmp_path, given)
-    first = expected_of(headed, [given])
-    with load(headed, device, least_budget) as one:
-        with load(headed, device, least_budget) as other:
-            with pytest.raises(offload.ExecutionError, match=r"weight or executable.*share_store"):
-                one.streaming.replace(new)
-            check(one, [given], first, device.settle)
-            changed(tmp_path / "model.safetensors")
-            one.streaming.refresh()
-            with pytest.raises(offload.ExecutionError, match=r"weight or executable.*share_store"):
-                settled(one, given, device)
-            check(other, [given], first, device.settle)
-        second = expected_of(headed, [given])
-        check(one, [given], second, device.settle)  # it has no sharer now
-        one.streaming.replace(new)
-        check(one, [given], expected_of(again, [given]), device.settle)
-        assert pinned() == store_bytes(one.streaming.plan)
-
-
-@npu_only
-def test_what_is_to_be_replaced_is_shared_no_more(device, headed, least_budget, pinned, tmp_path):
-    """A load between the replacement and the execution that reads it has the file's content."""
-    given = torch.randn(*GIVEN)
-    new, again = other_weights(tmp_path, given)
-    with load(headed, device, least_budget) as one:
-        one.streaming.replace(new)
-        with load(headed, device, least_budget) as other:
-            assert other.streaming.shared_store_bytes == 0
-            check(one, [given], expected_of(again, [given]), device.settle)
-            check(other, [given], expected_of(headed, [given]), device.settle)
-
-
-@cuda_only
-@pytest.mark.parametrize(
-    ("function", "nth"),
-    [("cuGraphExecMemcpyNodeSetParams", 1), ("cuGraphExecMemcpyNodeSetParams", 3),
-     ("cuMemHostRegister", 1), ("cuMemHostRegister", 3)],
-)  # fmt: skip
-def test_a_replacement_that_failed_is_made_by_the_next_execution(
-    function, nth, device, headed, least_budget, pinned, tmp_path
-):
-    given = torch.randn(*GIVEN)
-    new, again = other_weights(tmp_path, given)
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
-        needed = pinned()
-        settled(one, given, device)
-        one.streaming.replace(new)
-        device.controls.fail(function, device.failure[0], nth)
-        with pytest.raises(offload.ExecutionError, match=device.failure[1]):
-            one(given)
-        check(other, [given], expected_of(headed, [given]), device.settle)
-        check(one, [given], expected_of(again, [given]), device.settle)
-        assert pinned() == 2 * needed
-    assert pinned() == 0

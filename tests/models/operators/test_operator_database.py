@@ -1,10 +1,4 @@
-"""PyTorch's operator database: every sample captured, replayed with other values, against eager.
-
-Each operator is called through the handle with all tensors of the sample as inputs. Replays run on
-new tensors (other addresses, other contents, the recorded strides) and must leave the same bits as
-eager: results, inputs and random generator. Some samples run once more between clones, so that all
-operands and results are activations that share the feature map.
-"""
+"""PyTorch's operator database: every sample captured, replayed with other values, against eager."""
 
 from __future__ import annotations
 
@@ -15,106 +9,27 @@ from typing import Any
 
 import pytest
 import torch
+from operator_exceptions import NOT_ON_CPU, REFUSED, REFUSED_IN_PLACE, ROUNDED, UNCHECKED_INTEGERS
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 import offload
 
 pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
+
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from torch.testing._internal import common_methods_invocations
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
+
 pytestmark = pytest.mark.long
 
-# Refused operators and a part of the reason. At most 25 of those that take float32.
-HOST_READ = "reads a tensor's value on the host"
-SHAPE = "shape depends on the data"
-UNWRITTEN = "uninitialised memory"
-LAYOUT = "only plain strided tensors"
-REFUSED = {
-    "__getitem__": SHAPE,  # one sample indexes with a mask
-    "allclose": HOST_READ,
-    "argwhere": SHAPE,
-    "as_strided_partial_views": "pass the whole tensor as input",
-    "bincount": SHAPE,
-    "cov": HOST_READ,
-    "empty": UNWRITTEN,
-    "empty_like": UNWRITTEN,
-    "empty_permuted": UNWRITTEN,
-    "empty_strided": UNWRITTEN,
-    "equal": HOST_READ,
-    "istft": HOST_READ,
-    "item": HOST_READ,
-    "linalg_lstsq": SHAPE,
-    "linalg_lstsq_grad_oriented": SHAPE,
-    "masked_select": SHAPE,
-    "narrow": HOST_READ,
-    "new_empty": UNWRITTEN,
-    "new_empty_strided": UNWRITTEN,
-    "nn_functional_gaussian_nll_loss": HOST_READ,
-    "nn_functional_one_hot": HOST_READ,
-    "nonzero": SHAPE,
-    "repeat_interleave": SHAPE,
-    "sparse_mm_reduce": LAYOUT,
-    "sparse_sampled_addmm": LAYOUT,
-    "tensor_split": "on the host",
-    "to_sparse": LAYOUT,
-    "unique": SHAPE,
-    "unique_consecutive": SHAPE,
-}
-
-# Operators without a CPU kernel in eager, or without one for the samples.
-NOT_ON_CPU = {
-    "jiterator_2inputs_2outputs": "compiles GPU code",
-    "jiterator_4inputs_with_extra_args": "compiles GPU code",
-    "jiterator_binary": "compiles GPU code",
-    "jiterator_binary_return_by_ref": "compiles GPU code",
-    "jiterator_unary": "compiles GPU code",
-    "nn_functional_batch_norm_without_cudnn": "is a variant for GPUs",
-    "torch_ops_aten__efficient_attention_forward": "is a GPU kernel",
-    "torch_ops_aten__flash_attention_forward": "is a GPU kernel",
-}
-
-# Operators whose last bits differ. Under a dispatch mode torch decomposes some otherwise.
-WITH_VECTORS = "computes the singular or eigenvectors too under a dispatch mode"
-ROUNDED = {
-    "__rmatmul__": "folds a batch into one matrix under a dispatch mode",
-    "linalg_cond": WITH_VECTORS,
-    "linalg_eigvalsh": WITH_VECTORS,
-    "linalg_lstsq": "differs between two eager calls, with the alignment of its operands",
-    "linalg_lstsq_grad_oriented": "differs between two eager calls, as linalg_lstsq",
-    "linalg_matrix_norm": WITH_VECTORS,
-    "linalg_norm": WITH_VECTORS,
-    "linalg_svdvals": WITH_VECTORS,
-    "matmul": "folds a batch into one matrix under a dispatch mode",
-    "norm_nuc": WITH_VECTORS,
-}
-
-# Operators that do not check their integer or boolean operands: other values are undefined.
-UNCHECKED_INTEGERS = {
-    "_unsafe_masked_index": "reads out of bounds where the mask is false",
-    "_unsafe_masked_index_put_accumulate": "writes out of bounds where the mask is false",
-    "nn_functional_embedding_bag": "offsets must ascend",
-}
-
-# In-place variants that change an operand's shape, which is the caller's tensor.
-CHANGES_SHAPE = "changed its storage or shape in place"
-REFUSED_IN_PLACE = {
-    "as_strided": CHANGES_SHAPE,
-    "as_strided_partial_views": CHANGES_SHAPE,
-    "resize_": CHANGES_SHAPE,
-    "resize_as_": CHANGES_SHAPE,
-    "squeeze": CHANGES_SHAPE,
-    "squeeze_multiple": CHANGES_SHAPE,
-    "t": CHANGES_SHAPE,
-    "transpose": CHANGES_SHAPE,
-    "unsqueeze": CHANGES_SHAPE,
-}
-
 DTYPES_OTHERWISE = (torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn)
+
 N_BETWEEN_ACTIVATIONS = 4
+
 N_IN_PLACE = 3
 
 Change = Callable[[torch.Tensor, torch.Generator], None]
@@ -145,9 +60,6 @@ def plain_random_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def seed_generator(seed: int) -> None:
     """As torch.manual_seed, which spends a millisecond on the generators of other devices."""
     torch.default_generator.manual_seed(seed)
-
-
-# ---- other values at other addresses -------------------------------------------------------------
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -204,6 +116,7 @@ def keep(tensor: torch.Tensor, generator: torch.Generator) -> None:
 # How floating-point and other operands are changed; the first that eager accepts is used. Scaling
 # keeps properties that an operator may need: order, sign, symmetry, positive definiteness.
 FIRST_REPLAY = ((permute, permute), (permute, keep), (scale, keep))
+
 SECOND_REPLAY = ((scale, permute), (scale, keep))
 
 
@@ -235,9 +148,6 @@ class Operands:
             tensors.append(copy)
         args, kwargs = tree_unflatten(leaves, self._spec)
         return args, kwargs, tensors
-
-
-# ---- comparison ----------------------------------------------------------------------------------
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -284,9 +194,6 @@ def differences(got: Any, expected: Any, rounded: bool) -> list[str]:
         return [f"structure {got_spec} for {spec}"]
     pairs = zip(got_leaves, leaves, strict=True)
     return [what for what in (difference(*pair, rounded) for pair in pairs) if what]
-
-
-# ---- one sample ----------------------------------------------------------------------------------
 
 
 def replayed_wrong(

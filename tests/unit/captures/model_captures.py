@@ -9,6 +9,7 @@ import torch
 
 import offload
 from offload.backends.ascend.captured_tasks import ModelCapture, Task, TaskType
+from offload.backends.ascend.captured_words import RelocatedWords
 from offload.program import Program, Role
 
 POOL_BYTES = 1 << 21
@@ -98,3 +99,13 @@ KERNELS: list[list[Word]] = [
     [(SELF, 24), (POOL, 0), (POOL, 512), LOOK_ALIKE],
     [(SELF, 24), (POOL, 512), (OUT, 0), LOOK_ALIKE],
 ]
+
+
+def words_of(program: Program, found: RelocatedWords) -> set[tuple[int, int, str, int]]:
+    """(task, byte, Value's name, offset) of each word."""
+    names = {index: name for name, index in values(program).items()}
+    names[len(program.values)] = POOL
+    return {
+        (word.node, word.offset_bytes, names[word.value], word.value_offset_bytes)
+        for word in found.discovery.words
+    }

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import types
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from small_programs import IN, OUT, added, program
+from torch_captures import FakeGraph, FakeLog, one_capture, recorded_requests
 
 import offload
+from offload.backends.captured.relocation.captures import GraphNode, NodeKind
 from offload.backends.cuda import torch_capture
+from offload.backends.cuda.torch_pool import PoolMemory
+from offload.program import BoundProgram, Launch
+
+
+class Run:
+    """An eager run that takes a step in place of each launch."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.bases: dict[int, object] = {}
+        self._step = step
+
+    def call(self, launch: Launch) -> Callable[[], None]:
+        return self._step
 
 
 @pytest.mark.parametrize("failing", ["begin", "launch"])
@@ -17,48 +33,43 @@ def test_a_capture_that_fails_half_way_is_ended_before_anything_goes(monkeypatch
     """A stream left in capture mode would break the user's next work on it."""
     log: list[str] = []
 
-    class Entered:
-        def __init__(self, name: str) -> None:
-            self._name = name
-
-        def __enter__(self) -> None:
-            log.append(f"{self._name} begins")
-
-        def __exit__(self, *_: object) -> None:
-            log.append(f"{self._name} ends")
+    @contextlib.contextmanager
+    def entered(name: str) -> Iterator[None]:
+        log.append(f"{name} begins")
+        try:
+            yield
+        finally:
+            log.append(f"{name} ends")
 
     def step(name: str) -> None:
         log.append(name)
         if name == failing:
             raise offload.CaptureError(name)
 
-    monkeypatch.setattr(torch_capture, "region", lambda: Entered("region"))
-    monkeypatch.setattr(torch_capture, "_workspaces_cleared", lambda: Entered("workspaces"))
-    monkeypatch.setattr(torch_capture, "EagerRun", lambda *_, **__: types.SimpleNamespace(bases={}))
+    class Graph(FakeGraph):
+        def capture_end(self) -> None:
+            log.append("abandoned")
 
-    class HalfWay(torch_capture._OneCapture):
-        """A class of its own, which records the order in which attributes were set."""
-
-        def __init__(self) -> None:
-            self._bound = None
-            self._program = types.SimpleNamespace(launches=["first"])
-            self._memory = types.SimpleNamespace(current=lambda: Entered("pool"))
-            self._kept = types.SimpleNamespace(bases={})
-            self._stand_ins = dict
-            self._launcher = types.SimpleNamespace(enqueue=None)
-            self._begin = lambda: step("begin")
-            self._launch = lambda run, launch: step("launch")
-            self._abandon = lambda: log.append("abandoned")
-
+    for name, fake in {
+        "region": lambda: entered("region"),
+        "_workspaces_cleared": lambda: entered("workspaces"),
+        "EagerRun": lambda *_: Run(lambda: step("launch")),
+        "begin_capture": lambda *_: step("begin"),
+        "generators_of": lambda *_: [],
+    }.items():
+        monkeypatch.setattr(torch_capture, name, fake)
+    monkeypatch.setattr(PoolMemory, "current", lambda _: entered("pool"))
+    bound = BoundProgram(program([IN, OUT], [added()], 1))
+    one = one_capture(monkeypatch, bound, graph=Graph())
     with pytest.raises(offload.CaptureError, match=failing):
-        HalfWay()._captured()
+        one.run()
     made = ["begin"] if failing == "begin" else ["begin", "launch"]
-    entered = ["region", "pool", "workspaces"]
+    entered_as = ["region", "pool", "workspaces"]
     assert log == [
-        *(f"{name} begins" for name in entered),
+        *(f"{name} begins" for name in entered_as),
         *made,
         "abandoned",
-        *(f"{name} ends" for name in reversed(entered)),
+        *(f"{name} ends" for name in reversed(entered_as)),
     ]
 
 
@@ -80,37 +91,32 @@ def test_workspaces_are_made_anew_in_a_capture_and_not_kept_after_it(monkeypatch
 
 def test_nodes_are_those_that_were_read_as_they_appeared(monkeypatch):
     """The source of a copy from the host may have changed when the capture has ended."""
-    known = types.SimpleNamespace(handle=5)
+    known, other = (
+        GraphNode(handle, NodeKind.MEMCPY, "copy", (64,), (bytes(8),)) for handle in (5, 6)
+    )
     asked: list[tuple[int, object]] = []
 
-    def read_graph(handle: int, read_before: object) -> tuple[list[object], list[object]]:
+    def read_graph(handle: int, read_before: object) -> tuple[list[GraphNode], list[object]]:
         asked.append((handle, read_before))
-        return [known, types.SimpleNamespace(handle=6)], [(0, 1)]
+        return [known, other], [(0, 1)]
 
-    class Whole(torch_capture._OneCapture):
-        def __init__(self) -> None:
-            self._bound = None
-            self._program = types.SimpleNamespace(launches=[], values=[])
-            self._memory = types.SimpleNamespace(
-                current=contextlib.nullcontext, allocations=lambda *_: ([], set())
-            )
-            self._kept = types.SimpleNamespace(bases={})
-            self._graph = types.SimpleNamespace(raw_cuda_graph=lambda: 77)
-            self._nodes = types.SimpleNamespace(known={5: known}, launches={5: 3})
-            self._stand_ins = dict
-            self._launcher = types.SimpleNamespace(enqueue=None, declared=lambda nodes: nodes)
-            self._begin = self._end = lambda: None
-            self._random_cells = list
-            self._device = 0
+    class Graph(FakeGraph):
+        def raw_cuda_graph(self) -> int:
+            return 77
 
-    for name in ("region", "_workspaces_cleared"):
-        monkeypatch.setattr(torch_capture, name, contextlib.nullcontext)
-    nothing = types.SimpleNamespace(bases={})
-    monkeypatch.setattr(torch_capture, "EagerRun", lambda *_, **__: nothing)
-    monkeypatch.setattr(torch_capture, "weight_ranges", lambda _: [])
-    monkeypatch.setattr(torch_capture, "read_graph", read_graph)
-    monkeypatch.setattr(torch_capture, "_workspace_bytes", lambda device: 64 + device)
-    found, recycled = Whole()._captured()
+    nodes = FakeLog()
+    nodes.known[5], nodes.launches[5] = known, 3
+    recorded_requests(monkeypatch, [])
+    for name, fake in {
+        "_workspaces_cleared": contextlib.nullcontext,
+        "begin_capture": lambda *_: None,
+        "generators_of": lambda *_: [],
+        "read_graph": read_graph,
+        "_workspace_bytes": lambda device: 64 + device,
+    }.items():
+        monkeypatch.setattr(torch_capture, name, fake)
+    monkeypatch.setattr(PoolMemory, "current", lambda _: contextlib.nullcontext())
+    found, recycled = one_capture(monkeypatch, graph=Graph(), nodes=nodes).run()
     assert asked == [(77, {5: known})]
     assert found.nodes[0] is known
     assert found.launches == [3, -1]  # no launch made the second one

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import types
 import warnings
-from typing import Any
 
 import pytest
+from torch_captures import one_capture
 from torch_generators import (
     CAPTURED_STREAM,
     GPU,
@@ -22,7 +21,6 @@ from torch_generators import (
 import offload
 from offload.backends.captured.relocation.captures import RANDOM_OWNER
 from offload.backends.cuda import generator_cells, torch_capture
-from offload.interpreter.memory_pools import MemoryPool
 
 VERSIONS = [FakeTorch, Torch212, Torch214, TorchWithoutRegistering]
 LAZY = VERSIONS[2:]
@@ -38,12 +36,8 @@ def capture_of(
     cuda: FakeTorch, monkeypatch: pytest.MonkeyPatch, *named: FakeGenerator
 ) -> torch_capture._OneCapture:
     """A capture not yet begun, of a program that names generators."""
-    one: Any = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-    one._bound, one._device = None, 0
-    one._cells, one._graph = MemoryPool(GPU), FakeGraph(cuda)
-    one._memory = types.SimpleNamespace(torch_pool=types.SimpleNamespace(id=(0, 99)))
     monkeypatch.setattr(torch_capture, "generators_of", lambda *_: [cuda.default, *named])
-    return one
+    return one_capture(monkeypatch, graph=FakeGraph(cuda), takes_devices=False)
 
 
 @pytest.mark.parametrize("n_named", [0, 1, 2])

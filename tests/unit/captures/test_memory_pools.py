@@ -11,11 +11,11 @@ import types
 
 import pytest
 import torch
+from torch_captures import one_capture
 from torch_pools import take_for_devices
 
 import offload
 from offload.backends.ascend.one_capture import OneCapture
-from offload.backends.cuda import torch_capture
 from offload.interpreter import memory_pools
 from offload.interpreter.memory_pools import MemoryPool, region
 from offload.record import watched_call as recording
@@ -291,19 +291,15 @@ def test_a_refusal_that_a_block_swallows_is_raised_at_its_end():
 
 
 def test_no_pool_goes_while_a_graph_is_captured(allocator, monkeypatch):
-    @contextlib.contextmanager
-    def current():
+    def asked() -> bool:
         MemoryPool(GPU).close()
         assert allocator.ended == []
         raise RuntimeError("enough")
-        yield
 
-    one = torch_capture._OneCapture.__new__(torch_capture._OneCapture)
-    one._memory, one._graph = types.SimpleNamespace(current=current), None
-    one._kept = types.SimpleNamespace(close=lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", asked, raising=False)
     with pytest.raises(RuntimeError, match="enough"):
-        one.run()
-    assert allocator.ended == [0]
+        one_capture(monkeypatch, takes_devices=False).run()
+    assert allocator.ended == [0, 0, 0]  # those of the capture as well
 
 
 def test_no_pool_goes_while_a_model_is_captured_by_torch_npu(allocator):

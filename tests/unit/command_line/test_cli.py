@@ -1,8 +1,7 @@
-"""The command line: its output, its files, its failures."""
+"""The command line: its help, its output, its files."""
 
 from __future__ import annotations
 
-import csv
 import re
 import subprocess
 import sys
@@ -10,42 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from click.testing import CliRunner, Result
+from command_lines import Scorer, failure_of, offload_command
 
 import offload
 from offload import cli
-from offload.commands import demo, doctor, plan_memory
+from offload.commands import demo, doctor
 from offload.compile.cache import KernelCache
 from offload.compile.toolchain import CompilerMissing
 from offload.errors import BackendUnavailable
 from offload.files import save_program
 from offload.load import fusion_choice
-from offload.plan import Placement
-
-
-def offload_command(*arguments: Any) -> Result:
-    return CliRunner().invoke(cli.main, [str(argument) for argument in arguments])
-
-
-def failure_of(result: Result) -> str:
-    """The single paragraph on stderr of a command that failed without a traceback."""
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    assert result.stderr.startswith("Error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
-
-
-class Scorer(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor, *, mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        scores = self.linear(x).relu() * mask
-        return {"scores": scores, "first": scores[0]}
 
 
 @pytest.fixture
@@ -55,9 +29,6 @@ def saved(tmp_path: Path) -> tuple[Scorer, Path]:
         model(torch.randn(2, 4), mask=torch.ones(3))
     save_program(captured.bound, path)
     return model, path
-
-
-# ---- every command ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.main.commands)])
@@ -116,9 +87,6 @@ def test_a_file_that_is_no_program(tmp_path: Path, command: str) -> None:
     )
 
 
-# ---- inspect ------------------------------------------------------------------------------------
-
-
 def test_inspect_prints_the_program_and_the_map(saved: tuple[Scorer, Path]) -> None:
     result = offload_command("inspect", saved[1])
     assert result.exit_code == 0
@@ -139,179 +107,6 @@ def test_inspect_shows_no_control_characters(tmp_path: Path) -> None:
     output = offload_command("inspect", tmp_path / "red.offload").output
     assert "\x1b" not in output
     assert r"\x1b[31mred[bold]" in output
-
-
-# ---- run ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "names", [("x", "mask"), ("args[0]", "kwargs['mask']"), ("input0", "input1")]
-)
-def test_run_by_name_and_by_position(
-    saved: tuple[Scorer, Path], tmp_path: Path, names: tuple[str, str]
-) -> None:
-    model, path = saved
-    x, mask = torch.randn(2, 4), torch.tensor([1.0, 0.0, 2.0])
-    safetensors.torch.save_file({names[0]: x, names[1]: mask}, tmp_path / "x.safetensors")
-    result = offload_command(
-        "run", path, "--input", tmp_path / "x.safetensors", "--output", tmp_path / "y.safetensors"
-    )
-    assert result.exit_code == 0, result.stderr
-    assert "result0: float32[2, 3]\nresult1: float32[3]\n" in result.output
-    assert "m_l_t" in result.output
-    written = safetensors.torch.load_file(tmp_path / "y.safetensors")
-    expected = model(x, mask=mask)
-    assert torch.equal(written["result0"], expected["scores"])
-    assert torch.equal(written["result1"], expected["first"])
-    names_there = sorted(one.name for one in tmp_path.iterdir())
-    assert names_there == ["scorer.offload", "x.safetensors", "y.safetensors"]
-
-
-def test_run_says_what_it_expects(saved: tuple[Scorer, Path], tmp_path: Path) -> None:
-    expected = "x (or input0) float32[2, 4], mask (or input1) float32[3]; got "
-    assert expected + "no tensors" in failure_of(offload_command("run", saved[1]))
-    safetensors.torch.save_file({"y": torch.ones(1)}, tmp_path / "x.safetensors")
-    result = offload_command("run", saved[1], "--input", tmp_path / "x.safetensors")
-    assert expected + "y" in failure_of(result)
-
-
-def test_run_with_another_shape(saved: tuple[Scorer, Path], tmp_path: Path) -> None:
-    tensors = {"x": torch.ones(2, 5), "mask": torch.ones(3)}
-    safetensors.torch.save_file(tensors, tmp_path / "x.safetensors")
-    result = offload_command("run", saved[1], "--input", tmp_path / "x.safetensors")
-    assert "args[0]: expected" in failure_of(result)
-
-
-def test_run_with_inputs_that_are_no_safetensors(
-    saved: tuple[Scorer, Path], tmp_path: Path
-) -> None:
-    (tmp_path / "x").write_bytes(b"\xff" * 100)
-    result = offload_command("run", saved[1], "--input", tmp_path / "x")
-    assert "cannot be read as safetensors" in failure_of(result)
-
-
-def test_run_on_a_device_that_is_not_there(saved: tuple[Scorer, Path], tmp_path: Path) -> None:
-    tensors = {"x": torch.ones(2, 4), "mask": torch.ones(3)}
-    safetensors.torch.save_file(tensors, tmp_path / "x.safetensors")
-    result = offload_command(
-        "run", saved[1], "--input", tmp_path / "x.safetensors", "--device", "abacus"
-    )
-    assert "no backend for device 'abacus'" in failure_of(result)
-
-
-def test_run_on_a_device_that_computes_nothing(saved: tuple[Scorer, Path], tmp_path: Path) -> None:
-    output = tmp_path / "y.safetensors"
-    result = offload_command("run", saved[1], "--device", "null", "--output", output)
-    assert "device 'null' computes nothing" in result.stderr
-    assert result.exit_code == 2
-    assert not output.exists()
-
-
-def test_run_with_two_ways_to_fuse(saved: tuple[Scorer, Path]) -> None:
-    result = offload_command("run", saved[1], "--fuse", "--auto")
-    assert result.exit_code == 2
-    assert "give one" in result.stderr
-
-
-def test_run_with_results_that_safetensors_lacks(tmp_path: Path) -> None:
-    def function() -> torch.Tensor:
-        return torch.ones(2, dtype=torch.complex128) * 2
-
-    with offload.capture(function) as captured:
-        captured()
-    save_program(captured.bound, tmp_path / "m.offload")
-    result = offload_command("run", tmp_path / "m.offload", "--output", tmp_path / "y.safetensors")
-    assert "the results cannot be written" in failure_of(result)
-    assert not (tmp_path / "y.safetensors").exists()
-
-
-# ---- plan-memory --------------------------------------------------------------------------------
-
-LAST_LINE = r"arena (\d+) bytes, lower bound (\d+) bytes, \d+\.\d+ seconds"
-ROWS = "id,lower,upper,size\na,0,2,100\nb,1,3,50\nc,2,4,100\nd,9,9,7\n"
-
-
-def test_plan_memory_places_every_row(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(ROWS)
-    result = offload_command(
-        "plan-memory", tmp_path / "rows.csv", "--output", tmp_path / "out.csv", "--alignment", 16
-    )
-    assert result.exit_code == 0, result.stderr
-    arena, bound = map(int, re.fullmatch(LAST_LINE, result.output.splitlines()[-1]).groups())
-    assert 150 <= bound <= arena < 250
-    with (tmp_path / "out.csv").open() as lines:
-        rows = list(csv.DictReader(lines))
-    assert [tuple(row.values())[:4] for row in rows] == [
-        tuple(line.split(",")) for line in ROWS.split()[1:]
-    ]
-    placed = [(int(row["offset"]), int(row["size"])) for row in rows]
-    assert all(offset % 16 == 0 and offset + size <= arena for offset, size in placed)
-    (a, _), (b, _), (c, _), _ = placed
-    assert b >= max(a, c) + 100 or b + 50 <= min(a, c)
-
-
-def test_plan_memory_fails_above_the_capacity(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(ROWS)
-    assert offload_command("plan-memory", tmp_path / "rows.csv", "--capacity", 200).exit_code == 0
-    result = offload_command("plan-memory", tmp_path / "rows.csv", "--capacity", 149)
-    assert "--capacity" in failure_of(result)
-    assert re.fullmatch(LAST_LINE, result.stdout.splitlines()[-1])
-
-
-def test_plan_memory_hands_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-
-    def place(intervals: Any, **options: Any) -> Placement:
-        given.update(options, n=len(intervals))
-        return Placement(tuple(0 for _ in intervals), 8, 8, "test", 1)
-
-    monkeypatch.setattr(plan_memory, "place_intervals", place)
-    (tmp_path / "rows.csv").write_text(ROWS)
-    offload_command("plan-memory", tmp_path / "rows.csv", "--steps", 5, "--capacity", 9)
-    assert given == {"n": 4, "alignment_bytes": 1, "capacity_bytes": 9, "search_steps": 5}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "expected the header id,lower,upper,size"),
-        ("id,begin,end,size\n", "expected the header"),
-        ("id,lower,upper,size\na,1,2\n", "line 2: expected an id and the three integers"),
-        ("id,lower,upper,size\na,1,2,3\nb,1,x,3\n", "line 3: expected an id"),
-        ("id,lower,upper,size\na,5,2,3\n", "line 2: expected 0 <= lower <= upper"),
-        ("id,lower,upper,size\na,0,2,-3\n", "size >= 0, got 0,2,-3"),
-        ("id,lower,upper,size,offset\na,1,2,3,0\n", "header id,lower,upper,size, got id,lower"),
-        ("id,lower,upper,size\na,1,2,3,0\n", "line 2: expected an id and the three integers"),
-        (
-            "id,lower,upper,size\na,1,2,3\nb,1,2,3\na,2,3,4\n",
-            "line 4: the id 'a'",
-        ),
-    ],
-)
-def test_plan_memory_names_the_line_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "rows.csv").write_text(text)
-    assert message in failure_of(offload_command("plan-memory", tmp_path / "rows.csv"))
-
-
-def test_plan_memory_reads_a_byte_order_mark(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_bytes(b"\xef\xbb\xbf" + ROWS.encode())
-    assert offload_command("plan-memory", tmp_path / "rows.csv").exit_code == 0
-
-
-def test_plan_memory_of_an_alignment_beyond_all_integers(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(ROWS)
-    result = offload_command("plan-memory", tmp_path / "rows.csv", "--alignment", 2**70)
-    assert f"got {2**70}" in failure_of(result)
-
-
-def test_plan_memory_of_what_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_bytes(b"\xff\xfe\x00")
-    assert "cannot be read as CSV" in failure_of(
-        offload_command("plan-memory", tmp_path / "rows.csv")
-    )
-
-
-# ---- doctor and demo -----------------------------------------------------------------------------
 
 
 def test_doctor_lists_backends_and_versions() -> None:
@@ -381,26 +176,6 @@ def test_compile_fails_where_it_makes_nothing(
     result = offload_command("compile", tmp_path / "one.offload")
     assert result.exit_code == 1
     assert "the cache of kernels cannot be made" in result.stderr
-
-
-def test_run_with_kernels(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()).eval()
-    x = torch.randn(2, 4)
-    with torch.no_grad():
-        offload.capture(model, x).save(tmp_path / "model.offload")
-    safetensors.torch.save_file({"input": x}, tmp_path / "in.safetensors")
-    result = offload_command(
-        "run",
-        "--fuse",
-        tmp_path / "model.offload",
-        "--input",
-        tmp_path / "in.safetensors",
-        "--output",
-        tmp_path / "out.safetensors",
-    )
-    assert result.exit_code == 0, result.output
-    (got,) = safetensors.torch.load_file(tmp_path / "out.safetensors").values()
-    torch.testing.assert_close(got, model(x), rtol=1e-5, atol=1e-6)
 
 
 def test_doctor_says_why_a_backend_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

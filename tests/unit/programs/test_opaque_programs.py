@@ -6,11 +6,11 @@ import array
 import ctypes
 import dataclasses
 import threading
-import types
 
 import pytest
 import torch
 from torch import nn
+from torch_captures import FakeLog, one_capture
 
 import offload
 from offload.api.recorded_program import without_dead_launches
@@ -21,6 +21,7 @@ from offload.backends.captured.torch_warm_up import _weights_kept
 from offload.backends.cuda import CudaBackend, GraphNode, NodeKind, torch_capture
 from offload.backends.cuda import opaque as cuda_opaque
 from offload.backends.cuda.torch_capture import _OneCapture
+from offload.backends.cuda.torch_pool import PoolMemory
 from offload.costs import signature_of
 from offload.interpreter.eager_run import EagerRun
 from offload.program import BoundProgram, Program, Role
@@ -346,18 +347,18 @@ def test_a_surplus_counts_if_it_is_there_each_time(monkeypatch, graphs, unseen, 
     assert len(capturer.graphs) == left
 
 
-def one_capture(call, copied: set[int], log: list[object]) -> tuple[_OneCapture, EagerRun]:
-    """A capture of an opaque launch whose memory and nodes only note requests."""
+def capture_of(
+    monkeypatch, call, copied: set[int], log: list[object]
+) -> tuple[_OneCapture, EagerRun]:
+    """A capture of an opaque launch, whose settling of memory is noted with its reads of nodes."""
     bound = opaque_program(Counting(), torch.ones(4))
     assert bound.program.opaque is not None
     bindings = dataclasses.replace(bound.bindings, callables=(call,))
     bound = dataclasses.replace(bound, bindings=bindings)
-    capture = _OneCapture.__new__(_OneCapture)
-    capture._program, capture._copied, capture._tensors = bound.program, copied, []
-    capture._pool, capture._paint = types.SimpleNamespace(error=None), 0x11
-    capture._memory = types.SimpleNamespace(settle=lambda held: log.append(("settle", held)))
-    capture._nodes = types.SimpleNamespace(note=lambda launch: log.append("nodes"))
-    return capture, run_on(bound, torch.ones(4))
+    monkeypatch.setattr(PoolMemory, "settle", lambda _, held: log.append(("settle", held)))
+    return one_capture(monkeypatch, bound, copied=copied, nodes=FakeLog(log)), run_on(
+        bound, torch.ones(4)
+    )
 
 
 def test_a_copied_result_gets_no_memory_that_the_launch_has_freed(monkeypatch):
@@ -365,7 +366,8 @@ def test_a_copied_result_gets_no_memory_that_the_launch_has_freed(monkeypatch):
     log: list[object] = []
     bound = opaque_program(Counting(), torch.ones(4))
     (output,) = bound.program.of_role(Role.OUTPUT)
-    capture, run = one_capture(lambda tensors: [made, tensors[0]], {output.index}, log)
+    call = lambda tensors: [made, tensors[0]]  # noqa: E731
+    capture, run = capture_of(monkeypatch, call, {output.index}, log)
 
     def copied(storage):
         log.append("copy")
@@ -381,10 +383,10 @@ def test_a_copied_result_gets_no_memory_that_the_launch_has_freed(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [TypeError, RuntimeError, KeyError])
-def test_whatever_the_callable_raises_is_a_capture_error(kind):
+def test_whatever_the_callable_raises_is_a_capture_error(monkeypatch, kind):
     def call(tensors):
         raise kind("of the user's code")
 
-    capture, run = one_capture(call, set(), [])
+    capture, run = capture_of(monkeypatch, call, set(), [])
     with pytest.raises(offload.CaptureError, match=r"cannot be captured .*of the user"):
         capture._launch(run, capture._program.launches[0])

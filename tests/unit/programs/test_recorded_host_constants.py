@@ -8,10 +8,10 @@ import pytest
 import torch
 from meta_recording import record, record_bound, take_meta_for_an_accelerator
 from torch import nn
+from torch_captures import one_capture
 
 from offload.api.recorded_program import without_dead_launches
 from offload.backends.captured.torch_warm_up import _private_bases
-from offload.backends.cuda.torch_capture import _OneCapture
 from offload.errors import CaptureError
 from offload.files import has_same_content
 from offload.program import BoundProgram, Program, Role
@@ -382,11 +382,8 @@ def test_the_warm_up_reads_what_was_recorded():
     assert numbers_of(bound.program, _private_bases(bound, "cpu", given)) == [2.0, 3.0]
 
 
-def test_a_capture_reads_what_was_recorded():
+def test_a_capture_reads_what_was_recorded(monkeypatch):
     bound = changed_program()
-    capture = _OneCapture.__new__(_OneCapture)
-    capture._bound, capture._program = bound, bound.program
-    capture._memory = types.SimpleNamespace(stand_in=torch.UntypedStorage)
-    bases = capture._stand_ins()
+    bases = one_capture(monkeypatch, bound)._stand_ins()
     assert numbers_of(bound.program, bases) == [2.0, 3.0]
     assert bases[bound.program.inputs[0].value][0].nbytes() == 12

@@ -17,14 +17,13 @@ from offload.program.constants import same_constant
 from offload.program.structure import (
     OpaqueStructure,
     Structure,
-    StructureMismatch,
     describe,
     flatten,
     frozen,
     leaf_paths,
-    match,
     unflatten,
 )
+from offload.program.structure_match import StructureMismatch, match
 
 
 class Leaf:

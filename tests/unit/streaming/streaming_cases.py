@@ -298,3 +298,11 @@ def _steps(order, sizes, places, index: int, n_launches: int) -> torch.Tensor:
         )
         latest = torch.where(overlaps & (latest < step), step, latest)
     return latest
+
+
+@st.composite
+def demands_and_budgets(draw):
+    """Draw a demand, and a budget between its floor and all its weights."""
+    demand = draw(demands())
+    floor, full = floor_of(demand), full_of(demand)
+    return demand, draw(st.integers(floor, full + ALIGNMENT))

@@ -1,3 +1,5 @@
+"""Plans of streaming: what stays, what is copied when, and what that takes."""
+
 import dataclasses
 import math
 import random
@@ -14,6 +16,7 @@ from streaming_cases import (
     brute_force_ns,
     chain,
     demands,
+    demands_and_budgets,
     floor_of,
     full_of,
     plan,
@@ -22,23 +25,12 @@ from streaming_cases import (
 
 from decoders import ALIGNMENT_BYTES, GRANULE_BYTES, LLAMA_8B, LLAMA_70B, demand_of
 from decoders import LINK as PCIE
-from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.errors import PlanError
 from offload.plan import check_streaming, roofline_ns, simulate_streaming, stream_weights
 from offload.plan.simulate_streaming import simulate_transfers, transfer_ns
 from offload.plan.steps import Transfer
 from offload.plan.streaming import WeightDemand, WeightUse
-from offload.plan.topology import Link, MemoryLayout, MemoryUnit
-
-
-@st.composite
-def demands_and_budgets(draw):
-    demand = draw(demands())
-    floor, full = floor_of(demand), full_of(demand)
-    return demand, draw(st.integers(floor, full + ALIGNMENT))
-
-
-# ---- what a plan contains ------------------------------------------------------------------------
+from offload.plan.topology import Link, MemoryLayout
 
 
 def test_all_resident_when_the_budget_holds_all():
@@ -126,141 +118,6 @@ def test_no_weights():
     assert found.floor.required_bytes == 0
 
 
-# ---- the floor ----------------------------------------------------------------------------------
-
-
-def test_below_the_floor_the_message_says_what_is_needed():
-    demand = chain([8192, 40960, 12288, 100])
-    with pytest.raises(PlanError) as raised:
-        plan(demand, 40960)
-    text = str(raised.value)
-    at_floor = plan(demand, 40960 + 256)
-    predicted = f"{at_floor.period_ns / 1e6:.3f} ms"
-    for part in ("41216", "40960", "weight 1", "256 bytes of weights that stay", predicted):
-        assert part in text
-    assert at_floor.floor.value == 1
-
-
-@given(demands())
-@SLOW
-def test_the_floor_is_the_least_that_any_plan_can_take(demand):
-    floor = floor_of(demand)
-    stay = {one.value for one in demand.weights if one.stays or one.size_bytes < 4096}
-    live, read = (
-        max(
-            sum(one.size_bytes for one in demand.weights if one.value in stay or is_there(one, at))
-            for at in range(len(demand.launch_ns))
-        )
-        for is_there in (
-            lambda one, at: one.launches[0] <= at <= one.launches[-1],  # copied once in a pass
-            lambda one, at: at in one.launches,
-        )
-    )
-    assert read <= floor <= full_of(demand)
-    if all(len(one.launches) == 1 for one in demand.weights):
-        assert read == live <= floor
-    found = plan(demand, floor)
-    assert found.memory_bytes <= floor
-    assert found.period_ns == found.floor.period_ns
-    with pytest.raises(PlanError, match="Give a budget"):
-        plan(demand, floor - 1)
-
-
-UNITS = [MemoryUnit(GRANULE), MemoryUnit(32, 32), TorchMemoryUnit(), MemoryUnit(1 << 21)]
-
-
-@given(st.sampled_from(UNITS), st.integers(0, 1 << 25), st.integers(0, 1 << 22))
-def test_what_is_taken_of_a_budget_is_within_it(unit, size_bytes, more_bytes):
-    taken = unit.taken_bytes(size_bytes)
-    assert taken >= size_bytes
-    assert unit.usable_bytes(taken) >= size_bytes
-    usable = unit.usable_bytes(taken + more_bytes)
-    assert unit.taken_bytes(usable) <= taken + more_bytes
-    assert unit.taken_bytes(usable + 1) > taken + more_bytes or not usable
-    assert unit.taken_bytes(size_bytes + more_bytes) >= taken
-
-
-@pytest.mark.parametrize("size_mib", [10, 11, 12, 13, 21])
-@pytest.mark.parametrize("more_bytes", [-513, -1, 0, 1, 513])
-def test_large_blocks_of_torch_are_within_their_budget(size_mib, more_bytes):
-    """Segments begin at 10 MiB, and keep a rest of up to 1 MiB."""
-    unit, budget = TorchMemoryUnit(), (size_mib << 20) + more_bytes
-    usable = unit.usable_bytes(budget)
-    assert unit.taken_bytes(usable) <= budget < unit.taken_bytes(usable + 1)
-
-
-@given(demands_and_budgets(), st.sampled_from(UNITS), st.booleans())
-@SLOW
-def test_all_that_the_device_gives_counts(case, unit, tails):
-    """The plan is for the usable memory; the floor counts the device memory taken for it."""
-    demand, budget = case
-    exact = plan(demand, 1 << 40, tails=tails).floor
-    required = unit.taken_bytes(exact.required_bytes)
-    budget = max(budget, required)
-    found = plan(demand, budget, tails=tails, unit=unit)
-    assert found.taken_bytes == unit.taken_bytes(found.memory_bytes) <= budget
-    assert found.floor.required_bytes == required
-    within = plan(demand, unit.usable_bytes(budget), tails=tails)
-    assert (found.pieces, found.transfers) == (within.pieces, within.transfers)
-    with pytest.raises(PlanError, match=f"at least {required} bytes"):
-        plan(demand, required - 1, tails=tails, unit=unit)
-
-
-# ---- weights that distant launches read again ---------------------------------------------------
-
-
-def shared_block(sizes_bytes, n_layers, launch_ns=1_000.0):
-    """Each layer reads the same weights, by separate launches."""
-    n_launches = n_layers * len(sizes_bytes)
-    weights = [
-        WeightUse(
-            index, size_bytes, tuple(range(index, n_launches, len(sizes_bytes))), f"weight {index}"
-        )
-        for index, size_bytes in enumerate(sizes_bytes)
-    ]
-    return WeightDemand((launch_ns,) * n_launches, tuple(weights))
-
-
-def test_the_floor_of_a_block_that_all_layers_share_is_its_largest_weight():
-    demand = shared_block([8192, 8192, 32768, 32768], n_layers=6)
-    found = plan(demand, floor_of(demand))
-    assert found.floor.required_bytes == found.memory_bytes == 32768
-    assert found.floor.name == "weight 2"
-    assert len(found.transfers) == 4 * 6
-    assert found.transfer_bytes == 6 * (2 * 8192 + 2 * 32768)
-    assert len({one.memory_offset_bytes for one in found.pieces}) < 4
-
-
-def test_weights_of_a_shared_block_stay_as_the_budget_grows():
-    demand = shared_block([8192, 8192, 32768, 32768], n_layers=6, launch_ns=50_000.0)
-    copied = [
-        plan(demand, budget).transfer_bytes
-        for budget in (32768, 2 * 32768, 2 * 32768 + 8192, full_of(demand))
-    ]
-    assert copied == sorted(copied, reverse=True)
-    assert copied[-1] == 0 < copied[-2]
-
-
-def test_a_tied_weight_makes_room_between_its_readers():
-    demand = chain([4096, *[40960] * 6, 4096])
-    tied = WeightUse(20, 32768, (0, 7), "tied")
-    demand = dataclasses.replace(demand, weights=(*demand.weights, tied))
-    found = plan(demand, 40960)
-    assert found.floor.required_bytes == 40960  # copied once, it would be 32768 more
-    [index] = [at for at, one in enumerate(found.pieces) if one.value == 20]
-    assert [one.first_launch for one in found.transfers if one.piece == index] == [0, 7]
-
-
-def test_who_reads_each_weight_once_has_the_floor_of_one_copy():
-    """No plan copies more than once: the ring of single copies holds a launch's weights."""
-    demand = chain([8192, 40960, 12288])
-    found = plan(demand, floor_of(demand))
-    assert len(found.transfers) == len({one.piece for one in found.transfers}) == 3
-
-
-# ---- duration ------------------------------------------------------------------------------------
-
-
 @given(demands_and_budgets(), st.booleans(), st.sampled_from([0.0, 100.0, 5_000.0]))
 @SLOW
 def test_plans_hold_their_budget_and_what_they_predict(case, tails, overhead_ns):
@@ -296,6 +153,8 @@ def test_more_budget_is_never_slower(demand, data, tails, share):
 
 
 UNIT = 2048
+
+
 """The unit of sizes and positions, where all positions are tried."""
 
 
@@ -364,9 +223,6 @@ def test_decoders_come_near_the_roofline(decoder, n_tokens, least):
         assert found.roofline_ns / found.period_ns >= promised, share
 
 
-# ---- the simulation -----------------------------------------------------------------------------
-
-
 @given(demands_and_budgets())
 @SLOW
 def test_the_simulation_equals_a_plain_one(case):
@@ -403,9 +259,6 @@ def test_what_waits_for_itself_is_refused():
         simulate_transfers((1.0, 1.0), [Transfer(0, 1, 1, 0)], (10,), LINK)
 
 
-# ---- execution ----------------------------------------------------------------------------------
-
-
 @given(demands_and_budgets(), st.booleans(), st.integers(0, 1 << 30))
 @SLOW
 def test_launches_read_their_weights_at_any_timing(case, tails, seed):
@@ -414,9 +267,6 @@ def test_launches_read_their_weights_at_any_timing(case, tails, seed):
     check_streaming(demand, found)
     for turn in range(3):
         Interpreter(demand, found, seed + turn).run(n_passes=4)
-
-
-# ---- bad input ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from offload.observe.diagnosis import (
     Verdict,
     diagnose_call,
 )
+from offload.observe.diagnosis.contenders import Contenders, Measurement, measure
 from offload.observe.diagnosis.evidence import (
     ENQUEUE_THRESHOLDS,
     SHARE_THRESHOLDS,
@@ -33,7 +34,6 @@ from offload.observe.diagnosis.evidence import (
     enqueue_test,
     replay_test,
 )
-from offload.observe.diagnosis.models import Contenders, Measurement, measure
 from offload.observe.diagnosis.stopwatch import time_enqueue, time_in_turns
 
 SHORT = Effort(turns=6, sample_ns=1000, budget_ns=10**12, least_turns=3)

@@ -218,14 +218,7 @@ class CudaBackend:
             captured.capture.keep if _points_outside(captured.discovery) else None,
             prepared.bindings.weights if prepared.program.opaque is not None else None,
         )
-        stream: _native.CudaWeightStream | None = None
-        weights: Mapping[int, torch.Tensor] = {}
-        streamed = StreamedGraph((), ())
-        if plan.streaming is not None:
-            assert prepared.graph is not None
-            streamed = streamed_graph(prepared.program, prepared.graph, plan.streaming)
-            on = self.tensor_device(captured.device)
-            stream, weights = make_stream(prepared.bound, plan.streaming, captured.device, on)
+        stream, weights, streamed = self._streamed(prepared, plan, captured.device)
         resident = make_resident(
             captured,
             prepared.program,
@@ -257,6 +250,18 @@ class CudaBackend:
             ),
             graph_bytes=lambda: resident.graph_bytes,
         )
+
+    def _streamed(
+        self, prepared: Prepared, plan: Plan, device: int
+    ) -> tuple[_native.CudaWeightStream | None, Mapping[int, torch.Tensor], StreamedGraph]:
+        """Return the stream of weights, their tensors, and the copies among the graph's nodes."""
+        if plan.streaming is None:
+            return None, {}, StreamedGraph((), ())
+        assert prepared.graph is not None
+        streamed = streamed_graph(prepared.program, prepared.graph, plan.streaming)
+        on = self.tensor_device(device)
+        stream, weights = make_stream(prepared.bound, plan.streaming, device, on)
+        return stream, weights, streamed
 
     def copy_costs(self, index: int, resident: _native.CudaResident) -> CopyCosts:
         """The costs of re-setting a node and of copying on a device, measured once per process.

@@ -6,7 +6,7 @@ that a copy reads. Pure data: nothing here needs a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from offload.backends.captured.relocation import advice
@@ -29,12 +29,14 @@ from offload.backends.captured.relocation.words import (
     HALF_BYTES,
     WORD_BYTES,
     Discovery,
+    FoundWord,
     Noise,
     NoiseKind,
     OwnedConstant,
     Unexplained,
     Unfollowed,
     Word,
+    number_scratch,
     words_of,
 )
 
@@ -100,26 +102,6 @@ def discover(
     )
 
 
-_Found = tuple[int, int, int, int, int, int]
-"""A Word, with the allocation instead of the Value."""
-
-
-def number_scratch(
-    capture: GraphCapture, found: Iterable[_Found], n_values: int
-) -> tuple[dict[int, int], tuple[int, ...]]:
-    """The Value of each allocation that a word names, and the sizes of scratch allocations."""
-    values: dict[int, int] = {}
-    scratch_bytes: list[int] = []
-    for index in sorted({allocation for _, _, _, allocation, _, _ in found}):
-        allocation = capture.allocations[index]
-        if allocation.value is not None:
-            values[index] = allocation.value
-        else:
-            values[index] = n_values + len(scratch_bytes)
-            scratch_bytes.append(allocation.size_bytes)
-    return values, tuple(scratch_bytes)
-
-
 class _Search:
     """The comparison of four captures, part by part and word by word."""
 
@@ -140,7 +122,7 @@ class _Search:
         self._owned = [Owned(capture.owned) for capture in captures]
         self._stale = StaleWords(captures, self._meanings, self._owned, decoy_address)
         self.constants = Constants(captures[0], launch_names, self._meanings, self._owned[0])
-        self.found: list[_Found] = []
+        self.found: list[FoundWord] = []
         self.noise: list[Noise] = []
         self.unexplained: list[Unexplained] = []
         self._leaves_unexplained = leaves_unexplained
@@ -393,7 +375,7 @@ class _Search:
             common = [one for one in common if one in others]
         return common[0][0] if common else ""
 
-    def _refuse_pieces(self, node: int, found: Sequence[_Found], noise: Sequence[Noise]) -> None:
+    def _refuse_pieces(self, node: int, found: Sequence[FoundWord], noise: Sequence[Noise]) -> None:
         """Refuse arguments that may hold an address in two pieces: following one requires both."""
         lower = [offset for _, _, offset, _, _, size_bytes in found if size_bytes == HALF_BYTES]
         upper = [one.offset_bytes for one in noise if one.kind is NoiseKind.UPPER_HALF]

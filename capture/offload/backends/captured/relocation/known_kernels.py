@@ -17,13 +17,14 @@ from collections.abc import Callable, Hashable, Sequence, Set
 
 from offload.backends.captured.relocation.addresses import Layout, Owned
 from offload.backends.captured.relocation.captures import GraphCapture, GraphNode, NodeKind
-from offload.backends.captured.relocation.discover import GUARD_BYTES, number_scratch
+from offload.backends.captured.relocation.discover import GUARD_BYTES
 from offload.backends.captured.relocation.words import (
     HALF_BYTES,
     WORD_BYTES,
     Discovery,
     OwnedConstant,
     Word,
+    number_scratch,
 )
 
 _LEAST_ADDRESS, _MOST_ADDRESS = 1 << 16, 1 << 57

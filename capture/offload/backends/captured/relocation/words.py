@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import struct
+from collections.abc import Iterable
 
+from offload.backends.captured.relocation.captures import GraphCapture
 from offload.errors import CaptureError
 
 WORD_BYTES = 8
@@ -150,3 +152,23 @@ class Discovery:
     constants: tuple[OwnedConstant, ...]
     scratch_bytes: tuple[int, ...]
     unexplained: tuple[Unexplained, ...] = ()
+
+
+FoundWord = tuple[int, int, int, int, int, int]
+"""A Word, with the allocation instead of the Value."""
+
+
+def number_scratch(
+    capture: GraphCapture, found: Iterable[FoundWord], n_values: int
+) -> tuple[dict[int, int], tuple[int, ...]]:
+    """The Value of each allocation that a word names, and the sizes of scratch allocations."""
+    values: dict[int, int] = {}
+    scratch_bytes: list[int] = []
+    for index in sorted({allocation for _, _, _, allocation, _, _ in found}):
+        allocation = capture.allocations[index]
+        if allocation.value is not None:
+            values[index] = allocation.value
+        else:
+            values[index] = n_values + len(scratch_bytes)
+            scratch_bytes.append(allocation.size_bytes)
+    return values, tuple(scratch_bytes)

@@ -57,8 +57,8 @@ class FakeAllocator:
             def __init__(self) -> None:
                 self.memory = allocator._memory()
 
-            def snapshot(self) -> list[dict[str, int]]:
-                return [{"address": 0, "total_size": 1 << 62}]
+            def snapshot(self, **_: object) -> list[dict[str, Any]]:
+                return [{"address": 0, "total_size": 1 << 62, "blocks": []}]
 
         return MemPool()
 
