@@ -342,7 +342,7 @@ def _methods_run(cls: type) -> Iterator[FunctionType]:
     seen = set(names)
     while names:
         method = getattr(cls, names.popleft(), None)
-        if _is_wrapper(method):
+        if isinstance(method, FunctionType) and _is_wrapper(method):
             yield method
             method = original_of(method)
         elif isinstance(method, FunctionType) and not _is_foreign(method.__globals__["__name__"]):

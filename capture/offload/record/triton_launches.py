@@ -165,7 +165,8 @@ class TritonLaunches:
             f"{user_location()}: the Triton kernel {name} cannot be recorded: {why}: launch it in "
             "an operator made by torch.library.custom_op, which is recorded as a whole"
         )
-        for tensor in tensors_in(list(given)):
+        hidden = [getattr(one, "base", None) for one in given]  # by `triton.reinterpret`
+        for tensor in tensors_in([*given, *hidden]):
             self._log.hand_out(tensor, refusal)
         self._log.note_unseen(refusal)
 
@@ -247,6 +248,8 @@ class TritonLaunches:
             numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
             if isinstance(argument, numbers):
                 raise _Unrecordable("it takes a number that varies with sizes")
+            if hasattr(argument, "data_ptr"):  # which Triton asks of any object
+                raise _Unrecordable(f"a {type(argument).__qualname__} hides a tensor from torch")
             return argument
         if any(isinstance(one, torch.SymInt) for one in argument.shape):
             raise _Unrecordable("it takes a tensor whose sizes vary")
