@@ -162,7 +162,7 @@ def _is_number(argument: object, kind: str) -> bool:
         return False
     try:
         bits_of(argument, kind)
-    except OverflowError:
+    except (OverflowError, struct.error):
         return False
     return True
 
@@ -174,7 +174,8 @@ def bits_of(number: bool | int | float, kind: str) -> int:
     beyond float32 becomes infinity, and bfloat16 is the upper half of float32.
 
     Raises:
-        OverflowError: a number beyond float16 or float64.
+        OverflowError: a number beyond float16.
+        struct.error: an integer beyond float64.
     """
     if kind == "fp64":
         return int.from_bytes(struct.pack("<d", number), "little")

@@ -64,7 +64,7 @@ class CompiledCalls:
             self._forced = _forced_compiler()
             if self._parts.originals:
                 self._run_originals()
-            if _DYNAMO in sys.modules:
+            if hasattr(sys.modules.get(_DYNAMO), "_callback_from_stance"):
                 self._notice()
             else:  # nothing is compiled yet, and importing torch's compiler takes seconds
                 for kind in (torch._TorchCompileWrapper, torch._TorchCompileInductorWrapper):

@@ -1,4 +1,4 @@
-"""A model's own Triton kernels whose weights are streamed, or beside fused kernels.
+"""A model's own Triton kernels with streamed weights, fused kernels, and several devices.
 
 Run by `test_cuda_kernels`, as `triton_cases`. No GPU has run this.
 """
@@ -17,9 +17,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
 
 from cases import backend, cuda, on_cuda, settled  # noqa: F401
-from triton_cases import add_kernel, assert_as_eager, captured_of, kernels_of, launched  # noqa: F401
+from triton_cases import (
+    add,
+    add_kernel,
+    assert_as_eager,
+    captured_of,
+    kernels_of,
+    launched,  # noqa: F401
+)
 
 import offload
+from offload.load import devices as device_loading
 
 N = 1 << 20  # 4 MiB of float32, so that a weight is larger than the 2 MiB by which memory is mapped
 LAYERS = 5
@@ -67,17 +75,6 @@ def test_weights_that_kernels_read_are_streamed(stored):
             torch.testing.assert_close(run(x.to("cuda")).to("cpu"), compute(x))
 
 
-def test_streamed_weights_of_kernels_from_a_file(stored, tmp_path):
-    captured, compute = stored
-    captured.save(tmp_path / "model.offload")
-    opened = offload.open(tmp_path / "model.offload", triton=True)
-    with opened.load(device=backend(), weights_budget=12 << 20) as run:
-        assert run.streaming.plan.transfers
-        for _ in range(2):
-            x = torch.randn(N)
-            torch.testing.assert_close(run(x.to("cuda")).to("cpu"), compute(x))
-
-
 def test_kernels_between_fused_regions():
     """Loops before and behind become kernels of Inductor; the model's own stays between them."""
 
@@ -94,3 +91,24 @@ def test_kernels_between_fused_regions():
             x = torch.randn(40)
             torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
     assert_as_eager(captured, model, torch.randn(40))
+
+
+def test_kernels_of_a_file_over_several_devices(tmp_path, monkeypatch):
+    """A file has no code until they are compiled, and slices for trials are prepared before.
+
+    Both devices are one GPU: the stand-in has no streams for copies between two memories.
+    """
+    monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
+
+    def model(x):
+        y = torch.relu(x * 2 + 1)
+        return torch.sigmoid(add(y, x) * 3 - 1)
+
+    captured = captured_of(model, torch.randn(40))
+    captured.save(tmp_path / "model.offload")
+    for one in (offload.open(tmp_path / "model.offload", triton=True), captured):
+        with one.load([backend(), backend()]) as run:
+            assert "cannot run" not in run.explain()
+            for _ in range(3):
+                x = torch.randn(40)
+                torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
