@@ -167,14 +167,19 @@ def is_of_torch(compiler: Any) -> bool:
         compiler = compiler._torchdynamo_orig_backend
     function = getattr(compiler, "compiler_fn", None)
     if function is None:
-        if isinstance(compiler, torch._TorchCompileInductorWrapper):
-            return True
+        if isinstance(compiler, torch._TorchCompileInductorWrapper):  # options may have passes
+            return all(map(is_in_torch, _callables(compiler.config)))
         function = compiler  # torch._dynamo.optimize(function)
     if is_in_torch(function):
         return True
     name = getattr(compiler, "compiler_name", "")
-    installed = importlib.metadata.entry_points(group="torch_dynamo_backends").names
-    return name in installed and torch._dynamo.lookup_backend(name) is function
+    return name in _installed() and torch._dynamo.lookup_backend(name) is function
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    """The compilers of installed packages, by name."""
+    return frozenset(importlib.metadata.entry_points(group="torch_dynamo_backends").names)
 
 
 def is_in_torch(function: Any) -> bool:

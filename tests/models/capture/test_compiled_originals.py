@@ -415,6 +415,16 @@ def test_a_users_part_of_a_compiler_of_torchs_is_refused():
         offload.capture(torch.compile(gelu_twice, backend=backend), normal(3, 8))
 
 
+def test_a_users_pass_in_inductor_is_refused():
+    """It may change what is computed."""
+    for name in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
+        compiled = torch.compile(gelu_twice, options={name: doubled})
+        with pytest.raises(offload.CaptureError, match=r"is compiled by torch\.compile"):
+            offload.capture(compiled, normal(3, 8))
+    compiled = torch.compile(gelu_twice, options={"epilogue_fusion": False})
+    assert "compiled by torch.compile, and recorded" in capture(compiled, normal(3, 8)).explain()
+
+
 def test_a_users_compiler_in_place_of_all_is_refused():
     with (
         torch.compiler.set_stance(force_backend=doubled),
