@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -18,6 +18,12 @@ from offload.plan.memory import THOROUGH_SEARCH_STEPS
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FILE_OR_RANKS = click.Path(dir_okay=False, path_type=Path)  # there may be a file for each rank
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+
+_TRITON = click.option(
+    "--triton",
+    is_flag=True,
+    help="Trust the file as code: it may have Triton kernels, whose source can run any code.",
+)
 
 
 class _Group(click.Group):
@@ -63,7 +69,8 @@ def demo(as_json: bool) -> None:
 @click.option(
     "--device", help="Device to load it on; by default the recorded one, npu for an offline model."
 )
-def inspect(file: Path, device: str | None) -> None:
+@_TRITON
+def inspect(file: Path, device: str | None, *, triton: bool) -> None:
     """Print a program and its memory map.
 
     FILE is a saved program, or an Ascend offline model (.om), which is loaded on its device to be
@@ -72,7 +79,7 @@ def inspect(file: Path, device: str | None) -> None:
     """
     from offload.commands import inspect as command
 
-    command.inspect(file, device)
+    command.inspect(file, device, triton=triton)
 
 
 @main.command()
@@ -88,6 +95,7 @@ def inspect(file: Path, device: str | None) -> None:
 @click.option(
     "--auto", is_flag=True, help="Use only the kernels that are quicker, timed if needed."
 )
+@_TRITON
 def run(
     file: Path,
     input_file: Path | None,
@@ -96,6 +104,7 @@ def run(
     *,
     fuse: bool,
     auto: bool,
+    triton: bool,
 ) -> None:
     """Execute a program once.
 
@@ -116,7 +125,8 @@ def run(
         raise click.UsageError(
             "--fuse uses all kernels, --auto only those that are quicker: give one of them"
         )
-    command.run(file, input_file, output_file, device, fuse="auto" if auto else fuse)
+    kernels: bool | Literal["auto"] = "auto" if auto else fuse
+    command.run(file, input_file, output_file, device, fuse=kernels, triton=triton)
 
 
 @main.command("compile")
@@ -142,7 +152,8 @@ def compile_kernels(file: Path, auto: bool) -> None:
 @click.option(
     "--input", "input_file", type=_FILE, help="safetensors file with a saved program's inputs."
 )
-def diagnose(target: str, input_file: Path | None) -> None:
+@_TRITON
+def diagnose(target: str, input_file: Path | None, *, triton: bool) -> None:
     """Determine whether a model is bound by the host or the device, and the gain of capture.
 
     TARGET is one of three. A trace file of torch.profiler (JSON, also compressed by gzip): idle
@@ -158,7 +169,7 @@ def diagnose(target: str, input_file: Path | None) -> None:
 
     if "" not in sys.path:
         sys.path.insert(0, "")
-    diagnose_target(target, input_file).show(Console())
+    diagnose_target(target, input_file, triton=triton).show(Console())
 
 
 @main.command("plan-memory")

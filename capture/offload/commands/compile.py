@@ -15,7 +15,7 @@ from offload.console.text import printable
 
 def compile_kernels(file: Path, *, auto: bool) -> None:
     """Make the kernels of a saved program, and report on them."""
-    opened = open_model(file)
+    opened = open_model(file, triton=True)  # none is compiled: the CPU refuses Triton kernels
     if isinstance(opened, OfflineModel):
         raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")
     begin = time.perf_counter()

@@ -14,9 +14,9 @@ from offload.plan import Plan, SlotKind
 from offload.program import Program
 
 
-def inspect(file: Path, device: str | None) -> None:
+def inspect(file: Path, device: str | None, *, triton: bool) -> None:
     """Print a program and its memory map."""
-    with load_file(file, device) as executable:
+    with load_file(file, device, triton=triton) as executable:
         program, plan = executable.program, executable.plan
     click.echo(printable(str(program)))
     Console().print(_memory_map(program, plan))

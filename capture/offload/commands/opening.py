@@ -13,14 +13,20 @@ from offload.run import Executable
 
 
 def load_file(
-    file: Path, device: str | None, *, fuse: bool | Literal["auto"] = False
+    file: Path, device: str | None, *, fuse: bool | Literal["auto"] = False, triton: bool
 ) -> Executable:
     """Open a file and load it, on its own device unless another is named.
+
+    Args:
+        file: the program or model.
+        device: the name of a device; None for its own.
+        fuse: as in `load`.
+        triton: whether it may hold sources of Triton kernels, as in `offload.open`.
 
     Raises:
         OffloadError: as from `offload.open` and `load`.
     """
-    opened = open_model(file)
+    opened = open_model(file, triton=triton)
     if isinstance(opened, OfflineModel):
         if fuse:
             raise click.UsageError(f"{file} is an offline model (.om), which holds its kernels")

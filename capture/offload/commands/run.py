@@ -25,6 +25,7 @@ def run(
     device: str | None,
     *,
     fuse: bool | Literal["auto"],
+    triton: bool,
 ) -> None:
     """Execute a program once, with inputs from a file and results to another.
 
@@ -32,7 +33,7 @@ def run(
     """
     with ranks_met():
         given = {} if input_file is None else load_tensors(own_path(input_file))
-        with load_file(file, device, fuse=fuse) as executable:
+        with load_file(file, device, fuse=fuse, triton=triton) as executable:
             results = _results(executable, given)
             last, fusion = executable.last_execution, executable.fusion
         if output_file is not None:

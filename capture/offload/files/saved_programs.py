@@ -215,7 +215,8 @@ def _refuse_triton(program: Program) -> None:
         count = show_count(len(kernels), "Triton kernel", "Triton kernels")
         raise FileError(
             f"the file has the source of {count} ({names}), which loading compiles, and a source "
-            "can run any code then: give triton=True if you trust the file as you trust code"
+            "can run any code then: give triton=True (--triton on the command line) if you trust "
+            "the file as you trust code"
         )
 
 

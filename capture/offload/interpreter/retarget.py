@@ -28,6 +28,8 @@ def why_not_on(program: Program, launch: Launch, device_type: str) -> str:
     Launches that draw random numbers, end an execution or write the caller's memory stay whatever
     this says (`plan.program_tasks.staying_launches`).
     """
+    if not isinstance(launch.callee, Operator):
+        return "it is compiled code for the recorded device"
     values = [program.values[one] for one in launch.touched()]
     own = [one for one in values if one.device_format]
     elsewhere = [
@@ -36,7 +38,6 @@ def why_not_on(program: Program, launch: Launch, device_type: str) -> str:
         if one.kind == "device" and one.name.partition(":")[0] != program.device
     ]
     reasons = (
-        (not isinstance(launch.callee, Operator), "it is compiled code for the recorded device"),
         (any(one.on_host for one in values), "it uses a host constant, whose memory is the host's"),
         (bool(own), f"{own[0].name} lies in a format of the device" if own else ""),
         (bool(elsewhere), f"it makes a tensor on {elsewhere[0]}" if elsewhere else ""),

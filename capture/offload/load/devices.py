@@ -44,6 +44,7 @@ from offload.load.trial import (
     typical_ns,
     weights_kept,
 )
+from offload.load.triton_code import with_code
 from offload.load.watts import measured_watts
 from offload.plan import Plan
 from offload.plan.program_tasks import ProgramTasks, staying_launches, task_launches
@@ -98,6 +99,8 @@ class _DevicesLoad:
         self._asked = asked
         self._objective, self._placement = asked.objective, asked.placement
         _refuse_whole(bound)
+        # Slices for trials are prepared without a load, so kernels of a file have no code then.
+        bound = with_code(bound, self._devices.backends[self._devices.home])
         self._bound = bound
         self._load = load
         self._alone = drawing_alone(bound)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from offload.backends import Backend, Disproved, Prepared, on_device
-from offload.compile import Choice, Fused, Fusion, with_triton_code
+from offload.compile import Choice, Fused, Fusion
 from offload.compile import fuse as fuse_regions
 from offload.console.progress import Progress, telling
 from offload.costs import LaunchCosts
@@ -30,7 +30,8 @@ from offload.load.overlap import load_overlapped
 from offload.load.place import place
 from offload.load.ranks import loaded_together
 from offload.load.switched import switched
-from offload.program import BoundProgram, TritonKernel
+from offload.load.triton_code import device_of, with_code
+from offload.program import BoundProgram
 from offload.run import Executable
 from offload.run.lane_choice import LaneChoice
 
@@ -70,8 +71,7 @@ def load_program(
         options = checked(found, backend, scheduling, weights_budget, fuse, lanes=lanes)
         options = dataclasses.replace(options, verify=verify, share_store=share_store, costs=costs)
         recorded = dataclasses.replace(found, program=on_device(found.program, index))
-        if backend.records() == "cuda" and backend.capabilities.runs_kernels:
-            recorded = _with_triton_code(recorded, backend)
+        recorded = with_code(recorded, backend)
 
         def load(bound: BoundProgram, fusion: Fusion | None) -> Executable:
             one_way = _streamed if options.is_streamed else _resident
@@ -87,19 +87,6 @@ def load_program(
         else:
             run = load_on_lanes(backend.prepare(fused), backend, options, fusion)
         return asked.done(recorded, run, verify=verify)
-
-
-def _with_triton_code(bound: BoundProgram, backend: Backend) -> BoundProgram:
-    """The Program with the code of its Triton kernels for the GPU that runs it.
-
-    Raises:
-        BackendUnavailable: the Program has such kernels, and the GPU is missing.
-        CaptureError: a kernel cannot be compiled.
-    """
-    if not any(isinstance(one.callee, TritonKernel) for one in bound.program.launches):
-        return bound
-    backend.machine(bound.program.device_index)
-    return with_triton_code(bound, _device_of(bound) or torch.device("cuda"))
 
 
 def _with_proved_kernels(
@@ -148,23 +135,12 @@ def _fused(
         kept["aten::embedding"] = "reads a table that may stay in its store"
 
     def fused(choice: Choice | None) -> Fused:
-        device = _device_of(bound)
+        device = device_of(bound)
         packs = options.budget is None
         return fuse_regions(bound, kept, packs=packs, choice=choice, device=device, failed=failed)
 
     found = chosen(bound, fused, load) if options.fuse == AUTO else fused(None)
     return found.bound, found.fusion
-
-
-def _device_of(bound: BoundProgram) -> torch.device | None:
-    """The GPU that runs a Program; None for the CPU."""
-    program = bound.program
-    if program.device == "cpu":
-        return None
-    index = program.device_index
-    if index is None:
-        index = torch.get_device_module(program.device).current_device()
-    return torch.device(program.device, index)
 
 
 def _prepared(bound: BoundProgram, backend: Backend, options: Options) -> Prepared:

@@ -34,12 +34,13 @@ As Triton 3.7 passes them: `extraction_infos` in triton/backends/nvidia/driver.c
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class TritonKernel:
     """A callee that is a kernel written in Triton, which the model itself launches.
 
     Its launch takes the parameters that are not compiled in, in order: a view for an address, else
-    a number. It makes nothing; `Launch.writes` says which Values it writes.
+    a number. It makes nothing; `Launch.writes` says which Values it writes. Kernels with the
+    constants 1, 1.0 and True differ, as Triton compiles different code for them.
 
     Attributes:
         function: the name of the kernel in `source`.
@@ -61,6 +62,18 @@ class TritonKernel:
     divisible: tuple[str, ...]
     options: tuple[tuple[str, Constant], ...]
     grid: tuple[int, int, int]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are one kernel in one configuration."""
+        return isinstance(other, TritonKernel) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        """A hash that fits `__eq__`."""
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[object, ...]:
+        typed = repr((self.constants, self.options))  # in Python, 1 == 1.0 == True
+        return self.function, self.source, self.signature, typed, self.divisible, self.grid
 
     @property
     def name(self) -> str:
@@ -103,7 +116,7 @@ class TritonKernel:
                 isinstance(argument, TensorView)
                 and (name not in self.divisible or argument.offset_bytes % 16 == 0)
                 if kind.startswith("*")
-                else kind in SCALAR_BYTES and type(argument) in (bool, int, float)
+                else _is_number(argument, kind)
             )
             if not fits:
                 raise ProgramError(f"{self.name} takes {kind} as {name}, {argument} is given")
@@ -141,11 +154,28 @@ class TritonCode:
     launch: Callable[[Sequence[Any]], None] | None = None
 
 
+def _is_number(argument: object, kind: str) -> bool:
+    """Whether an argument can be passed as a number of this type."""
+    if kind not in SCALAR_BYTES or not isinstance(argument, (bool, int, float)):
+        return False
+    if type(argument) is float and not kind.startswith(("fp", "bf")):
+        return False
+    try:
+        bits_of(argument, kind)
+    except (OverflowError, struct.error):
+        return False
+    return True
+
+
 def bits_of(number: bool | int | float, kind: str) -> int:
     """The bytes of a number as an argument, as an integer.
 
     As Triton converts them: `extractFP16` and the like in triton/backends/nvidia/driver.c. A number
     beyond float32 becomes infinity, and bfloat16 is the upper half of float32.
+
+    Raises:
+        OverflowError: a number beyond float16.
+        struct.error: an integer beyond float64.
     """
     if kind == "fp64":
         return int.from_bytes(struct.pack("<d", number), "little")

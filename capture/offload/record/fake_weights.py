@@ -22,7 +22,8 @@ from offload.interpreter.eager_run import bytes_of
 from offload.interpreter.torch_names import dtype_name
 from offload.program import ITEM_BYTES, StoredTensor, span_bytes
 from offload.program.structure import OpaqueStructure, flatten
-from offload.record.callables import ORIGINAL_PREFIX, module_of
+from offload.record.callables import module_of
+from offload.record.compiled_callables import ORIGINAL_PREFIX
 from offload.record.fake_results import device_rule
 from offload.record.host_constants import may_be_host_constant
 from offload.record.operators import is_tensor

@@ -10,7 +10,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import bytes_of
-from offload.record.callables import ORIGINAL_PREFIX
+from offload.record.compiled_callables import ORIGINAL_PREFIX
 from offload.record.operators import has_plain_memory, is_wrapper
 from offload.record.python_state import PythonState
 from offload.record.trained_state import TrainedState

@@ -22,7 +22,7 @@ import torch
 
 from offload.errors import CaptureError
 from offload.program.constants import PLAIN_TYPES, same_constant
-from offload.record.callables import is_compiled_function, is_compiling
+from offload.record.compiled_callables import is_compiled_function, is_compiling, original_of
 
 # Depth to which state is followed: containers and objects below a module or a variable, and
 # functions below the called function. Submodules count as their module.
@@ -285,7 +285,7 @@ def _parts_called(path: str, thing: Any) -> Iterator[tuple[str, Any]]:
         yield path, thing.__self__
         yield "", thing.__func__
     elif isinstance(thing, FunctionType):
-        yield path, vars(thing)["_torchdynamo_orig_callable"]
+        yield path, original_of(thing)
     else:
         yield path, thing.func
         yield f"{path or 'partial'}.args", thing.args
@@ -342,9 +342,13 @@ def _methods_run(cls: type) -> Iterator[FunctionType]:
     seen = set(names)
     while names:
         method = getattr(cls, names.popleft(), None)
-        if not isinstance(method, FunctionType) or _is_foreign(method.__globals__["__name__"]):
+        if isinstance(method, FunctionType) and _is_wrapper(method):
+            yield method
+            method = original_of(method)
+        elif isinstance(method, FunctionType) and not _is_foreign(method.__globals__["__name__"]):
+            yield method
+        if not isinstance(method, FunctionType):
             continue
-        yield method
         fresh = set(_code_names(method.__code__)) - seen
         seen |= fresh
         names.extend(sorted(fresh))

@@ -293,7 +293,7 @@ class Recorder(WatchedCall):
             self._arguments.live,
             self._arguments.structure,
             seen.structure,
-            self._surroundings,
+            dataclasses.replace(self._surroundings, runs_originals=self._log.runs_originals),
         )
         opaque = seen.opaque_program(
             overlaps, call, self._log.unseen, state=state, is_random=recording.has_drawn

@@ -38,9 +38,7 @@ class Surroundings:
     runs_originals: bool = False
 
     @classmethod
-    def of_caller(
-        cls, device: torch.device, *, avoids_reads: bool, runs_originals: bool = False
-    ) -> Surroundings:
+    def of_caller(cls, device: torch.device, *, avoids_reads: bool) -> Surroundings:
         """The current surroundings on this thread, for a call on a device."""
         default_device = torch.get_default_device()
         return cls(
@@ -52,7 +50,6 @@ class Surroundings:
             ),
             default_device=None if default_device.type == "cpu" else default_device,
             avoids_reads=avoids_reads,
-            runs_originals=runs_originals,
         )
 
     @contextlib.contextmanager

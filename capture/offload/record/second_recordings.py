@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from offload.errors import BindingError, CaptureError, OffloadError
+from offload.program import TritonKernel
 from offload.program.family import BoundFamily, Dim, Family, with_constants
 from offload.program.structure import unflatten
 from offload.record.call_arguments import CallArguments
@@ -60,9 +61,16 @@ class SecondRecordings:
             real: the real recording.
 
         Raises:
-            CaptureError: the call differs at other sizes in a way that no guard distinguishes; see
-                `family_of`.
+            CaptureError: the call launches a Triton kernel, or differs at other sizes in a way that
+                no guard distinguishes; see `family_of`.
         """
+        for launch in real.program.launches:
+            if isinstance(launch.callee, TritonKernel):  # nor can it be launched on fake tensors
+                raise CaptureError(
+                    f"{launch.source}: sizes cannot vary where the call launches a Triton kernel "
+                    f"({launch.name}), whose grid and numbers are those of the recorded call: "
+                    "capture once for each size, or leave out dynamic_shapes"
+                )
         varying = self._varying
         sizes = SymbolicSizes(varying.dims, varying.axes, self._device)
         family = family_of(real, self._seen(sizes, "over sizes that vary"), sizes, varying.places)

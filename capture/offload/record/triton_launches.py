@@ -19,10 +19,7 @@ from typing import Any
 
 import torch
 from torch._library.triton import set_wrap_triton_enabled
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
+from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
@@ -30,8 +27,8 @@ from offload.interpreter.torch_names import dtype_name
 from offload.program import DeviceKernel, Symbol, TritonCode, TritonKernel
 from offload.program.triton_kernels import CONSTANT, SCALAR_BYTES, Constant
 from offload.record.launches import LaunchRecorder
-from offload.record.modes import DispatchMode
 from offload.record.operators import tensors_in
+from offload.record.replaced import is_watched_by, replaced
 from offload.record.triton_sources import (
     UnknownSource,
     defined_name,
@@ -103,18 +100,11 @@ class TritonLaunches:
 
         with contextlib.ExitStack() as stack:
             for kind in (JITFunction, InterpretedFunction):
-                stack.enter_context(_replaced(kind, "run", self._run))
-            stack.enter_context(_replaced(Autotuner, "run", self._tune))
-            stack.enter_context(_replaced(Autotuner, "_bench", self._bench))
+                stack.enter_context(replaced(kind, "run", self._run))
+            stack.enter_context(replaced(Autotuner, "run", self._tune))
+            stack.enter_context(replaced(Autotuner, "_bench", self._bench))
             stack.enter_context(set_wrap_triton_enabled(False))  # else it is an operator of torch's
             yield
-
-    def _is_watching(self) -> bool:
-        """Whether the recorder sees what this thread does now; autograd's threads have its mode."""
-        return any(
-            isinstance(one, DispatchMode) and one.reports_to(self._log)
-            for one in _get_current_dispatch_mode_stack()
-        )
 
     # ---- Triton's methods ----------------------------------------------------------------------
 
@@ -123,7 +113,7 @@ class TritonLaunches:
     ) -> Any:
         """In place of `run` of a kernel."""
         again = functools.partial(run, kernel, warmup=warmup)
-        if warmup or not self._is_watching():
+        if warmup or not is_watched_by(self._log):
             return again(*args, grid=grid, **kwargs)
         name = getattr(kernel, "__name__", "kernel")
         try:
@@ -140,7 +130,7 @@ class TritonLaunches:
 
     def _tune(self, run: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
         """In place of `run` of an autotuner: what it resets for its measurements is no launch."""
-        if not self._is_watching():
+        if not is_watched_by(self._log):
             return run(tuner, *args, **kwargs)
         reset = tuner.pre_hook
         tuner.pre_hook = lambda given, reset_only=False: None if reset_only else reset(given)
@@ -151,7 +141,7 @@ class TritonLaunches:
 
     def _bench(self, bench: Any, tuner: Any, *args: Any, config: Any, **kwargs: Any) -> Any:
         """In place of `_bench` of an autotuner, which times one configuration: on copies."""
-        if not self._is_watching():
+        if not is_watched_by(self._log):
             return bench(tuner, *args, config=config, **kwargs)
         named = tuner.nargs
         with _unwatched():
@@ -175,7 +165,8 @@ class TritonLaunches:
             f"{user_location()}: the Triton kernel {name} cannot be recorded: {why}: launch it in "
             "an operator made by torch.library.custom_op, which is recorded as a whole"
         )
-        for tensor in tensors_in(list(given)):
+        hidden = [getattr(one, "base", None) for one in given]  # by `triton.reinterpret`
+        for tensor in tensors_in([*given, *hidden]):
             self._log.hand_out(tensor, refusal)
         self._log.note_unseen(refusal)
 
@@ -257,6 +248,8 @@ class TritonLaunches:
             numbers = (torch.SymInt, torch.SymFloat, torch.SymBool)
             if isinstance(argument, numbers):
                 raise _Unrecordable("it takes a number that varies with sizes")
+            if hasattr(argument, "data_ptr"):  # which Triton asks of any object
+                raise _Unrecordable(f"a {type(argument).__qualname__} hides a tensor from torch")
             return argument
         if any(isinstance(one, torch.SymInt) for one in argument.shape):
             raise _Unrecordable("it takes a tensor whose sizes vary")
@@ -273,22 +266,6 @@ def _launch(
     given = {**dict(zip(names, arguments, strict=True)), **options}
     given |= {name: _live_constant(one) for name, one in found.constants}
     kernel.run(grid=found.grid, warmup=False, **given)
-
-
-@contextlib.contextmanager
-def _replaced(kind: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Let a method of a class call a function, which takes the method first."""
-    method = vars(kind)[name]
-
-    @functools.wraps(method)
-    def replacement(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(method, self, *args, **kwargs)
-
-    setattr(kind, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(kind, name, method)
 
 
 @contextlib.contextmanager

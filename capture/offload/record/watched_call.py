@@ -17,11 +17,9 @@ from offload.program.structure import (
     constants,
 )
 from offload.record.call_arguments import CallArguments
-from offload.record.callables import (
-    Parameters,
-    compiled_parts,
-    refuse_compiled,
-)
+from offload.record.callables import Parameters
+from offload.record.compiled_callables import CompiledParts, compiled_parts, refuse_compiled
+from offload.record.compiled_calls import CompiledCalls
 from offload.record.device_formats import refuse_own_format
 from offload.record.fake_weights import FakeWeights
 from offload.record.host_constants import may_be_host_constant
@@ -126,6 +124,7 @@ class WatchedCall:
         self._runs_opaque = runs_opaque
         self._triton_compiler = triton_compiler
         self._compiled: tuple[str, ...] = ()
+        self._parts = CompiledParts((), ())
         self._context = contextlib.ExitStack()
         self._seeding = contextlib.ExitStack()  # noticed until generators were checked
         self._inputs: list[torch.Tensor] = []
@@ -222,13 +221,7 @@ class WatchedCall:
             CaptureError: a compiler of the user's does, on a device that runs no opaque launches.
         """
         found = compiled_parts(self._function, self.table.state.python_state.compiled)
-        self._compiled = found.foreign
-        if found.originals and not found.foreign:
-            self._log.runs_originals = True
-            self._log.notes.append(
-                f"{', '.join(found.originals)}: compiled by torch.compile, and recorded as the "
-                "original code, whose rounding may differ: load with fuse=True for compiled kernels"
-            )
+        self._compiled, self._parts = found.foreign, found
         device = self.table.device
         self._log.allows_unseen = self._fakes is None and self._runs_opaque(device.type)
         if self._fakes is not None:
@@ -248,7 +241,6 @@ class WatchedCall:
         self._surroundings = Surroundings.of_caller(
             device,
             avoids_reads=self._answers.told and not self._compiled,
-            runs_originals=self._log.runs_originals,
         )
 
     def _keep_state(self) -> None:
@@ -271,9 +263,7 @@ class WatchedCall:
             enter(seeding_noticed(self._log.note_refusal))
         if self._compiled:  # the modes would leave nothing of it
             return
-        if self._log.runs_originals:
-            # On all threads; under a mode torch would refuse fullgraph=True.
-            enter(torch.compiler.set_stance("force_eager"))
+        enter(CompiledCalls(self._log, self._parts, self._answers.may_matter).noticed())
         may_fork = self._trained is not None
         used = self._log.generators
         self._seeding.enter_context(seeding_refused(self._log, used, may_fork=may_fork))

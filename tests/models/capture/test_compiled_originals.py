@@ -1,12 +1,16 @@
 """What torch.compile has wrapped is recorded as its original code."""
 
 import copy
+import subprocess
+import sys
+import weakref
 
 import pytest
 import torch
 from checks import capture, normal
 from safetensors.torch import save_file
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn.attention.flex_attention import flex_attention
 
 import offload
@@ -289,3 +293,185 @@ def test_a_function_that_the_compiler_leaves_alone_is_recorded_as_it_is():
         captured = capture(model, x)
         assert "compiled" not in captured.load().explain()
         assert torch.equal(captured.load()(x), model(x))
+
+
+class Decorated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def forward(self, x):
+        return nn.functional.gelu(self.linear(x))
+
+
+class Operators:
+    @staticmethod
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def scaled(x):
+        return x * 3
+
+
+def of_a_class(x):
+    return Operators.scaled(x)
+
+
+def compiled_inside(x):
+    return torch.compile(gelu_twice, backend="aot_eager", fullgraph=True)(x)
+
+
+hidden = weakref.ref(compiled_function)  # which no walk over Python's objects enters
+
+
+def behind_a_reference(x):
+    return hidden()(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "original", "name"),
+    [
+        (of_a_class, lambda x: x * 3, "Operators.scaled"),
+        (compiled_inside, gelu_twice, "gelu_twice"),
+        (behind_a_reference, gelu_twice, "gelu_twice"),
+    ],
+)
+def test_compiled_functions_that_only_the_call_shows(function, original, name):
+    captured = capture(function, normal(3, 8))
+    (note,) = captured.program.notes
+    assert note.startswith(f"{name}: compiled by torch.compile, and recorded as the original")
+    x = normal(3, 8)
+    assert torch.equal(captured(x), original(x))
+
+
+def test_a_decorated_method():
+    model = Decorated().eval()
+    captured = capture(model, normal(3, 8))
+    assert {"linear.weight", "linear.bias"} <= {one.name for one in captured.program.values}
+    assert "Decorated.forward: compiled by torch.compile" in captured.explain()
+    x = normal(3, 8)
+    with torch.no_grad():
+        assert torch.equal(captured(x), nn.functional.gelu(model.linear(x)))
+
+
+def test_state_of_a_decorated_method_is_watched():
+    class Counting(nn.Module):
+        n = 0
+
+        @torch.compile(backend="aot_eager")
+        def forward(self, x):
+            self.n += 1
+            return x + 1
+
+    with pytest.raises(offload.CaptureError, match=r"n.* was added|n: 0 became 1"):
+        offload.capture(Counting(), normal(3, 8))
+
+
+def test_a_module_that_is_compiled_twice_keeps_the_names_of_its_weights():
+    """The outer wrapper holds the inner's original: a forward of torch's, which torch wraps too."""
+    original = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
+    model = torch.compile(torch.compile(original, backend="aot_eager"), backend="eager")
+    captured = capture(model, normal(3, 8))
+    assert launches_and_names(captured) == launches_and_names(capture(original, normal(3, 8)))
+
+
+def doubled(graph, _):
+    return lambda *given: [one * 2 for one in graph(*given)]
+
+
+doubling = torch.compile(gelu_twice, backend=doubled)
+hidden_doubling = weakref.ref(doubling)
+
+
+def doubled_behind_a_reference(x):
+    return hidden_doubling()(x)
+
+
+def doubled_inside(x):
+    return torch.compile(gelu_twice, backend=doubled)(x)
+
+
+@pytest.mark.parametrize("function", [doubled_behind_a_reference, doubled_inside])
+@pytest.mark.parametrize("is_warm", [False, True])
+def test_a_users_compiler_that_only_the_call_shows_is_refused(function, is_warm):
+    if is_warm:
+        assert torch.equal(function(normal(3, 8) * 0), torch.full((3, 8), 2.0))
+    with pytest.raises(
+        offload.CaptureError, match=r"gelu_twice is compiled by a function of your own"
+    ):
+        offload.capture(function, normal(3, 8))
+
+
+def test_a_users_compiler_that_is_registered_by_name_is_refused():
+    """torch lists it beside its own."""
+    if "doubled_by_offload_tests" not in torch._dynamo.list_backends(exclude_tags=None):
+        torch._dynamo.register_backend(doubled, name="doubled_by_offload_tests")
+    with pytest.raises(offload.CaptureError, match=r"is compiled by torch\.compile"):
+        offload.capture(torch.compile(gelu_twice, backend="doubled_by_offload_tests"), normal(3, 8))
+
+
+def test_a_users_part_of_a_compiler_of_torchs_is_refused():
+    backend = aot_autograd(fw_compiler=doubled)
+    with pytest.raises(offload.CaptureError, match=r"is compiled by torch\.compile"):
+        offload.capture(torch.compile(gelu_twice, backend=backend), normal(3, 8))
+
+
+def test_a_users_pass_in_inductor_is_refused():
+    """It may change what is computed."""
+    for name in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
+        compiled = torch.compile(gelu_twice, options={name: doubled})
+        with pytest.raises(offload.CaptureError, match=r"is compiled by torch\.compile"):
+            offload.capture(compiled, normal(3, 8))
+    compiled = torch.compile(gelu_twice, options={"epilogue_fusion": False})
+    assert "compiled by torch.compile, and recorded" in capture(compiled, normal(3, 8)).explain()
+
+
+def test_a_users_compiler_in_place_of_all_is_refused():
+    with (
+        torch.compiler.set_stance(force_backend=doubled),
+        pytest.raises(offload.CaptureError, match="is compiled by a function of your own"),
+    ):
+        offload.capture(compiled_function, normal(3, 8))
+
+
+def test_a_compiler_of_torchs_given_as_a_function():
+    from torch._dynamo.backends.debugging import aot_eager
+
+    captured = capture(torch.compile(gelu_twice, backend=aot_eager), normal(3, 8))
+    x = normal(3, 8)
+    assert torch.equal(captured(x), gelu_twice(x))
+
+
+def test_a_branch_on_being_compiled_is_that_of_the_original():
+    def branching(x):
+        return x * 2 if torch.compiler.is_compiling() else x * 3
+
+    captured = capture(torch.compile(branching, backend="aot_eager"), normal(3, 8))
+    assert "torch.compiler.is_compiling() returned False in it" in captured.explain()
+    x = normal(3, 8)
+    assert torch.equal(captured(x), x * 3)
+
+
+IN_A_FRESH_PROCESS = """
+import sys, torch, offload
+def model(x):
+    return torch.compile(torch.relu, backend="eager", fullgraph=True)(x)
+assert "torch._dynamo" not in sys.modules
+x = torch.randn(3)
+with offload.capture(model) as captured:
+    captured(x)
+assert "relu: compiled by torch.compile" in captured.explain()
+assert torch.equal(captured(x), x.relu())
+from torch._dynamo import eval_frame
+assert eval_frame._stance.stance == "default"
+assert not hasattr(eval_frame._callback_from_stance, "__wrapped__")
+assert not hasattr(torch._TorchCompileWrapper.__init__, "__wrapped__")
+"""
+
+
+@pytest.mark.slow
+def test_the_first_use_of_torch_compile_in_a_process():
+    """Torch's compiler is not loaded before the call."""
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_FRESH_PROCESS], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -29,7 +29,7 @@ from offload.errors import CaptureError
 from offload.interpreter.eager_run import EagerRun, host_storage
 from offload.native import _native
 from offload.program import BoundProgram, Launch, Program, Role
-from offload.record.callables import compiled_parts
+from offload.record.compiled_callables import compiled_parts
 
 
 class CapturedGraph:

@@ -16,7 +16,8 @@ from offload.errors import CaptureError
 from offload.files import has_same_content
 from offload.program import BoundProgram, Program, Role
 from offload.record import recorder, recording_device, watched_call
-from offload.record.callables import CompiledParts, Parameters
+from offload.record.callables import Parameters
+from offload.record.compiled_callables import CompiledParts
 from offload.record.fake_weights import FakeWeights
 from offload.record.recording import Recording
 

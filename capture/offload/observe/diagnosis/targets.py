@@ -25,13 +25,16 @@ _EXPECTED = (
 )
 
 
-def diagnose_target(target: str, input_file: Path | None = None) -> Diagnosis:
+def diagnose_target(
+    target: str, input_file: Path | None = None, *, triton: bool = False
+) -> Diagnosis:
     """Diagnose a trace file, a saved program on the inputs of a file, or a model that code makes.
 
     Args:
         target: the path of a trace or a saved program, or `package.module:name` of a function
             that returns the model and its arguments; it is called under `torch.no_grad()`.
         input_file: for a saved program, the safetensors file with its inputs.
+        triton: whether a saved program may hold sources of Triton kernels, as in `offload.open`.
 
     Raises:
         DiagnosisError: it is something else, inputs were given without a saved program, or making
@@ -41,7 +44,7 @@ def diagnose_target(target: str, input_file: Path | None = None) -> Diagnosis:
     """
     path = Path(target)
     if path.is_file() and (path.suffix == ".offload" or zipfile.is_zipfile(path)):
-        return _diagnose_file(path, input_file)
+        return _diagnose_file(path, input_file, triton=triton)
     if input_file is not None:
         raise DiagnosisError(f"{target}: inputs can be given for a saved program only")
     if path.is_file():
@@ -57,8 +60,8 @@ def diagnose_target(target: str, input_file: Path | None = None) -> Diagnosis:
         return diagnose_call(model, args, kwargs, subject=target)
 
 
-def _diagnose_file(path: Path, input_file: Path | None) -> Diagnosis:
-    captured = open_file(path)
+def _diagnose_file(path: Path, input_file: Path | None, *, triton: bool) -> Diagnosis:
+    captured = open_file(path, triton=triton)
     program = captured.program
     tensors = inputs_of(program, {} if input_file is None else load_tensors(input_file))
     args, kwargs = unflatten(captured.bound.arguments_structure, tensors)

@@ -46,7 +46,8 @@ H100 = SimpleNamespace(
 _DTYPES = {
     "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64,
     "i1": torch.bool, "u1": torch.bool, "u8": torch.uint8, "i8": torch.int8, "i16": torch.int16,
-    "i32": torch.int32, "i64": torch.int64,
+    "i32": torch.int32, "i64": torch.int64, "u16": torch.uint16, "u32": torch.uint32,
+    "u64": torch.uint64,
 }  # fmt: skip
 
 

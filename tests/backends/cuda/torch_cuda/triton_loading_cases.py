@@ -1,0 +1,114 @@
+"""A model's own Triton kernels with streamed weights, fused kernels, and several devices.
+
+Run by `test_cuda_kernels`, as `triton_cases`. No GPU has run this.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
+
+from cases import backend, cuda, on_cuda, settled  # noqa: F401
+from triton_cases import (
+    add,
+    add_kernel,
+    assert_as_eager,
+    captured_of,
+    kernels_of,
+    launched,  # noqa: F401
+)
+
+import offload
+from offload.load import devices as device_loading
+
+N = 1 << 20  # 4 MiB of float32, so that a weight is larger than the 2 MiB by which memory is mapped
+LAYERS = 5
+
+
+class Adding(nn.Module):
+    """Adds each of its weights by a kernel of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ParameterList(torch.zeros(N) for _ in range(LAYERS))
+
+    def forward(self, x):
+        for weight in self.layers:
+            out = torch.empty_like(x)
+            add_kernel[(N >> 16,)](x, weight, out, N, 1 << 16)
+            x = out * 0.5
+        return x
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A model whose weights are in a file, and what it computes."""
+    content = {f"layers.{index}": torch.randn(N) for index in range(LAYERS)}
+    safetensors.torch.save_file(content, tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        model = Adding().eval()
+    captured = on_cuda(offload.capture(model, torch.zeros(N), weights=tmp_path))
+
+    def compute(x):
+        for index in range(LAYERS):
+            x = (x + content[f"layers.{index}"]) * 0.5
+        return x
+
+    return captured, compute
+
+
+def test_weights_that_kernels_read_are_streamed(stored):
+    captured, compute = stored
+    assert len(kernels_of(captured)) == LAYERS
+    with captured.load(device=backend(), weights_budget=12 << 20) as run:
+        assert run.streaming.plan.transfers
+        for _ in range(3):
+            x = torch.randn(N)
+            torch.testing.assert_close(run(x.to("cuda")).to("cpu"), compute(x))
+
+
+def test_kernels_between_fused_regions():
+    """Loops before and behind become kernels of Inductor; the model's own stays between them."""
+
+    def model(x):
+        y = torch.relu(x * 2 + 1)
+        out = torch.empty_like(y)
+        add_kernel[(3,)](y, x, out, 40, 16)
+        return torch.sigmoid(out * 3 - 1) * out
+
+    captured = captured_of(model, torch.randn(40))
+    with captured.load(device=backend(), fuse=True) as run:
+        assert len(run.fusion.regions) == 2
+        for _ in range(2):
+            x = torch.randn(40)
+            torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
+    assert_as_eager(captured, model, torch.randn(40))
+
+
+def test_kernels_of_a_file_over_several_devices(tmp_path, monkeypatch):
+    """A file has no code until they are compiled, and slices for trials are prepared before.
+
+    Both devices are one GPU: the stand-in has no streams for copies between two memories.
+    """
+    monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
+
+    def model(x):
+        y = torch.relu(x * 2 + 1)
+        return torch.sigmoid(add(y, x) * 3 - 1)
+
+    captured = captured_of(model, torch.randn(40))
+    captured.save(tmp_path / "model.offload")
+    for one in (offload.open(tmp_path / "model.offload", triton=True), captured):
+        with one.load([backend(), backend()]) as run:
+            assert "cannot run" not in run.explain()
+            for _ in range(3):
+                x = torch.randn(40)
+                torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
