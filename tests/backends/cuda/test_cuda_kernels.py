@@ -17,7 +17,7 @@ STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
 FOLDER = Path(__file__).parent / "torch_cuda"
 
 
-@pytest.mark.parametrize("name", ["kernel_cases.py", "triton_cases.py"])
+@pytest.mark.parametrize("name", ["kernel_cases.py", "triton_cases.py", "training_cases.py"])
 def test_compiled_kernels(name):
     cases = FOLDER / name
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")

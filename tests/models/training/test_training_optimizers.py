@@ -46,7 +46,12 @@ RECORDED = {
         {"foreach": True, "lr_decay": 0.1},
         {"foreach": True, "maximize": True, "weight_decay": 0.1},
     ],
-    "Adamax": [{}],
+    "Adamax": [{}, {"foreach": True}, {"foreach": True, "maximize": True, "weight_decay": 0.1}],
+    "ASGD": [
+        {"foreach": True},
+        {"foreach": True, "t0": 5.0, "lr": 0.1, "lambd": 0.1},  # averages from the seventh step on
+        {"foreach": True, "t0": 3.0, "maximize": True, "weight_decay": 0.1},
+    ],
     "NAdam": [{}, {"foreach": True}],
     "RMSprop": [{"momentum": 0.9}, {"foreach": True, "centered": True}],
     "Adadelta": [{}, {"foreach": True}],
@@ -113,13 +118,21 @@ def test_an_optimizer_of_some_parameters():
     )
 
 
+RATE = torch.tensor(0.01)
+
 # They branch on a counter, or use numbers where torch accepts no tensors.
 REFUSED = [
-    ("Adamax", {"foreach": True}, r"capturable=True where.*; or leave its step out"),
-    ("ASGD", {}, r"capturable=True where.*; or leave its step out"),
-    ("Adafactor", {}, r"\(leave its step out of the captured call"),
-    ("AdamW", {"lr": torch.tensor(0.01)}, r"fused=True, or capturable=True where"),
-    ("SGD", {"lr": torch.tensor(0.01)}, r"give the optimizer fused=True, so"),
+    ("ASGD", {}, r"give the optimizer foreach=True; or leave its step out"),
+    ("Adafactor", {}, r"leave its step out of the captured call"),
+    ("AdamW", {"lr": RATE}, r"give the optimizer fused=True; or leave its step out"),
+    ("SGD", {"lr": RATE}, r"give the optimizer fused=True; or leave"),
+    ("RMSprop", {"lr": RATE}, r"give lr as a number, and capture again where it changes"),
+    ("ASGD", {"lr": RATE}, r"give the optimizer foreach=True; or leave"),
+    (
+        "Adam",
+        {"lr": RATE, "betas": (torch.tensor(0.9), torch.tensor(0.99)), "fused": True},
+        r"give betas as numbers, or leave its step out",
+    ),
 ]
 
 
@@ -127,7 +140,7 @@ REFUSED = [
 def test_refused_with_what_to_set(name, options, advice):
     model = net()
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
-    with pytest.raises(offload.CaptureError, match=rf"on the host.*{advice}"):
+    with pytest.raises(offload.CaptureError, match=f"{name} reads.*repeat: {advice}"):
         offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
 
 
