@@ -25,7 +25,10 @@ def with_tensors(
         args: its positional arguments.
         kwargs: its keyword arguments.
     """
-    if name != "ctc_loss" or args[0].device.type != "cpu":
+    if name != "ctc_loss":
+        return args, kwargs
+    log_probs = args[0] if args else kwargs.get("log_probs")
+    if not isinstance(log_probs, torch.Tensor) or log_probs.device.type != "cpu":
         return args, kwargs
     reduction = args[_REDUCTION] if len(args) > _REDUCTION else kwargs.get("reduction", "mean")
     if reduction not in _MEAN:

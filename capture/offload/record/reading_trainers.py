@@ -101,12 +101,12 @@ def _for_scaler() -> str:
     name = type(optimizer).__qualname__
     if "fused" in inspect.signature(type(optimizer).__init__).parameters:
         return (
-            f"whether a gradient is infinite: give the optimizer fused=True ({name}), which keeps "
-            "it on the device"
+            f"give the optimizer ({name}) fused=True, which keeps on the device whether a gradient "
+            "is infinite"
         )
     return (
-        f"whether a gradient is infinite, and {name} has no fused=True, which would keep it on "
-        "the device: leave scaler.step and scaler.update out of the captured call"
+        f"{name} has no fused=True, which would keep on the device whether a gradient is infinite, "
+        "so leave scaler.step and scaler.update out of the captured call"
     )
 
 

@@ -37,8 +37,13 @@ def test_steps_with_lengths(lengths, options):
     check(nn.Linear(8, 5), torch.optim.AdamW, make_step, batches(), n_steps=6)
 
 
-@pytest.mark.parametrize("make", [nn.CTCLoss, lambda: torch.ctc_loss])
-def test_the_module_and_torchs_own_function(make):
+def named(y, target, first, second):
+    given = {"log_probs": y, "targets": target, "input_lengths": first, "target_lengths": second}
+    return functional.ctc_loss(**given)
+
+
+@pytest.mark.parametrize("make", [nn.CTCLoss, lambda: torch.ctc_loss, lambda: named])
+def test_the_module_and_other_functions(make):
     loss = make()
 
     def call(y, target):

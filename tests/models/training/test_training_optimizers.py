@@ -171,6 +171,39 @@ def test_a_step_that_is_made_behind_each_execution():
         assert torch.equal(run(*batch), eager(*batch))
 
 
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_an_optimizer_that_decides_how_often_it_calls_its_closure(line_search):
+    """LBFGS is refused in the step, and calls an executable by its closure."""
+    model = net()
+    sides = []
+    for one in (model, copy.deepcopy(model)):
+        optimizer = torch.optim.LBFGS(one.parameters(), max_iter=5, line_search_fn=line_search)
+
+        def gradients(x, target, one=one, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.mse_loss(one(x), target)
+            loss.backward()
+            return loss.detach()
+
+        sides.append((one, gradients, optimizer))
+    (_, ours, optimizer), (twin, eager, other) = sides
+
+    def step(x, target):
+        return optimizer.step(lambda: ours(x, target))
+
+    batch = batches()[0]
+    with pytest.raises(offload.CaptureError, match="LBFGS reads.*with a closure that executes"):
+        offload.capture(step, *batch, training=True)
+    model.load_state_dict(twin.state_dict())
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, line_search_fn=line_search)
+    run = offload.capture(ours, *batch, training=True).load()
+    for batch in batches() * 2:
+        got = optimizer.step(lambda batch=batch: run(*batch))
+        expected = other.step(lambda batch=batch: eager(*batch))
+        assert torch.equal(got, expected)
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
 def test_groups_with_hyperparameters_of_their_own():
     def optimizer(parameters):
         weight, *others = parameters
