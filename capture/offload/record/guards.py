@@ -87,9 +87,7 @@ class HostReadGuards:
         if not self._allowed:
             self.refuse(
                 what,
-                CaptureError(
-                    f"{place}: {what}: {reason}, which a replay cannot repeat{advice}"
-                ),
+                CaptureError(f"{place}: {what}: {reason}, which a replay cannot repeat{advice}"),
             )
         elif self._changed_state_at:
             raise CaptureError(

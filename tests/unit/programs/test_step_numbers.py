@@ -76,7 +76,9 @@ def test_what_takes_numbers_alone():
 def test_whatever_else_is_refused(name):
     counter = torch.ones(())
     numbers = StepNumbers([counter])
-    with pytest.raises(CaptureError, match=f"computes {name} from a step counter.*leave its step out"):
+    with pytest.raises(
+        CaptureError, match=f"computes {name} from a step counter.*leave its step out"
+    ):
         numbers.call(name, (numbers._of(counter), 5.0), {})
 
 
