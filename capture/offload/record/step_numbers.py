@@ -179,12 +179,8 @@ class StepNumbers:
         return True
 
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name == "as_tensor" and len(args) == 1 and kwargs.keys() <= {"device"}:
-            return args[0].to(torch.get_default_dtype())  # as of a Python number
-        if name == "clamp" and kwargs.keys() == {"min"}:
-            return self._number(torch.clamp(args[0], **kwargs))
-        if name in ("neg", "__neg__") and len(args) == 1:
-            return self._once(name, lambda one, _: torch.neg(one), args[0], args[0])
+        if len(args) == 1:
+            return self._converted(name, args[0], kwargs)
         if name in {*_ARITHMETIC, *_SCALING} and len(args) == 2 and not kwargs:
             one, other = args
             first, second = self._operand(one), self._operand(other)
@@ -195,6 +191,18 @@ class StepNumbers:
             if name == "div" and isinstance(other, torch.Tensor):  # as `Tensor.__rtruediv__` does
                 return torch.mul(torch.reciprocal(other), self._beside(other, one))
         return self._scaled(name, args, kwargs)
+
+    def _converted(self, name: str, one: Any, kwargs: dict[str, Any]) -> Any:
+        """Perform a function of one argument besides its keywords."""
+        if not self._is_number(one):
+            return self._scaled(name, (one,), kwargs)
+        if name in ("neg", "__neg__"):
+            return self._once(name, lambda one, _: torch.neg(one), one, one)
+        if name == "clamp" and kwargs.keys() == {"min"}:
+            return self._number(torch.clamp(one, **kwargs))
+        if name == "as_tensor" and kwargs.keys() <= {"device"}:
+            return one.to(torch.get_default_dtype())  # as of a Python number
+        return NotImplemented
 
     def _operand(self, argument: Any) -> torch.Tensor | None:
         """A Python number as a tensor; None for a tensor that is not one of these numbers."""

@@ -379,8 +379,8 @@ class TrainedState:
         """Let executions leave the gradient that the call made in the leaf's `.grad`."""
         made, leaf = one.leaf.tensor.grad, one.leaf.tensor
         if made is None or made is one.before:
-            is_plain = made is not None and made.layout is torch.strided
-            tracked = log.table.find(made) if is_plain else None
+            plain = made if made is not None and made.layout is torch.strided else None
+            tracked = None if plain is None else log.table.find(plain)
             one.after, one.is_read = made, tracked is not None
             return
         tracked = log.table.find(made)

@@ -192,7 +192,7 @@ def test_an_optimizer_that_decides_how_often_it_calls_its_closure(line_search):
         return optimizer.step(lambda: ours(x, target))
 
     batch = batches()[0]
-    with pytest.raises(offload.CaptureError, match="LBFGS reads.*with a closure that executes"):
+    with pytest.raises(offload.CaptureError, match=r"LBFGS reads.*with a closure that executes"):
         offload.capture(step, *batch, training=True)
     model.load_state_dict(twin.state_dict())
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, line_search_fn=line_search)

@@ -95,6 +95,20 @@ def test_a_rate_that_the_step_sets(name, sets, n_before):
     assert [float(rate) for *_, rate in given] == [float(one[2]) for one in batches()]
 
 
+OTHERS = {
+    "ASGD": lambda parameters, lr: torch.optim.ASGD(parameters, lr=lr, foreach=True),
+    "RAdam": lambda parameters, lr: torch.optim.RAdam(parameters, lr=lr),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_optimizers_that_compute_with_the_rate_as_a_tensor(name):
+    def optimizer(parameters):
+        return OTHERS[name](parameters, torch.tensor(0.1))
+
+    check(net(), optimizer, step_that(written), batches(), n_before=7)
+
+
 def rates_of(pair):
     return [[float(one["lr"]) for one in side.optimizer.param_groups] for side in pair.sides]
 

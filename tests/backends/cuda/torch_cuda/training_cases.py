@@ -82,12 +82,19 @@ OPTIMIZERS = {
     ),
 }
 
+OTHERS = {
+    "Adamax": lambda of: torch.optim.Adamax(of, capturable=True),
+    "ASGD": lambda of: torch.optim.ASGD(of, capturable=True),
+    "RAdam": lambda of: torch.optim.RAdam(of, capturable=True),
+    "NAdam": lambda of: torch.optim.NAdam(of, capturable=True, foreach=False),
+}
+
 
 def twins(optimizer):
     torch.manual_seed(0)
     model = Model()
     models = model.to("cuda"), copy.deepcopy(model).to("cuda")
-    return [(one, OPTIMIZERS[optimizer](one.parameters())) for one in models]
+    return [(one, {**OPTIMIZERS, **OTHERS}[optimizer](one.parameters())) for one in models]
 
 
 def batches():
@@ -146,7 +153,7 @@ def check(optimizer, *, fuse=False, has_kernels=False, scaled=False, **options):
         return run
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", {**OPTIMIZERS, **OTHERS})
 def test_steps_are_those_of_eager(optimizer):
     check(optimizer)
 
