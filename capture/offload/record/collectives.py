@@ -179,7 +179,7 @@ class Collectives:
             elif isinstance(one, torch.Tensor) and self._is_under_way(one):
                 self._wait(one)
 
-    def settle_writes(self, name: str, written: Sequence[TrackedStorage]) -> None:
+    def settle_writes(self, name: str, touched: Sequence[tuple[Any, TrackedStorage, bool]]) -> None:
         """Wait for collectives that still use memory which an operator is about to write.
 
         Values are whole storages, and the operator may write another part of one than is exchanged.
@@ -188,14 +188,14 @@ class Collectives:
 
         Args:
             name: of the operator.
-            written: what it writes.
+            touched: its tensors, each with its storage, and whether it writes it.
 
         Raises:
             CaptureError: a message uses the memory.
         """
         if name == WAIT or not self._under_way:
             return
-        values = {one.value.index: one for one in written}
+        values = {one.value.index: one for _, one, is_write in touched if is_write}
         for awaited, started in list(self._under_way.items()):
             for value in sorted(started.held & values.keys()):
                 if started.name in (SENDS, RECEIVES):

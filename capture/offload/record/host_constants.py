@@ -85,7 +85,7 @@ def refuse_write(operator: str, tracked: TrackedStorage, device: torch.device) -
     """
     if tracked.value.on_host:
         _, advice = trainer_that_reads()
-        advice = advice or (f'compute a new tensor (x = x + 1), or move it with .to("{device}")')
+        advice = advice or f'compute a new tensor (x = x + 1), or move it with .to("{device}")'
         raise CaptureError(
             f"{user_location()}: {operator} writes {tracked.value.name}, a tensor on the CPU, "
             f"whose value launches on {device} take as a constant: {advice}"

@@ -64,7 +64,7 @@ def advice_for(optimizer: torch.optim.Optimizer) -> str:
         return f"give lr as a number, and capture again where it changes; or {_OUTSIDE}"
     if not ways:
         return _OUTSIDE
-    return f"give the optimizer {' or '.join(ways)}; or {_OUTSIDE}"
+    return f"give the optimizer {', or '.join(ways)}; or {_OUTSIDE}"
 
 
 def _ways(optimizer: torch.optim.Optimizer) -> Iterator[str]:
