@@ -107,7 +107,11 @@ class _Blocks:
         }
 
     def _all_homes(self) -> dict[int, int]:
-        """Weights that a launch writes, or reads beside such writes, are kept together."""
+        """Weights that a launch writes, or reads beside such writes, are kept together.
+
+        A number that updates of several such sets only read, such as a learning rate that the step
+        writes, joins none of them.
+        """
         root = {value: value for value in self._kept}
 
         def find(value: int) -> int:
@@ -115,11 +119,21 @@ class _Blocks:
                 value = root[value]
             return value
 
+        beside: dict[int, set[int]] = defaultdict(set)  # by number, a weight written beside it
         for part in self._step.parts:
+            written = self._kept.intersection(part.launch.writes)
             touched = sorted(self._kept.intersection(part.launch.touched()))
-            if not self._kept.isdisjoint(part.launch.writes):
-                for value in touched:
-                    root[find(value)] = find(touched[0])
+            if not written:
+                continue
+            for value in touched:
+                is_number = math.prod(self._program.values[value].shape) == 1
+                if is_number and value not in written:
+                    beside[value].add(min(written))
+                else:
+                    root[find(value)] = find(min(written))
+        for number, others in beside.items():
+            if len({find(one) for one in others}) == 1:
+                root[find(number)] = find(min(others))
         homes: dict[int, int] = {}
         for value in sorted(self._kept):
             if value in self._uses:

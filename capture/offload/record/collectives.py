@@ -22,9 +22,17 @@ from offload.distributed import Rendezvous
 from offload.distributed.groups import group_here, rank_in, send
 from offload.errors import CaptureError, ExecutionError
 from offload.program import Argument, Group, Launch
-from offload.program.collectives import SENDS, SENT_AS_GIVEN, STARTS, WAIT, group_name, meeting_of
+from offload.program.collectives import (
+    RECEIVES,
+    SENDS,
+    SENT_AS_GIVEN,
+    STARTS,
+    WAIT,
+    group_name,
+    meeting_of,
+)
 from offload.record.in_place_collectives import in_place
-from offload.record.storages import StorageTable
+from offload.record.storages import StorageTable, TrackedStorage
 
 NAMESPACES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor"})
 
@@ -58,11 +66,13 @@ class _UnderWay:
         held: the Values that belong to it until it ends.
         met: waits until the peers of the exchange have arrived.
         sending: the Work of a sent message; None for others, which torch finds.
+        name: of its operator.
     """
 
     held: frozenset[int]
     met: Callable[[], None]
     sending: Any
+    name: str
 
 
 class Collectives:
@@ -136,11 +146,17 @@ class Collectives:
         """Wait for collectives that the call left unawaited, while its modes are active."""
         for work in self._works:
             work.wait()
+        for value in list(self._under_way):
+            self._wait_for(value)
+
+    def _wait_for(self, value: int) -> None:
+        """Wait for the collective that is awaited by a Value, with a tensor on its memory."""
+        if value not in self._under_way:  # one wait may end several
+            return
         with _disable_current_modes():
-            for value in list(self._under_way):
-                tracked = next(one for one in self._log.table if one.value.index == value)
-                content = torch.empty(0, dtype=torch.uint8, device=tracked.storage.device)
-                self._wait(content.set_(tracked.storage))
+            tracked = next(one for one in self._log.table if one.value.index == value)
+            content = torch.empty(0, dtype=torch.uint8, device=tracked.storage.device)
+            self._wait(content.set_(tracked.storage))
 
     def _start(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(_by_name(one) for one in args)
@@ -151,7 +167,7 @@ class Collectives:
         self._met, self._sending = _nobody, None
         outcome = self._log.launch(func, args, kwargs)
         launch = self._log.launches[-1]
-        started = _UnderWay(launch.held(), self._met, self._sending)
+        started = _UnderWay(launch.held(), self._met, self._sending, launch.name)
         self._under_way |= dict.fromkeys(launch.writes, started)
         return outcome
 
@@ -162,6 +178,34 @@ class Collectives:
                 self._settle(one)
             elif isinstance(one, torch.Tensor) and self._is_under_way(one):
                 self._wait(one)
+
+    def settle_writes(self, name: str, touched: Sequence[tuple[Any, TrackedStorage, bool]]) -> None:
+        """Wait for collectives that still use memory which an operator is about to write.
+
+        Values are whole storages, and the operator may write another part of one than is exchanged.
+        All ranks have started the collective, as they met at its start, so that it ends without
+        another step of theirs. A message does not: its receiver may be later than the write.
+
+        Args:
+            name: of the operator.
+            touched: its tensors, each with its storage, and whether it writes it.
+
+        Raises:
+            CaptureError: a message uses the memory.
+        """
+        if name == WAIT or not self._under_way:
+            return
+        values = {one.value.index: one for _, one, is_write in touched if is_write}
+        for awaited, started in list(self._under_way.items()):
+            for value in sorted(started.held & values.keys()):
+                if started.name in (SENDS, RECEIVES):
+                    raise CaptureError(
+                        f"{user_location()}: {values[value].value.name} is written while a message "
+                        f"({started.name}) that it, or a part of it, belongs to is under way: wait "
+                        "for the message first, or exchange a tensor of its own (a .clone())"
+                    )
+                self._wait_for(awaited)
+                break
 
     def _without_gaps(self, given: Any) -> Any:
         """Return tensors as process groups send them; operators copy those with gaps themselves."""

@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import NO_NESTED_ENCODER
-from offload.record.step_numbers import advice_in_training
+from offload.record.reading_trainers import trainer_that_reads
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
+
+_ADVICE = (
+    '. Compute it with tensors, pass it as an argument, or capture with host_reads="guard" to have '
+    "each execution check that it is as recorded"
+)
 
 
 def refuse_write_beside_numpy(operator: str, tracked: TrackedStorage) -> None:
@@ -67,8 +72,13 @@ class HostReadGuards:
         """Note that a read became a guard."""
         self.notes.append(f"guarded: {what} at {user_location()}")
 
-    def require(self, what: str, reason: str) -> None:
+    def require(self, what: str, reason: str, advice: str = _ADVICE) -> None:
         """Check that a read can be guarded.
+
+        Args:
+            what: what reads.
+            reason: why that depends on values.
+            advice: what to do instead, as the end of a sentence.
 
         Raises:
             CaptureError: reads are to be avoided, or state has changed already.
@@ -77,11 +87,7 @@ class HostReadGuards:
         if not self._allowed:
             self.refuse(
                 what,
-                CaptureError(
-                    f"{place}: {what}: {reason}, which a replay cannot repeat. Compute it with "
-                    "tensors, pass it as an argument, or capture with "
-                    'host_reads="guard" to have each execution check that it is as recorded'
-                ),
+                CaptureError(f"{place}: {what}: {reason}, which a replay cannot repeat{advice}"),
             )
         elif self._changed_state_at:
             raise CaptureError(
@@ -110,12 +116,11 @@ class HostReadGuards:
         Raises:
             CaptureError: as `require`; or the operator returns something else.
         """
-        reason = "it reads a tensor's value on the host"
-        if advice := advice_in_training():
-            reason += f" ({advice})"
+        trainer, advice = trainer_that_reads()
+        reason = f"{trainer or 'it'} reads a tensor's value on the host"
         if name == "aten::_nested_tensor_from_mask_left_aligned":
             reason += f" ({NO_NESTED_ENCODER} to avoid it)"
-        self.require(name, reason)
+        self.require(name, reason, f": {advice}" if trainer else _ADVICE)
         if len(outcomes) != 1 or not isinstance(outcomes[0], (bool, int, float, complex)):
             raise CaptureError(
                 f"{user_location()}: {name} reads tensors on the host and does not return one "

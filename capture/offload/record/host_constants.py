@@ -18,7 +18,7 @@ import torch
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
 from offload.record.operators import Overload
-from offload.record.step_numbers import advice_in_training
+from offload.record.reading_trainers import trainer_that_reads
 
 if TYPE_CHECKING:
     from offload.record.storages import TrackedStorage
@@ -84,9 +84,8 @@ def refuse_write(operator: str, tracked: TrackedStorage, device: torch.device) -
         CaptureError: `tracked` is a host constant.
     """
     if tracked.value.on_host:
-        advice = advice_in_training() or (
-            f'compute a new tensor (x = x + 1), or move it with .to("{device}")'
-        )
+        _, advice = trainer_that_reads()
+        advice = advice or f'compute a new tensor (x = x + 1), or move it with .to("{device}")'
         raise CaptureError(
             f"{user_location()}: {operator} writes {tracked.value.name}, a tensor on the CPU, "
             f"whose value launches on {device} take as a constant: {advice}"

@@ -18,6 +18,7 @@ from offload.errors import CaptureError, OffloadError
 from offload.interpreter.torch_names import has_own_kernel
 from offload.native import _native
 from offload.record import host_reads
+from offload.record.literal_lengths import with_tensors
 from offload.record.operators import is_wrapper
 from offload.record.sized_functions import SizedFunctions
 from offload.record.step_numbers import StepNumbers
@@ -294,6 +295,7 @@ class FunctionMode(TorchFunctionMode):
                 with refusals_kept(self._watcher):
                     outcome = self._sized.call(func, name, args, kwargs, self._watcher)
             if outcome is NotImplemented:
+                args, kwargs = with_tensors(name, args, kwargs)
                 outcome = func(*args, **kwargs)
         finally:
             self._watcher.running = outside

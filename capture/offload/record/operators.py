@@ -287,6 +287,13 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
     advice = ""
     if tensor.layout is not torch.strided:
         advice = "; use its .to_dense()"
+        if torch._C._current_graph_task_id() >= 0 or "embedding" in where:
+            advice = (
+                ", and this is a sparse gradient: give the layer that makes it sparse=False "
+                "(nn.Embedding, nn.EmbeddingBag), and the parameters an optimizer for dense "
+                "gradients (Adam instead of SparseAdam); or leave backward() and the optimizer's "
+                "step out of the captured call"
+            )
     elif hasattr(tensor, "to_local"):
         advice = "; use its .to_local(), which is this rank's part"
     elif not has_plain_memory(tensor):

@@ -12,9 +12,8 @@ such read.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -24,47 +23,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.record.reading_trainers import trainer_that_reads
 
 _READ: Any = _get_value
 _STACK = "_stack_if_compiling"
-
-
-def advice_in_training() -> str:
-    """The advice for a part of torch that trains and uses numbers on the host; empty elsewhere."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name == "torch.amp.grad_scaler":
-            return "whether a gradient is infinite: give the optimizer fused=True, which keeps it"
-        if name.startswith("torch.optim."):
-            return _kept_on_device()
-        frame = frame.f_back
-    return ""
-
-
-def _kept_on_device() -> str:
-    """The advice that keeps the stepping optimizer from reading on the host."""
-    accepted = _parameters_of_optimizer()
-    ways = [
-        "fused=True" * ("fused" in accepted),
-        "capturable=True where the device has it (not the CPU)" * ("capturable" in accepted),
-    ]
-    given = ", or ".join(filter(None, ways))
-    outside = "leave its step out of the captured call, and make it after each execution"
-    if not given:
-        return outside
-    advice = f"give the optimizer {given}, so that it reads nothing on the host"
-    return advice if "fused" in accepted else f"{advice}; or {outside}"
-
-
-def _parameters_of_optimizer() -> Collection[str]:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        one = frame.f_locals.get("self")
-        if isinstance(one, torch.optim.Optimizer):
-            return inspect.signature(type(one).__init__).parameters
-        frame = frame.f_back
-    return ("fused", "capturable")
+_ABSENT = object()
 
 
 # The functions of torch.optim whose computations with a counter are made with a tensor here. Others
@@ -76,10 +39,12 @@ _KNOWN = frozenset(
         "_single_tensor_adagrad",
         "_multi_tensor_adagrad",
         "_single_tensor_adamax",
+        "_multi_tensor_adamax",
         "_single_tensor_nadam",
         "_multi_tensor_nadam",
         "_single_tensor_radam",
         "_multi_tensor_radam",
+        "_multi_tensor_asgd",
     }
 )
 
@@ -91,6 +56,7 @@ READING: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.Adamax,
     torch.optim.NAdam,
     torch.optim.RAdam,
+    torch.optim.ASGD,
 )
 
 # Those functions that branch otherwise in their first steps, on numbers that grow with the
@@ -172,9 +138,11 @@ class StepNumbers:
             return self._has_grown(*args)
         outcome = self._computed(name, args, kwargs)
         if outcome is NotImplemented:
+            optimizer, advice = trainer_that_reads()
             raise CaptureError(
-                f"{user_location()}: the optimizer computes {name} from a step counter that it "
-                f"reads on the host, which a replay cannot repeat: {_kept_on_device()}"
+                f"{user_location()}: {optimizer or 'the optimizer'} computes {name} from a step "
+                "counter that it reads on the host, which a replay cannot repeat: "
+                f"{advice or 'leave its step out of the captured call'}"
             )
         return outcome
 
@@ -211,8 +179,8 @@ class StepNumbers:
         return True
 
     def _computed(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in ("neg", "__neg__") and len(args) == 1:
-            return self._once(name, lambda one, _: torch.neg(one), args[0], args[0])
+        if len(args) == 1:
+            return self._converted(name, args[0], kwargs)
         if name in {*_ARITHMETIC, *_SCALING} and len(args) == 2 and not kwargs:
             one, other = args
             first, second = self._operand(one), self._operand(other)
@@ -223,6 +191,18 @@ class StepNumbers:
             if name == "div" and isinstance(other, torch.Tensor):  # as `Tensor.__rtruediv__` does
                 return torch.mul(torch.reciprocal(other), self._beside(other, one))
         return self._scaled(name, args, kwargs)
+
+    def _converted(self, name: str, one: Any, kwargs: dict[str, Any]) -> Any:
+        """Perform a function of one argument besides its keywords."""
+        if not self._is_number(one):
+            return self._scaled(name, (one,), kwargs)
+        if name in ("neg", "__neg__"):
+            return self._once(name, lambda one, _: torch.neg(one), one, one)
+        if name == "clamp" and kwargs.keys() == {"min"}:
+            return self._number(torch.clamp(one, **kwargs))
+        if name == "as_tensor" and kwargs.keys() <= {"device"}:
+            return one.to(torch.get_default_dtype())  # as of a Python number
+        return NotImplemented
 
     def _operand(self, argument: Any) -> torch.Tensor | None:
         """A Python number as a tensor; None for a tensor that is not one of these numbers."""
@@ -277,31 +257,63 @@ class StepNumbers:
         return NotImplemented
 
     @contextlib.contextmanager
-    def stacked(self) -> Iterator[None]:
-        """Let torch's optimizers scale lists of tensors by these numbers in one tensor.
+    def followed(self) -> Iterator[None]:
+        """Let torch's optimizers compute with these numbers where they take only Python's.
 
-        When compiled they stack numbers that are tensors (`_stack_if_compiling`); otherwise they
-        pass plain numbers, which tensors are not.
+        Most stack numbers that are tensors when they are compiled (`_stack_if_compiling`), to scale
+        lists of tensors. Adamax stacks none, and ASGD compares one with Python's `max`, which
+        would branch. These functions are replaced in the optimizers' modules, and treat everything
+        but these numbers as before.
         """
-        before = {one: vars(one)[_STACK] for one in _modules_that_stack()}
-
-        def stack(given: Any) -> Any:
-            if self._numbers and given and all(map(self._is_number, given)):
-                return torch.stack(given)
-            return _stack_if_compiling(given)
-
-        for module in before:
-            setattr(module, _STACK, stack)
+        names = [
+            *((module, _STACK, self._stacked) for module in _modules_that_stack()),
+            (sys.modules["torch.optim.asgd"], "max", self._largest),
+            (sys.modules["torch.optim.adamax"], "torch", _TorchWithStacks(self)),
+        ]
+        before = [vars(module).get(name, _ABSENT) for module, name, _ in names]
+        for module, name, replacement in names:
+            setattr(module, name, replacement)
         try:
             yield
         finally:
-            for module, function in before.items():
-                setattr(module, _STACK, function)
+            for (module, name, _), one in zip(names, before, strict=True):
+                if one is _ABSENT:
+                    delattr(module, name)
+                else:
+                    setattr(module, name, one)
+
+    def _stacked(self, given: Any) -> Any:
+        return torch.stack(given) if self.are_numbers(given) else _stack_if_compiling(given)
+
+    def _largest(self, *given: Any) -> Any:
+        if len(given) == 2 and self._is_number(given[1]):
+            return torch.clamp(given[1], min=given[0])
+        return max(*given)
+
+    def are_numbers(self, given: Any) -> bool:
+        """Whether it is a list of these numbers alone."""
+        return isinstance(given, list) and bool(given) and all(map(self._is_number, given))
 
     @staticmethod
     def _beside(one: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
         """A number as an operand beside a tensor, whose dtype it must not change."""
         return number if one.dim() else number.to(one.dtype)
+
+
+class _TorchWithStacks:
+    """torch, except that `_foreach_addcdiv_` takes a list of step numbers."""
+
+    def __init__(self, numbers: StepNumbers) -> None:
+        self._numbers = numbers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def _foreach_addcdiv_(self, *args: Any, **kwargs: Any) -> Any:
+        *tensors, scalars = args
+        if self._numbers.are_numbers(scalars):
+            args = (*tensors, torch.stack(scalars))
+        return torch._foreach_addcdiv_(*args, **kwargs)
 
 
 def _is_known_read() -> bool:

@@ -17,6 +17,12 @@ from torch.optim.optimizer import (
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.record.set_hyperparameters import (
+    KeptHyperparameters,
+    assigned_tensors,
+    first_assigned,
+    refuse_written_numbers,
+)
 from offload.record.step_numbers import READING, StepNumbers
 from offload.record.trained_parts import (
     Group,
@@ -288,14 +294,17 @@ class TrainedState:
         """
         refuse_kernels(log)
         self._refuse_changes(log)
-        if made := next(self._made(), ""):
+        if made := next(self._made(log), ""):
             return made
         with torch.no_grad():
             for one in self._gradients:
                 self._keep_in_place(one, log)
+            hyperparameters = KeptHyperparameters(log)
+            for before, now in self._groups_now():
+                hyperparameters.keep(before, now)
         return ""
 
-    def _made(self) -> Iterator[str]:
+    def _made(self, log: LaunchRecorder) -> Iterator[str]:
         for one in self._gradients:
             if (one.leaf.tensor.grad is None) is not (one.before is None):
                 yield f"the gradient of {one.leaf.name}"
@@ -304,6 +313,8 @@ class TrainedState:
                 is_kept = key in known and is_same(known[key], item)
                 if not is_kept and (key not in known or _has_tensors(known[key], item)):
                     yield f"{key} of {state.of} (state of {state.stepped.name})"
+        for before, group in self._groups_now():
+            yield from first_assigned(before, group, log)
         now = self._all_scaler_tensors()
         for (name, item), (_, other) in zip(now, self._scaler_tensors, strict=True):
             if item is not other:
@@ -318,28 +329,24 @@ class TrainedState:
                     f"replay would not do again: {_OUTSIDE}, with a tensor as learning rate"
                 )
         groups = self._all_groups()
-        for group in groups if len(groups) == len(self._groups) else ():
-            known = next(one for one in self._groups if one.same_place(group))
-            if key := known.changed_key(group.values):
+        is_same_number = len(groups) == len(self._groups)
+        if not (is_same_number and all(map(Group.same_place, groups, self._groups))):
+            raise CaptureError("the call adds a group of parameters to an optimizer: " + _OUTSIDE)
+        for known, group in self._groups_now():
+            assigned = assigned_tensors(known, group, log)
+            unassigned = {key: known.values.get(key) for key in assigned}
+            if key := known.changed_key({**group.values, **unassigned}):
                 raise CaptureError(
                     f"the call changes {group.place(key)}, which a replay would not do again: "
                     f"{_OUTSIDE}, with a tensor in its place"
                 )
-        if len(groups) != len(self._groups):
-            raise CaptureError("the call adds a group of parameters to an optimizer: " + _OUTSIDE)
-        self._refuse_written_hyperparameters(log)
+        refuse_written_numbers(self._groups, log)
         self._refuse_numbers()
         self._refuse_hidden_leaves(log)
 
-    def _refuse_written_hyperparameters(self, log: LaunchRecorder) -> None:
-        for group in self._groups:
-            for key, item in group.values.items():
-                tracked = log.table.find(item) if isinstance(item, torch.Tensor) else None
-                if tracked is not None and tracked.written:
-                    raise CaptureError(
-                        f"the call writes {group.place(key)}, as a scheduler does from Python "
-                        f"numbers, which a replay would not compute again: {_OUTSIDE}"
-                    )
+    def _groups_now(self) -> Iterator[tuple[Group, Group]]:
+        """Yield each group before the call, and now."""
+        return zip(self._groups, self._all_groups(), strict=True)
 
     def _refuse_numbers(self) -> None:
         """Refuse state that is a Python number: no replay would count it."""
@@ -372,7 +379,8 @@ class TrainedState:
         """Let executions leave the gradient that the call made in the leaf's `.grad`."""
         made, leaf = one.leaf.tensor.grad, one.leaf.tensor
         if made is None or made is one.before:
-            tracked = None if made is None else log.table.find(made)
+            plain = made if made is not None and made.layout is torch.strided else None
+            tracked = None if plain is None else log.table.find(plain)
             one.after, one.is_read = made, tracked is not None
             return
         tracked = log.table.find(made)

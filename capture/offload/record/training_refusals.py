@@ -24,7 +24,10 @@ def hidden_leaves(log: LaunchRecorder, known: Iterable[int]) -> Iterator[tuple[s
     for tracked in log.table:
         for one in tracked.holders:
             is_leaf = one.is_leaf and one.requires_grad and id(one) not in watched
-            if is_leaf and one.grad is not None and log.table.find(one.grad) is not None:
+            grad = one.grad if is_leaf else None
+            if grad is None or grad.layout is not torch.strided:
+                continue
+            if log.table.find(grad) is not None:
                 yield tracked.value.name, one
 
 

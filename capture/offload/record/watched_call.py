@@ -271,7 +271,7 @@ class WatchedCall:
         enter(eager_paths_taken())
         numbers = None if self._trained is None else self._trained.numbers(self._log)
         if numbers is not None:
-            enter(numbers.stacked())
+            enter(numbers.followed())
         compile_triton = self._triton_compiler(self.table.device.type)
         if compile_triton is not None:
             self._log.sees_triton = True

@@ -24,6 +24,7 @@ FOLDER = Path(__file__).parent / "torch_cuda"
         "triton_cases.py",
         "triton_adversary_cases.py",
         "triton_loading_cases.py",
+        "training_cases.py",
     ],
 )
 def test_compiled_kernels(name):

@@ -90,6 +90,26 @@ def functional_reduce_scatter() -> Any:
 
 
 @case
+def operators_of_parts() -> Any:
+    """Other parts of what is exchanged are written before the calls' own waits."""
+    operators = torch.ops._c10d_functional
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        name = dist.group.WORLD.group_name
+        y, into = x * 2, torch.zeros(6, 3)
+        gathered = operators.all_gather_into_tensor(y[:2], 2, name)
+        y[2:4].mul_(3)
+        scattered = operators.reduce_scatter_tensor(y[4:6], "sum", 2, name)
+        y[6:].add_(1)
+        placed = operators.all_gather_into_tensor_out(x[:2], 2, name, out=into[:4])
+        into[4:].fill_(1)
+        made = [operators.wait_tensor(one) * 1 for one in (gathered, scattered, placed)]
+        return *made, y, into
+
+    return check(call, (8, 3))
+
+
+@case
 def functional_broadcast() -> Any:
     return check(lambda x: functional.broadcast(x, 1, dist.group.WORLD) + x, (5,))
 

@@ -20,6 +20,13 @@ def found() -> Found:
         ("functional_all_gather", ["all_gather_into_tensor", "wait_tensor"]),
         ("functional_all_gather_of_columns", ["all_gather_into_tensor", "wait_tensor"]),
         ("functional_reduce_scatter", ["reduce_scatter_tensor", "wait_tensor"]),
+        (
+            "operators_of_parts",
+            [
+                *("all_gather_into_tensor", "wait_tensor", "reduce_scatter_tensor", "wait_tensor"),
+                *("all_gather_into_tensor_out", "wait_tensor"),
+            ],
+        ),
         ("functional_broadcast", ["broadcast", "wait_tensor"]),
         ("functional_all_to_all", ["all_to_all_single", "wait_tensor"]),
         ("functional_maximum_of_integers", ["all_reduce", "wait_tensor"]),

@@ -112,6 +112,35 @@ def skipping(n):
 
 
 @kind
+def with_adamax(n):
+    """Numbers of step counters scale the tensors of a list."""
+    model = layers()
+    return usual(model, torch.optim.Adamax(model.parameters(), foreach=True), n), n
+
+
+@kind
+def with_asgd(n):
+    """It averages from the fourth step on, with numbers of step counters."""
+    model = layers()
+    return usual(model, torch.optim.ASGD(model.parameters(), t0=2.0, foreach=True), n), n
+
+
+@kind
+def with_a_rate_of_the_step(n):
+    """The step sets the learning rate of all stages from its arguments."""
+    model = layers()
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+    inner = usual(model, optimizer, n)
+
+    def step(xs: torch.Tensor, targets: torch.Tensor) -> Any:
+        optimizer.param_groups[0]["lr"].copy_(targets.abs().mean() * 0.01)
+        return inner(xs, targets)
+
+    return step, n
+
+
+@kind
 def checkpointed(n):
     model = layers()
 

@@ -46,7 +46,12 @@ RECORDED = {
         {"foreach": True, "lr_decay": 0.1},
         {"foreach": True, "maximize": True, "weight_decay": 0.1},
     ],
-    "Adamax": [{}],
+    "Adamax": [{}, {"foreach": True}, {"foreach": True, "maximize": True, "weight_decay": 0.1}],
+    "ASGD": [
+        {"foreach": True},
+        {"foreach": True, "t0": 5.0, "lr": 0.1, "lambd": 0.1},  # averages from the seventh step on
+        {"foreach": True, "t0": 3.0, "maximize": True, "weight_decay": 0.1},
+    ],
     "NAdam": [{}, {"foreach": True}],
     "RMSprop": [{"momentum": 0.9}, {"foreach": True, "centered": True}],
     "Adadelta": [{}, {"foreach": True}],
@@ -113,13 +118,21 @@ def test_an_optimizer_of_some_parameters():
     )
 
 
+RATE = torch.tensor(0.01)
+
 # They branch on a counter, or use numbers where torch accepts no tensors.
 REFUSED = [
-    ("Adamax", {"foreach": True}, r"capturable=True where.*; or leave its step out"),
-    ("ASGD", {}, r"capturable=True where.*; or leave its step out"),
-    ("Adafactor", {}, r"\(leave its step out of the captured call"),
-    ("AdamW", {"lr": torch.tensor(0.01)}, r"fused=True, or capturable=True where"),
-    ("SGD", {"lr": torch.tensor(0.01)}, r"give the optimizer fused=True, so"),
+    ("ASGD", {}, r"give the optimizer foreach=True; or leave its step out"),
+    ("Adafactor", {}, r"leave its step out of the captured call"),
+    ("AdamW", {"lr": RATE}, r"give the optimizer fused=True; or leave its step out"),
+    ("SGD", {"lr": RATE}, r"give the optimizer fused=True; or leave"),
+    ("RMSprop", {"lr": RATE}, r"give lr as a number, and capture again where it changes"),
+    ("ASGD", {"lr": RATE}, r"give the optimizer foreach=True; or leave"),
+    (
+        "Adam",
+        {"lr": RATE, "betas": (torch.tensor(0.9), torch.tensor(0.99)), "fused": True},
+        r"give betas as numbers, or leave its step out",
+    ),
 ]
 
 
@@ -127,7 +140,7 @@ REFUSED = [
 def test_refused_with_what_to_set(name, options, advice):
     model = net()
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
-    with pytest.raises(offload.CaptureError, match=rf"on the host.*{advice}"):
+    with pytest.raises(offload.CaptureError, match=f"{name} reads.*repeat: {advice}"):
         offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
 
 
@@ -156,6 +169,39 @@ def test_a_step_that_is_made_behind_each_execution():
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
         batch = given[number % 3]
         assert torch.equal(run(*batch), eager(*batch))
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_an_optimizer_that_decides_how_often_it_calls_its_closure(line_search):
+    """LBFGS is refused in the step, and calls an executable by its closure."""
+    model = net()
+    sides = []
+    for one in (model, copy.deepcopy(model)):
+        optimizer = torch.optim.LBFGS(one.parameters(), max_iter=5, line_search_fn=line_search)
+
+        def gradients(x, target, one=one, optimizer=optimizer):
+            optimizer.zero_grad()
+            loss = F.mse_loss(one(x), target)
+            loss.backward()
+            return loss.detach()
+
+        sides.append((one, gradients, optimizer))
+    (_, ours, optimizer), (twin, eager, other) = sides
+
+    def step(x, target):
+        return optimizer.step(lambda: ours(x, target))
+
+    batch = batches()[0]
+    with pytest.raises(offload.CaptureError, match=r"LBFGS reads.*with a closure that executes"):
+        offload.capture(step, *batch, training=True)
+    model.load_state_dict(twin.state_dict())
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, line_search_fn=line_search)
+    run = offload.capture(ours, *batch, training=True).load()
+    for batch in batches() * 2:
+        got = optimizer.step(lambda batch=batch: run(*batch))
+        expected = other.step(lambda batch=batch: eager(*batch))
+        assert torch.equal(got, expected)
+        assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 def test_groups_with_hyperparameters_of_their_own():

@@ -254,7 +254,78 @@ def test_a_scaler_that_reads_on_the_host_is_refused_with_what_to_set():
         scaler.step(optimizer)
         scaler.update()
 
-    assert "whether a gradient is infinite: give the optimizer fused=True" in refusal(step)
+    message = refusal(step)
+    assert "a GradScaler reads" in message
+    assert "give the optimizer (SGD) fused=True" in message
+    optimizer = torch.optim.RMSprop(model.parameters())
+    assert "RMSprop has no fused=True" in refusal(step)
+
+    def scale_read(x, target):
+        optimizer.zero_grad()
+        scaler.scale(F.mse_loss(model(x), target)).backward()
+        return torch.ones(1) * scaler.get_scale()
+
+    assert "call get_scale between the steps" in refusal(scale_read)
+
+
+def test_averages_that_read_on_the_host_are_refused_with_what_to_do():
+    model = net()
+    mean = torch.optim.swa_utils.AveragedModel(model)
+    mean.update_parameters(model)
+    message = refusal(step_with(lambda: mean.update_parameters(model), model=model))
+    assert "an AveragedModel reads" in message
+    assert "call update_parameters between the steps" in message
+
+
+class Sparse(nn.Module):
+    def __init__(self, kind, *, sparse=True):
+        super().__init__()
+        self.layer = kind(10, 4, sparse=sparse)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return y if y.dim() == 2 else y.sum(1)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize("name", ["SparseAdam", "SGD"])
+def test_sparse_gradients_are_refused_with_what_to_set(kind, name):
+    given = torch.randint(10, (4, 3)), torch.randn(4, 4)
+    for n_before in (0, 2):
+        model = Sparse(kind)
+        optimizer = getattr(torch.optim, name)(list(model.parameters()), lr=0.1)
+        step = step_with(model=model, optimizer=optimizer)
+        for _ in range(n_before):
+            step(*given)
+        message = refusal(step, *given)
+        assert "this is a sparse gradient: give the layer that makes it sparse=False" in message
+        assert "Adam instead of SparseAdam" in message
+    model = Sparse(kind, sparse=False)
+    optimizer = torch.optim.Adam(model.parameters())
+    offload.capture(step_with(model=model, optimizer=optimizer), *given, training=True)
+
+
+def test_a_sparse_gradient_that_the_step_does_not_concern_stays():
+    other = Sparse(nn.Embedding)
+    indices = torch.randint(10, (4, 3))
+    other(indices).sum().backward()
+    gradient = other.layer.weight.grad
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, target):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(other(x).detach()), target)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    given = indices, torch.randn(4, 4)
+    run = offload.capture(step, *given, training=True).load()
+    twin = copy.deepcopy((other, model))
+    loss = run(*given)
+    assert torch.equal(loss, F.mse_loss(twin[1](twin[0](indices)), given[1]))
+    assert other.layer.weight.grad is gradient
 
 
 def test_state_in_python_is_refused_in_the_step_behind_the_first():

@@ -66,7 +66,7 @@ def test_what_takes_numbers_alone():
     got, expected = torch.ones(5), torch.ones(5)
     assert numbers.call("addcdiv_", (got, first, second), {"value": step}) is got
     assert torch.equal(got, expected.addcdiv_(first, second, value=3.0))
-    with numbers.stacked():
+    with numbers.followed():
         stack = vars(sys.modules["torch.optim.adam"])["_stack_if_compiling"]
         assert stack([step, step]).tolist() == [3.0, 3.0]
         assert stack([1.0]) == [1.0]
@@ -76,7 +76,9 @@ def test_what_takes_numbers_alone():
 def test_whatever_else_is_refused(name):
     counter = torch.ones(())
     numbers = StepNumbers([counter])
-    with pytest.raises(CaptureError, match=f"computes {name} from a step counter.*fused=True"):
+    with pytest.raises(
+        CaptureError, match=f"computes {name} from a step counter.*leave its step out"
+    ):
         numbers.call(name, (numbers._of(counter), 5.0), {})
 
 

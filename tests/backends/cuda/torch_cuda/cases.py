@@ -1,8 +1,8 @@
 """Torch's real capturer and pool on the simulated driver: run by `test_torch_on_simulator`.
 
-Programs are recorded on the CPU and moved to the device: the stand-in records nothing. Torch's
-Python and C++ are real, except the CUDA backend, which is a stand-in (backend.cpp); no GPU and no
-CUDA build of torch has run this.
+Programs are recorded on the CPU and moved to the device, except training steps, which
+`training_cases` records there. Torch's Python and C++ are real, except the CUDA backend, which is a
+stand-in (backend.cpp); no GPU and no CUDA build of torch has run this.
 """
 
 from __future__ import annotations

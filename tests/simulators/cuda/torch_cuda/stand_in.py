@@ -345,6 +345,7 @@ def _install(found: TorchCuda) -> None:
     cuda.device_count = lambda: 1
     cuda.get_device_capability = lambda device=None: (9, 0)
     cuda.current_stream, cuda.stream, cuda.device = current_stream, stream_context, device_context
+    cuda.default_stream = lambda device=None: Stream(0)
     cuda.is_current_stream_capturing = is_capturing
     cuda.Stream = cuda.ExternalStream = Stream
     cuda.Event, cuda.CUDAGraph, cuda.MemPool = Event, Graph, MemPool

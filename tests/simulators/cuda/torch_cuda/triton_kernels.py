@@ -70,11 +70,18 @@ class _LibDevice:
     def __getattr__(self, name: str) -> Any:
         function = getattr(torch, name)
 
-        def call(x: Any) -> Any:
-            content = torch.from_numpy(x.handle.data)
-            return tl.core.tensor(TensorHandle(function(content).numpy(), x.handle.dtype), x.type)
+        def call(*operands: Any) -> Any:
+            blocks = [one for one in operands if isinstance(one, tl.core.tensor)]
+            largest = max(blocks, key=lambda one: one.handle.data.size)
+            made = function(*map(_content, operands)).numpy()
+            return tl.core.tensor(TensorHandle(made, largest.handle.dtype), largest.type)
 
         return call
+
+
+def _content(operand: Any) -> torch.Tensor:
+    is_block = isinstance(operand, tl.core.tensor)
+    return torch.from_numpy(operand.handle.data) if is_block else torch.tensor(operand)
 
 
 class Launched:
