@@ -240,10 +240,12 @@ void register_segment_dispatcher(py::module_& module) {
       .def_property_readonly(
           "measured",
           [](const TensorDispatcher& self) {
-            const auto& [acting_ns, submitting_ns, n_segments] = self.native->measured();
-            return py::make_tuple(acting_ns.load(), submitting_ns.load(), n_segments.load());
+            const auto& [acting_ns, submitting_ns, ending_ns, n_segments] = self.native->measured();
+            return py::make_tuple(acting_ns.load(), submitting_ns.load(), ending_ns.load(),
+                                  n_segments.load());
           },
-          "Processor time of acting, of the submissions within it, in ns; and segments.")
+          "Processor time of acting; within it, of submissions and of callbacks, in ns; and "
+          "segments.")
       .def("abandon", [](TensorDispatcher& self) { self.native->abandon(); })
       .def_property_readonly(
           "is_inside_launch",

@@ -307,6 +307,7 @@ void SegmentDispatcher::end(const Execution& execution) {
   plan_->paces->end_execution();
   ended->release();
   --n_under_way_;
+  const Stopwatch ending(is_measured_, measured_.ending_ns);
   finish(*ended->done_, ended->error());
 }
 

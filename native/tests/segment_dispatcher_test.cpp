@@ -346,7 +346,7 @@ void callbacks_submit() {
     const auto done = std::make_shared<Ticket>();
     const auto work =
         std::make_shared<Work>(plan, done, machine, n_left, static_cast<unsigned>(n_left));
-    done->when_done([&, n_left, work, ended = done.get()] {
+    done->when_done([&, n_left, work, last, ended = done.get()] {
       count(counts, *work, *plan, *ended, n_left);
       if (n_left == 0) return last->finish(nullptr);
       submit(n_left - 1);

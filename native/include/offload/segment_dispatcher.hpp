@@ -109,10 +109,11 @@ class SegmentDispatcher final : public Woken,
   std::int64_t n_under_way() const { return n_under_way_; }
   std::int64_t n_moved() const { return n_moved_; }
 
-  // Processor time of acting, and of the submissions within it, in ns, since measuring began. Each
-  // reading of the clock takes about half a microsecond, so nothing is measured before.
+  // Processor time of acting, and within it of submissions and of the callbacks of executions that
+  // end, in ns, since measuring began. Each reading of the clock takes about half a microsecond, so
+  // nothing is measured before.
   struct Measured {
-    std::atomic<std::uint64_t> acting_ns = 0, submitting_ns = 0, n_segments = 0;
+    std::atomic<std::uint64_t> acting_ns = 0, submitting_ns = 0, ending_ns = 0, n_segments = 0;
   };
   void measure() { is_measured_ = true; }
   const Measured& measured() const { return measured_; }
