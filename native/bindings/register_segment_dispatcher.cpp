@@ -15,7 +15,7 @@
 #include "python_ticket.hpp"
 #include "raised_in_python.hpp"
 #include "registers.hpp"
-#include "run/segment_dispatcher.hpp"
+#include "run/dispatched_execution.hpp"
 #include "segment_graph_arguments.hpp"
 
 namespace py = pybind11;
@@ -110,11 +110,18 @@ SegmentGraph to_graph(const py::dict& graph) {
                   graph["values"].cast<std::vector<ValueFields>>());
 }
 
-std::shared_ptr<SegmentDispatcher> make_dispatcher(
-    const py::dict& graph, bool is_throughput, std::vector<Integers> inputs,
-    std::vector<Integers> outputs, Integers names, const py::list& values,
-    std::vector<Integers> groups, std::vector<Integers> shared, const py::list& sites,
-    const py::list& memories, Integers given, std::shared_ptr<DevicePaces> paces, py::object copy) {
+// A dispatcher and what its executions share.
+struct TensorDispatcher {
+  std::shared_ptr<const DispatchSpec> spec;
+  std::shared_ptr<SegmentDispatcher> native;
+};
+
+TensorDispatcher make_dispatcher(const py::dict& graph, bool is_throughput,
+                                 std::vector<Integers> inputs, std::vector<Integers> outputs,
+                                 Integers names, const py::list& values,
+                                 std::vector<Integers> groups, std::vector<Integers> shared,
+                                 const py::list& sites, const py::list& memories, Integers given,
+                                 std::shared_ptr<DevicePaces> paces, py::object copy) {
   auto spec = std::make_shared<DispatchSpec>();
   spec->graph = to_graph(graph);
   spec->objective = objective_of(is_throughput);
@@ -149,53 +156,30 @@ std::shared_ptr<SegmentDispatcher> make_dispatcher(
     const GilReleased release;
     function();
   };
-  return std::make_shared<SegmentDispatcher>(std::move(spec));
+  spec->check();
+  return {spec, std::make_shared<SegmentDispatcher>(spec)};
 }
 
 std::shared_ptr<DispatchedExecution> prepared(
-    const SegmentDispatcher& self, const py::list& inputs, std::vector<Surroundings> asked,
+    const TensorDispatcher& self, const py::list& inputs, std::vector<Surroundings> asked,
     const std::vector<std::vector<const PythonTicket*>>& refreshed,
     std::shared_ptr<HeldStorages> pins, const PythonTicket& done) {
   std::vector<std::vector<std::shared_ptr<Ticket>>> waits(refreshed.size());
   for (std::size_t memory = 0; memory < refreshed.size(); ++memory) {
     for (const PythonTicket* one : refreshed[memory]) waits[memory].push_back(one->ticket());
   }
-  return std::make_shared<DispatchedExecution>(self.spec(), to_tensors(inputs), std::move(asked),
+  return std::make_shared<DispatchedExecution>(self.spec, to_tensors(inputs), std::move(asked),
                                                std::move(waits), std::move(pins), done.ticket());
 }
 
 // The tensors that the caller receives, by the index of their Value in the Program.
-py::dict returned(const SegmentDispatcher& self, DispatchedExecution& execution) {
+py::dict returned(const TensorDispatcher& self, DispatchedExecution& execution) {
   py::dict found;
-  for (const std::int64_t value : self.spec()->rules.returned) {
-    const std::int64_t name = self.spec()->rules.names[static_cast<std::size_t>(value)];
-    found[py::int_(name)] = from_tensor(execution.held(value, self.spec()->graph.home));
+  for (const std::int64_t value : self.spec->rules.returned) {
+    const std::int64_t name = self.spec->rules.names[static_cast<std::size_t>(value)];
+    found[py::int_(name)] = from_tensor(execution.held(value, self.spec->graph.home));
   }
   return found;
-}
-
-// Calls function(number of the execution, segment, [(Value, memory, tensor)]).
-void watch(SegmentDispatcher& self, py::object function) {
-  self.watch([spec = self.spec().get(), function = kept(std::move(function))](
-                 DispatchedExecution& execution, std::int64_t segment) {
-    const GilHeld held;
-    try {
-      py::list tensors;
-      for (std::size_t value = 0; value < spec->values.size(); ++value) {
-        for (std::size_t memory = 0; memory < spec->memories.size(); ++memory) {
-          const at::Tensor& one =
-              execution.held(static_cast<std::int64_t>(value), static_cast<std::int64_t>(memory));
-          if (one.defined()) {
-            tensors.append(py::make_tuple(spec->rules.names[value], memory, from_tensor(one)));
-          }
-        }
-      }
-      (*function)(execution.number, segment, tensors);
-    } catch (py::error_already_set& error) {
-      error.restore();
-      PyErr_WriteUnraisable(function->ptr());
-    }
-  });
 }
 
 // A method that notes a duration, for devices that exist.
@@ -234,8 +218,8 @@ void register_segment_dispatcher(py::module_& module) {
   register_device_paces(module);
   py::class_<DispatchedExecution, std::shared_ptr<DispatchedExecution>>(module,
                                                                         "DispatchedExecution");
-  py::class_<SegmentDispatcher, std::shared_ptr<SegmentDispatcher>>(
-      module, "SegmentDispatcher", "Begins segments on devices when they are ready.")
+  py::class_<TensorDispatcher>(module, "SegmentDispatcher",
+                               "Begins segments on devices when they are ready.")
       .def(py::init(&make_dispatcher), py::kw_only(), py::arg("graph"), py::arg("is_throughput"),
            py::arg("inputs"), py::arg("outputs"), py::arg("names"), py::arg("values"),
            py::arg("groups"), py::arg("shared"), py::arg("sites"), py::arg("memories"),
@@ -245,25 +229,31 @@ void register_segment_dispatcher(py::module_& module) {
       .def("returned", &returned, py::arg("execution"))
       .def(
           "add",
-          [](SegmentDispatcher& self, std::shared_ptr<DispatchedExecution> execution,
+          [](TensorDispatcher& self, std::shared_ptr<DispatchedExecution> execution,
              Integers devices, py::object context) {
             execution->context = kept(std::move(context));
             const GilReleased release;
-            self.add(std::move(execution), std::move(devices));
+            self.native->add(std::move(execution), std::move(devices));
           },
           py::arg("execution"), py::arg("devices"), py::arg("context"))
-      .def("watch", &watch, py::arg("function"))
-      .def("measure", &SegmentDispatcher::measure)
+      .def("measure", [](TensorDispatcher& self) { self.native->measure(); })
       .def_property_readonly(
           "measured",
-          [](const SegmentDispatcher& self) {
-            const auto& [acting_ns, submitting_ns, n_segments] = self.measured();
-            return py::make_tuple(acting_ns.load(), submitting_ns.load(), n_segments.load());
+          [](const TensorDispatcher& self) {
+            const auto& [acting_ns, submitting_ns, ending_ns, n_segments] = self.native->measured();
+            return py::make_tuple(acting_ns.load(), submitting_ns.load(), ending_ns.load(),
+                                  n_segments.load());
           },
-          "Processor time of acting, of the submissions within it, in ns; and segments.")
-      .def("abandon", &SegmentDispatcher::abandon)
-      .def_property_readonly("n_under_way", &SegmentDispatcher::n_under_way)
-      .def_property_readonly("n_moved", &SegmentDispatcher::n_moved);
+          "Processor time of acting; within it, of submissions and of callbacks, in ns; and "
+          "segments.")
+      .def("abandon", [](TensorDispatcher& self) { self.native->abandon(); })
+      .def_property_readonly(
+          "is_inside_launch",
+          [](const TensorDispatcher& self) { return self.spec->is_inside_launch(); })
+      .def_property_readonly(
+          "n_under_way", [](const TensorDispatcher& self) { return self.native->n_under_way(); })
+      .def_property_readonly("n_moved",
+                             [](const TensorDispatcher& self) { return self.native->n_moved(); });
 }
 
 }  // namespace offload

@@ -19,6 +19,10 @@ constexpr double kChanged = 0.05;
 // Executions whose plans are revised in one step, the earliest first: bounds its duration.
 constexpr int kMostRevised = 1;
 
+// Executions that are looked at in one step, the earliest that have segments to begin: bounds its
+// duration. Devices are busy with fewer, and what is behind them begins as these proceed.
+constexpr std::size_t kMostConsidered = 16;
+
 // The least time until a late device is looked at again.
 constexpr double kLeastWait_ns = 50'000;
 
@@ -136,7 +140,9 @@ std::vector<DispatchCommand> SegmentDispatch::next(const std::vector<double>& pa
   now_ns_ = now_ns;
   commands_.clear();
   int n_revised = 0;
-  for (Execution& one : executions_) {
+  consider();
+  for (std::size_t at = 0; at < n_considered_; ++at) {
+    Execution& one = executions_[at];
     if (one.n_waiting == 0) continue;
     if (one.paces.empty()) one.paces = paces_;
     bool has_changed = false;
@@ -152,9 +158,18 @@ std::vector<DispatchCommand> SegmentDispatch::next(const std::vector<double>& pa
   return std::move(commands_);
 }
 
+// An execution that is considered stays so until it has ended.
+void SegmentDispatch::consider() {
+  n_considered_ = 0;
+  for (std::size_t n_waiting = 0; n_considered_ < executions_.size() && n_waiting < kMostConsidered;
+       ++n_considered_) {
+    n_waiting += executions_[n_considered_].n_waiting > 0;
+  }
+}
+
 void SegmentDispatch::carry_out() {
-  for (Execution& one : executions_) copy(one);
-  for (Execution& one : executions_) begin(one);
+  for (std::size_t at = 0; at < n_considered_; ++at) copy(executions_[at]);
+  for (std::size_t at = 0; at < n_considered_; ++at) begin(executions_[at]);
 }
 
 // Copies what has been made to where it is read, and is not on its way.
@@ -220,14 +235,13 @@ void SegmentDispatch::begin(Execution& one) {
 
 // Forgets executions of which nothing is left.
 void SegmentDispatch::end() {
-  for (const Execution& one : executions_) {
-    if (one.n_open == 0) {
-      commands_.push_back({DispatchCommand::Kind::kEnd, one.number, 0, 0, {}});
-    }
-  }
-  executions_.erase(std::remove_if(executions_.begin(), executions_.end(),
-                                   [](const Execution& one) { return one.n_open == 0; }),
-                    executions_.end());
+  const auto last = executions_.begin() + static_cast<std::ptrdiff_t>(n_considered_);
+  const auto first_ended = std::remove_if(executions_.begin(), last, [&](const Execution& one) {
+    if (one.n_open != 0) return false;
+    commands_.push_back({DispatchCommand::Kind::kEnd, one.number, 0, 0, {}});
+    return true;
+  });
+  executions_.erase(first_ended, last);
 }
 
 // The work of devices before an execution: what they do, and what waits of earlier executions.
@@ -319,8 +333,9 @@ bool SegmentDispatch::is_better_elsewhere(const Execution& one, std::size_t segm
 void SegmentDispatch::revise_for_idle() {
   wake_at_ns_ = std::numeric_limits<double>::infinity();
   int n_revised = 0;
-  for (Execution& one : executions_) {
+  for (std::size_t place = 0; place < n_considered_; ++place) {
     if (n_revised >= kMostRevised) return;
+    Execution& one = executions_[place];
     bool is_due = false;
     for (std::size_t at = 0; at < one.states.size() && one.n_waiting > 0; ++at) {
       if (!is_ready(one, at) || is_idle(index_of(one.devices[at]))) continue;

@@ -1,13 +1,18 @@
 #include "run/dispatched_execution.hpp"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "offload/calling_back.hpp"
+#include "offload/clock.hpp"
 #include "offload/errors.hpp"
+#include "run/dependencies.hpp"
 #include "run/device_storages.hpp"
 #include "run/kernel_scope.hpp"
 
@@ -50,36 +55,55 @@ void expect(bool fits, const char* what) {
   if (!fits) throw PlanError(std::string("the dispatch of segments: ") + what);
 }
 
-bool is_consequence(const std::exception_ptr& error) {
+// Binds a call of a segment, whose tensors are known.
+void bind_call_at(const DispatchSite& site, Call& call, const Surroundings& asked) {
+  Replay& replay = *site.replay;
+  if (replay.closed()) throw ExecutionError("the executable is closed: load the program again");
+  bind_call_in(replay, call, asked);
+  if (site.draw) {
+    const c10::Device device = replay.spec().device;
+    const c10::OptionalDeviceGuard guard(device.has_index() ? std::optional(device) : std::nullopt);
+    replay.check_ready(call);  // a draw cannot be undone
+    call.random = site.draw();
+  }
+}
+
+// A call that is submitted once tickets have ended.
+struct Behind {
+  std::shared_ptr<const DispatchSpec> spec;
+  std::shared_ptr<Replay> replay;
+  std::shared_ptr<Call> call;
+  std::shared_ptr<Ticket> ticket;  // has a DependencyError where one of the others has failed
+  std::vector<std::shared_ptr<Ticket>> waits;
+};
+
+void submit_behind(const std::shared_ptr<Behind>& one) noexcept {
   try {
-    std::rethrow_exception(error);
-  } catch (const DependencyError&) {
-    return true;
+    for (const std::shared_ptr<Ticket>& awaited : one->waits) {
+      if (awaited->done()) continue;
+      return awaited->when_done([one] { one->spec->without_gil([&one] { submit_behind(one); }); });
+    }
+    for (const std::shared_ptr<Ticket>& awaited : one->waits) check_dependency(awaited->error());
+    one->replay->submit(std::exchange(one->call, nullptr), one->ticket, {});
   } catch (...) {
-    return false;
+    const CallingBack calling_back;
+    one->ticket->finish(std::current_exception());
   }
 }
 
 }  // namespace
 
 void DispatchSpec::check() const {
-  rules.check();
+  DispatchPlan::check();
   const std::size_t n_segments = rules.inputs.size();
   expect(values.size() == rules.names.size(), "each Value has a layout");
   expect(sites.size() == n_segments * graph.n_devices, "each segment has a site for each device");
-  expect(graph.memory_of.size() == graph.n_devices, "each device has a memory");
   expect(memories.size() == rules.n_memories, "each memory has a place");
-  expect(graph.home == rules.home, "both have the same home");
-  expect(shared.size() == graph.values.size(), "shared Values are those of the graph");
-  expect(paces && paces->size() == graph.n_devices, "each device has a pace");
   const auto below = [](std::int64_t number, std::size_t limit) {
     expect(number >= 0 && at_index(number) < limit, "a number is that of a Value");
   };
   for (const auto& one : groups) {
     expect(!one.empty(), "a group has Values");
-    for (const std::int64_t value : one) below(value, values.size());
-  }
-  for (const auto& one : shared) {
     for (const std::int64_t value : one) below(value, values.size());
   }
   for (const std::int64_t value : given) {
@@ -100,6 +124,12 @@ void DispatchSpec::check() const {
   }
 }
 
+bool DispatchSpec::is_inside_launch() const {
+  return std::any_of(sites.begin(), sites.end(), [](const DispatchSite& one) {
+    return one.replay && one.replay->is_inside_launch();
+  });
+}
+
 std::size_t block_bytes(const DispatchSpec& spec, const std::vector<std::int64_t>& values) {
   std::size_t n_bytes = 0;
   for (const std::int64_t value : values)
@@ -109,22 +139,19 @@ std::size_t block_bytes(const DispatchSpec& spec, const std::vector<std::int64_t
 
 DispatchedExecution::DispatchedExecution(std::shared_ptr<const DispatchSpec> spec,
                                          const std::vector<at::Tensor>& inputs,
-                                         std::vector<Surroundings> asked_of,
+                                         std::vector<Surroundings> asked,
                                          std::vector<std::vector<std::shared_ptr<Ticket>>> waits,
                                          std::shared_ptr<const HeldStorages> pins,
                                          std::shared_ptr<Ticket> end)
-    : check(spec->rules),
-      asked(std::move(asked_of)),
-      refreshed(std::move(waits)),
-      done(std::move(end)),
-      devices(spec->rules.inputs.size(), kNowhere),
-      observed(spec->graph.n_devices, false),
+    : DispatchedWork(spec, std::move(end)),
       spec_(std::move(spec)),
+      asked_(std::move(asked)),
+      refreshed_(std::move(waits)),
       held_(spec_->values.size() * spec_->memories.size()),
       pins_(std::move(pins)) {
   expect(inputs.size() == spec_->given.size(), "an execution has the inputs of the Program");
-  expect(asked.size() == spec_->graph.n_devices, "the state of the caller is known by device");
-  expect(refreshed.size() == spec_->memories.size(), "refreshed weights are known by memory");
+  expect(asked_.size() == spec_->graph.n_devices, "the state of the caller is known by device");
+  expect(refreshed_.size() == spec_->memories.size(), "refreshed weights are known by memory");
   const std::int64_t home = spec_->graph.home;
   for (std::size_t index = 0; index < inputs.size(); ++index) {
     if (spec_->given[index] != kNowhere) held(spec_->given[index], home) = inputs[index];
@@ -146,14 +173,6 @@ DispatchedExecution::DispatchedExecution(std::shared_ptr<const DispatchSpec> spe
   if (spec_->memories.size() == 1 && !inner.empty()) allocate_block(inner, home);
 }
 
-void DispatchedExecution::allocate(std::size_t group, std::int64_t memory) {
-  allocate_block(spec_->groups[group], memory);
-}
-
-void DispatchedExecution::allocate_given(std::int64_t value, std::int64_t memory) {
-  allocate_block({value}, memory);
-}
-
 void DispatchedExecution::allocate_block(const std::vector<std::int64_t>& values,
                                          std::int64_t memory) {
   const DispatchMemory& place = spec_->memories[at_index(memory)];
@@ -167,11 +186,75 @@ void DispatchedExecution::allocate_block(const std::vector<std::int64_t>& values
   }
 }
 
-void DispatchedExecution::fail(std::exception_ptr error) noexcept {
-  const bool follows = is_consequence(error);
-  if (error_ && (!is_consequence_ || follows)) return;
-  error_ = std::move(error);
-  is_consequence_ = follows;
+// ---- its work ----
+
+void DispatchedExecution::bind(std::int64_t segment, std::int64_t device) {
+  const DispatchSite& one = site(segment, device);
+  if (!one.replay) throw PlanError("a segment begins on a device that does not have it");
+  const std::int64_t memory = spec_->graph.memory_of[at_index(device)];
+  auto call = std::make_shared<Call>();
+  call->call_ns = now_ns();
+  for (const std::int64_t value : spec_->rules.outputs[at_index(segment)]) {
+    if (!held(value, memory).defined()) {
+      allocate_block(spec_->groups[spec_->values[at_index(value)].group], memory);
+    }
+    call->given_results.push_back(held(value, memory));
+  }
+  for (const std::int64_t value : spec_->rules.inputs[at_index(segment)]) {
+    call->inputs.push_back(held(value, memory));
+  }
+  const Surroundings& asked = asked_[at_index(device)];
+  if (one.has_buffers) {
+    spec_->with_gil([&] { bind_call_at(one, *call, asked); });
+  } else {
+    bind_call_at(one, *call, asked);
+  }
+  call->checked_ns = now_ns();
+  bound_ = std::move(call);
+}
+
+std::shared_ptr<Ticket> DispatchedExecution::submit(std::int64_t segment, std::int64_t device) {
+  const std::shared_ptr<Replay>& replay = site(segment, device).replay;
+  auto ticket = std::make_shared<Ticket>();
+  const auto& waits = refreshed_[memory_of(device)];
+  std::shared_ptr<Call> call = std::exchange(bound_, nullptr);
+  if (waits.empty()) {
+    replay->submit(call, ticket, {});
+  } else {
+    submit_behind(std::make_shared<Behind>(Behind{spec_, replay, std::move(call), ticket, waits}));
+  }
+  return ticket;
+}
+
+std::shared_ptr<Ticket> DispatchedExecution::copy(std::int64_t producer, std::int64_t origin,
+                                                  std::int64_t target,
+                                                  const std::vector<std::int64_t>& values) {
+  std::vector<CopyPiece> pieces;
+  std::vector<bool> is_copied(spec_->groups.size(), false);
+  for (const std::int64_t value : values) {
+    const DispatchValue& one = spec_->values[at_index(value)];
+    std::size_t size_bytes = one.size_bytes;
+    if (producer == kCaller) {
+      if (!held(value, target).defined()) allocate_block({value}, target);
+    } else {
+      const auto& group = spec_->groups[one.group];
+      if (is_copied[one.group]) continue;  // with the first of its group
+      is_copied[one.group] = true;
+      if (!held(value, target).defined()) allocate_block(group, target);
+      if (group.size() > 1) size_bytes = block_bytes(*spec_, group);
+    }
+    pieces.push_back({held(value, origin), held(value, target), size_bytes});
+  }
+  return spec_->copy(*this, producer, origin, target, values, std::move(pieces));
+}
+
+std::optional<DispatchedWork::Took> DispatchedExecution::took(std::int64_t segment,
+                                                              std::int64_t device) const {
+  const DispatchSite& one = site(segment, device);
+  if (!one.is_timed) return std::nullopt;
+  const LastExecution last = one.replay->last_execution();
+  return Took{one.cost_ns,
+              static_cast<double>(last.device_ns()) - static_cast<double>(last.proof.ns)};
 }
 
 void DispatchedExecution::release() noexcept {

@@ -1,4 +1,4 @@
-// An execution whose segments are given to devices one by one, and what all such executions share.
+// Executions on torch's tensors whose segments are given to devices one by one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,16 +6,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "offload/device_paces.hpp"
-#include "offload/dispatch_check.hpp"
-#include "offload/segment_dispatch.hpp"
+#include "offload/segment_dispatcher.hpp"
 #include "offload/ticket.hpp"
+#include "run/call.hpp"
 #include "run/held_storages.hpp"
 #include "run/replay.hpp"
 #include "run/surroundings.hpp"
@@ -62,31 +60,26 @@ using QueueCopies = std::function<std::shared_ptr<Ticket>(
     const DispatchedExecution& execution, std::int64_t producer, std::int64_t origin,
     std::int64_t target, const std::vector<std::int64_t>& values, std::vector<CopyPiece> pieces)>;
 
-// All that is decided at load. Values, memories and groups are numbered from 0.
-struct DispatchSpec {
-  SegmentGraph graph;
-  ChoiceObjective objective = ChoiceObjective::kLatency;
-  DispatchRules rules;
+// All that is decided at load. Groups are numbered from 0.
+struct DispatchSpec : DispatchPlan {
   std::vector<DispatchValue> values;
   std::vector<std::vector<std::int64_t>> groups;  // the Values of each, all of one segment
-  std::vector<std::vector<std::int64_t>> shared;  // the Values of each SharedValues of the graph
   std::vector<DispatchSite> sites;                // segment * n_devices + device
   std::vector<DispatchMemory> memories;
   std::vector<std::int64_t> given;  // by input of the Program: its Value; -1: no segment takes it
-  std::shared_ptr<DevicePaces> paces;
   QueueCopies copy;
-  // Call a function with Python's GIL, and without it where the thread holds it.
-  std::function<void(const std::function<void()>&)> with_gil, without_gil;
+  // Calls a function with Python's GIL.
+  std::function<void(const std::function<void()>&)> with_gil;
 
   // Throws PlanError where lengths or numbers do not fit one another.
   void check() const;
+
+  // Whether this thread is in a launch of one of the executables, which it would wait for.
+  bool is_inside_launch() const;
 };
 
-// One execution: its tensors, and the proof of its steps.
-//
-// Owner: whoever submitted it until it is added to a dispatcher, then that until it has ended.
-// Thread: one at a time.
-class DispatchedExecution {
+// One execution on tensors.
+class DispatchedExecution final : public DispatchedWork {
  public:
   // Allocates what the caller receives, and where all devices share one memory all that segments
   // make, on the present streams of this thread. `inputs`: of the Program, in order. `asked`: of
@@ -104,35 +97,33 @@ class DispatchedExecution {
     return held_[static_cast<std::size_t>(value) * spec_->memories.size() +
                  static_cast<std::size_t>(memory)];
   }
-  // Gives the Values of a group adjacent memory. Throws OutOfMemory if there is no room.
-  void allocate(std::size_t group, std::int64_t memory);
-  // The same for one Value that the caller gave.
-  void allocate_given(std::int64_t value, std::int64_t memory);
 
-  // Notes an error. That of the execution is the first that is not the consequence of another.
-  void fail(std::exception_ptr error) noexcept;
-  const std::exception_ptr& error() const { return error_; }
+  void bind(std::int64_t segment, std::int64_t device) override;
+  std::shared_ptr<Ticket> submit(std::int64_t segment, std::int64_t device) override;
+  std::shared_ptr<Ticket> copy(std::int64_t producer, std::int64_t origin, std::int64_t target,
+                               const std::vector<std::int64_t>& values) override;
+  std::optional<Took> took(std::int64_t segment, std::int64_t device) const override;
+  void release() noexcept override;
 
-  // Drops the tensors, before the end is reported.
-  void release() noexcept;
-
-  DispatchCheck check;
-  const std::vector<Surroundings> asked;
-  const std::vector<std::vector<std::shared_ptr<Ticket>>> refreshed;
-  const std::shared_ptr<Ticket> done;
   std::shared_ptr<const void> context;  // for copies
-  std::int64_t number = -1;             // of the dispatch; -1: not added
-  std::vector<std::int64_t> devices;    // by segment: where it has begun; -1: it has not
-  std::vector<bool> observed;           // by device: whether a segment has begun there
 
  private:
+  const DispatchSite& site(std::int64_t segment, std::int64_t device) const {
+    return spec_->sites[static_cast<std::size_t>(segment) * spec_->graph.n_devices +
+                        static_cast<std::size_t>(device)];
+  }
+  std::size_t memory_of(std::int64_t device) const {
+    return static_cast<std::size_t>(spec_->graph.memory_of[static_cast<std::size_t>(device)]);
+  }
+  // Gives Values adjacent memory. Throws OutOfMemory if there is no room.
   void allocate_block(const std::vector<std::int64_t>& values, std::int64_t memory);
 
   std::shared_ptr<const DispatchSpec> spec_;
-  std::vector<at::Tensor> held_;  // by value * n_memories + memory
+  std::vector<Surroundings> asked_;                              // by device
+  std::vector<std::vector<std::shared_ptr<Ticket>>> refreshed_;  // by memory
+  std::vector<at::Tensor> held_;                                 // by value * n_memories + memory
   std::shared_ptr<const HeldStorages> pins_;
-  std::exception_ptr error_;
-  bool is_consequence_ = false;  // the error
+  std::shared_ptr<Call> bound_;  // until it is submitted
 };
 
 // The bytes of adjacent Values, each at a multiple of 512: the alignment of torch's CUDA allocator

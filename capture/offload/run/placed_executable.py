@@ -124,6 +124,7 @@ class PlacedExecutable(Submitting):
         if self._is_whole:
             return self._called(args, kwargs)
         refuse_in_callback()
+        self._refuse_inside_launch()
         queued = self._queued(args, kwargs, self._asked(()))
         try:  # all have ended before an error is raised
             error = _origin([one._outcome() for one in queued.tickets])
@@ -278,6 +279,7 @@ class PlacedExecutable(Submitting):
         _refuse_buffers(kwargs)
         if self._is_whole:
             return self._submitted_whole(args, kwargs, after)
+        self._refuse_inside_launch()
         given = tickets_in(args, kwargs)
         whole = Ticket()
         whole._begin()  # segments may have begun, and what they write must not be left incomplete
@@ -292,6 +294,10 @@ class PlacedExecutable(Submitting):
             whole._call_when_done(lambda: self._waiting.pop(whole, None))
             when_ended(given, lambda: _ending(whole, self._queue_for, args, kwargs, asked))
         return whole
+
+    def _refuse_inside_launch(self) -> None:
+        if self._dispatcher is not None:  # else the segments' executables refuse it
+            self._dispatcher.refuse_inside_launch()
 
     def _asked(self, after: Sequence[Ticket], *, is_later: bool = False) -> Asked:
         """Collect this thread's state for an execution; `is_later`: another thread queues it.

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from offload.errors import ExecutionError
 from offload.interpreter.native_layouts import native_layout
 from offload.native import _native
 from offload.plan.placed_transfers import INPUTS
@@ -118,6 +119,15 @@ class SegmentDispatcher:
     def n_under_way(self) -> int:
         """Executions that have begun and not ended."""
         return self._native.n_under_way
+
+    def refuse_inside_launch(self) -> None:
+        """Refuse to execute in a launch of a segment, whose device the execution may wait for.
+
+        Raises:
+            ExecutionError: this thread is in such a launch.
+        """
+        if self._native.is_inside_launch:
+            raise ExecutionError("a launch of this executable executes the executable itself")
 
     def surroundings(self, caller: _native.Surroundings) -> tuple[_native.Surroundings, ...]:
         """Return this thread's state by device; `caller`: its state on the recorded device.

@@ -35,6 +35,7 @@ struct DispatchCommand {
 // as it is late. Values are copied when their producer has ended, to where the plan has their
 // readers.
 //
+// A step looks at the earliest executions alone, so its duration does not grow with what is queued.
 // The same events at the same times give the same commands.
 //
 // Owner: one caller. Thread: one at a time. Errors: PlanError for an unknown execution, an event
@@ -89,6 +90,7 @@ class SegmentDispatch {
   double cost_ns(std::int64_t segment, std::size_t device) const;
   double left_ns(std::size_t device) const;
   bool is_ready(const Execution& one, std::size_t segment) const;
+  void consider();
   void copy(Execution& one);
   void copy_made(Execution& one, std::int64_t producer);
   bool is_wanted(const Execution& one, std::uint32_t value, std::size_t to) const;
@@ -104,6 +106,7 @@ class SegmentDispatch {
   SegmentPrediction prediction_;
   ChoiceObjective objective_;
   std::deque<Execution> executions_;  // in order
+  std::size_t n_considered_ = 0;      // of them, the first, in the present step
   std::vector<Running> running_;      // by device
   std::vector<double> link_free_ns_;  // from memory * n_memories + to memory: expected
   std::vector<double> paces_;

@@ -72,7 +72,10 @@ def test_every_placement_of_a_small_program():
 )
 @torch.no_grad()
 def test_random_programs_in_several_memories(steps, returned, seed, n, is_local, kind):
-    """Results, inputs, weights and the generator equal eager's; unread memory is poisoned."""
+    """Results, inputs, weights and the generator equal eager's.
+
+    Unread memory is poisoned, of `dynamic` by native/tests/segment_dispatcher_test.cpp.
+    """
     torch.manual_seed(len(steps))
     model = RandomProgram(steps, returned, is_local)
     x, y = normal(4, 4), normal(4, 4)
@@ -82,7 +85,6 @@ def test_random_programs_in_several_memories(steps, returned, seed, n, is_local,
         poisoned(),
         apart(captured.bound, drawn_way(captured.program, seed, n), n, kind, None, costs_ns) as run,
     ):
-        poison_read(run)
         kept = [model.state.clone(), model.weight.clone()]
         generator = torch.get_rng_state()
         outcomes = []
@@ -114,26 +116,6 @@ class poisoned:
 
     def __exit__(self, *_):
         placed_queue.PlacedQueue.queued = self._queued
-
-
-def poison_read(run):
-    """Overwrite what no segment of a dispatched execution will read, as segments end."""
-    ended: dict[int, set[int]] = {}
-    returned = {result.view.value for result in run.program.results}
-    users = {}
-    for at, one in enumerate(run.segments):
-        for value in (*one.slice.inputs, *one.slice.outputs):
-            users.setdefault(value, set()).add(at)
-
-    def poison_tensors(execution, segment, tensors):
-        ended.setdefault(execution, set()).add(segment)
-        for value, _, tensor in tensors:
-            is_seen = value in returned or run.program.values[value].role is Role.INPUT
-            if users[value] <= ended[execution] and not is_seen:
-                fill(tensor)
-
-    if run._dispatcher is not None:
-        run._dispatcher._native.watch(poison_tensors)
 
 
 def poison(queue, devices, found):

@@ -23,7 +23,7 @@ from offload.backends import CpuBackend
 from offload.errors import PlanError
 from offload.native import _native, _planner
 from offload.run import Ticket, segment_dispatch, transfers, weight_refresh
-from offload.run.device_choice import Placement
+from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts
 
 DYNAMIC = Placement.DYNAMIC
 WAITING_SECONDS = 60
@@ -203,6 +203,68 @@ def test_a_launch_that_fails_fails_its_execution_alone(steps):
 
 
 @torch.no_grad()
+def test_a_launch_that_executes_its_own_executable_is_refused(steps):
+    """It would wait for its own device, so no way to execute or to submit hangs."""
+    model, x = Steps(), normal(4, 8)
+    captured = offload.capture(model, x)
+    message = "executes the executable itself"
+    with dynamic(captured, (1e5, 1.1e5)) as run, dynamic(captured, (1e5, 1.1e5)) as other:
+        expected, ended = model(x), other.submit(x)
+        ended.result()
+        for inner in (
+            lambda: run(x),
+            lambda: run.submit(x),
+            lambda: run.after(ended).submit(x),
+            lambda: list(run.map([x])),
+        ):
+
+            def call(number, inner=inner):
+                steps["with"] = lambda number: None
+                inner()
+
+            for outer in (run, lambda *args: run.submit(*args).result(WAITING_SECONDS)):
+                steps["with"] = call
+                with pytest.raises(offload.ExecutionError, match=message):
+                    outer(x)
+                assert all(map(torch.equal, run(x), expected))
+
+        def call_other(number):
+            steps["with"] = lambda number: None
+            assert all(map(torch.equal, other(x), expected))
+
+        steps["with"] = call_other
+        assert all(map(torch.equal, run(x), expected))
+
+
+def test_a_step_of_the_dispatch_does_not_grow_with_what_is_queued():
+    """Where a device stalls, 16 executions that wait are looked at; others begin in their turn."""
+    costs = [tuple(1e4 if one == at else None for one in range(3)) for at in range(3)]
+    segments = [SegmentCosts(costs[at], (), at) for at in range(3)]
+    dispatch = DeviceChoice(segments, DYNAMIC, 0.0).dispatch()
+    for _ in range(100):
+        dispatch.add([0, 1, 2])
+    running, ended = [], []
+
+    def step():
+        for kind, number, what, _, _ in dispatch.next([1.0] * 3, 1e4):
+            (running if kind == 0 else ended).append((number, what))
+
+    step()
+    (stalled,) = [one for one in running if one[1] == 0]
+    for one in iter(lambda: next((one for one in running if one != stalled), None), None):
+        running.remove(one)
+        dispatch.segment_ended(*one)
+        step()
+        assert one[0] <= 16  # the first has nothing left to begin
+    assert one == (16, 2)
+    assert running == [stalled]
+    while running:
+        dispatch.segment_ended(*running.pop(0))
+        step()
+    assert [number for number, _ in ended] == list(range(100))
+
+
+@torch.no_grad()
 def test_an_execution_whose_segment_is_refused_has_the_error():
     model, x = Small(), normal(4, 8)
     captured = offload.capture(model, x)
@@ -272,24 +334,6 @@ def test_an_execution_that_has_ended_is_freed(monkeypatch):
 
 class Marked:
     """An event of the host."""
-
-
-@torch.no_grad()
-def test_the_end_of_each_segment_can_be_watched():
-    model, x = Small(), normal(4, 8)
-    with dynamic(offload.capture(model, x)) as run:
-        ended, results = [], []
-
-        def watch(execution, segment, tensors):
-            ended.append((execution, segment))
-            results.extend(tensor for _, _, tensor in tensors)
-
-        run._dispatcher._native.watch(watch)
-        for _ in range(3):
-            run(x)
-        n_segments = len(run.segments)
-        assert sorted(ended) == [(at, one) for at in range(3) for one in range(n_segments)]
-        assert any(torch.equal(one, model(x)[0]) for one in results)
 
 
 @torch.no_grad()

@@ -1,8 +1,8 @@
-#include "run/segment_dispatcher.hpp"
+#include "offload/segment_dispatcher.hpp"
 
-#include <c10/core/DeviceGuard.h>
 #include <time.h>
 
+#include <string>
 #include <utility>
 
 #include "offload/calling_back.hpp"
@@ -14,22 +14,21 @@ namespace {
 
 std::size_t at_index(std::int64_t number) { return static_cast<std::size_t>(number); }
 
+constexpr std::int64_t kNowhere = -1;
+
+bool is_consequence(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const DependencyError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 void finish(Ticket& ticket, std::exception_ptr error) noexcept {
   const CallingBack calling_back;
   ticket.finish(std::move(error));
-}
-
-// Binds a call of a segment, whose tensors are known.
-void bind(const DispatchSite& site, Call& call, const Surroundings& asked) {
-  Replay& replay = *site.replay;
-  if (replay.closed()) throw ExecutionError("the executable is closed: load the program again");
-  bind_call_in(replay, call, asked);
-  if (site.draw) {
-    const c10::Device device = replay.spec().device;
-    const c10::OptionalDeviceGuard guard(device.has_index() ? std::optional(device) : std::nullopt);
-    replay.check_ready(call);  // a draw cannot be undone
-    call.random = site.draw();
-  }
 }
 
 // Adds the processor time of this thread to a sum while it lives, where that is measured.
@@ -56,37 +55,58 @@ class Stopwatch {
   std::uint64_t begin_ns_;
 };
 
-// A call that is submitted once tickets have ended.
-struct Behind {
-  std::shared_ptr<const DispatchSpec> spec;
-  std::shared_ptr<Replay> replay;
-  std::shared_ptr<Call> call;
-  std::shared_ptr<Ticket> ticket;  // has a DependencyError where one of the others has failed
-  std::vector<std::shared_ptr<Ticket>> waits;
-};
+}  // namespace
 
-void submit_behind(const std::shared_ptr<Behind>& one) noexcept {
-  try {
-    for (const std::shared_ptr<Ticket>& awaited : one->waits) {
-      if (awaited->done()) continue;
-      return awaited->when_done([one] { one->spec->without_gil([&one] { submit_behind(one); }); });
+void DispatchPlan::check() const {
+  const auto expect = [](bool fits, const char* what) {
+    if (!fits) throw PlanError(std::string("the dispatch of segments: ") + what);
+  };
+  rules.check();
+  expect(graph.memory_of.size() == graph.n_devices, "each device has a memory");
+  expect(graph.home == rules.home, "both have the same home");
+  expect(shared.size() == graph.values.size(), "shared Values are those of the graph");
+  expect(paces && paces->size() == graph.n_devices, "each device has a pace");
+  for (const auto& one : shared) {
+    for (const std::int64_t value : one) {
+      expect(value >= 0 && at_index(value) < rules.names.size(), "a number is that of a Value");
     }
-    for (const std::shared_ptr<Ticket>& awaited : one->waits) check_dependency(awaited->error());
-    one->replay->submit(std::exchange(one->call, nullptr), one->ticket, {});
-  } catch (...) {
-    finish(*one->ticket, std::current_exception());
   }
 }
 
-}  // namespace
+// ---- the work of an execution ----
 
-SegmentDispatcher::SegmentDispatcher(std::shared_ptr<const DispatchSpec> spec)
-    : spec_(std::move(spec)), dispatch_(spec_->graph, spec_->objective) {
-  spec_->check();
+DispatchedWork::DispatchedWork(std::shared_ptr<const DispatchPlan> plan,
+                               std::shared_ptr<Ticket> done)
+    : plan_(std::move(plan)),
+      done_(std::move(done)),
+      check_(plan_->rules),
+      devices_(plan_->rules.inputs.size(), kNowhere),
+      observed_(plan_->graph.n_devices, false) {}
+
+// A thread that was interrupted between the two leaves it so. Callbacks may run Python.
+DispatchedWork::~DispatchedWork() {
+  if (is_added_ || done_->done()) return;
+  finish(*done_, std::make_exception_ptr(
+                     ExecutionError("the submission was interrupted: nothing has begun")));
 }
 
-void SegmentDispatcher::add(std::shared_ptr<DispatchedExecution> execution,
+void DispatchedWork::fail(std::exception_ptr error) noexcept {
+  const bool follows = is_consequence(error);
+  if (error_ && (!is_consequence_ || follows)) return;
+  error_ = std::move(error);
+  is_consequence_ = follows;
+}
+
+// ---- the dispatcher ----
+
+SegmentDispatcher::SegmentDispatcher(std::shared_ptr<const DispatchPlan> plan)
+    : plan_(std::move(plan)), dispatch_(plan_->graph, plan_->objective) {
+  plan_->check();
+}
+
+void SegmentDispatcher::add(std::shared_ptr<DispatchedWork> execution,
                             std::vector<std::int64_t> devices) {
+  execution->is_added_ = true;
   ++n_under_way_;
   note({Event::Kind::kAdded, std::move(execution), 0, std::move(devices), nullptr});
 }
@@ -162,8 +182,8 @@ void SegmentDispatcher::added(const Execution& execution,
                               const std::vector<std::int64_t>& devices) {
   try {
     if (broken_) std::rethrow_exception(broken_);
-    execution->number = dispatch_.add(devices);
-    executions_.emplace(execution->number, execution);
+    execution->number_ = dispatch_.add(devices);
+    executions_.emplace(execution->number_, execution);
   } catch (...) {
     execution->fail(std::current_exception());
     end(execution);
@@ -173,30 +193,26 @@ void SegmentDispatcher::added(const Execution& execution,
 void SegmentDispatcher::segment_ended(const Execution& execution, std::int64_t segment,
                                       std::exception_ptr error) {
   if (broken_) return;
-  dispatch_.segment_ended(execution->number, segment);
+  dispatch_.segment_ended(execution->number_, segment);
   if (error) return fail(*execution, std::move(error));
-  execution->check.ended(segment);
-  if (watch_) watch_(*execution, segment);
-  const std::size_t n_devices = spec_->graph.n_devices;
-  const std::size_t device = at_index(execution->devices[at_index(segment)]);
-  const DispatchSite& site = spec_->sites[at_index(segment) * n_devices + device];
-  if (!site.is_timed) return;
-  const LastExecution last = site.replay->last_execution();
-  const double took_ns = static_cast<double>(last.device_ns()) - static_cast<double>(last.proof.ns);
-  spec_->paces->observe_at_once(device, site.cost_ns, took_ns);
+  execution->check_.ended(segment);
+  const std::int64_t device = execution->devices_[at_index(segment)];
+  const auto took = execution->took(segment, device);
+  if (!took) return;
+  plan_->paces->observe_at_once(at_index(device), took->expected_ns, took->measured_ns);
 }
 
 void SegmentDispatcher::copy_ended(const Execution& execution, std::int64_t to,
                                    const std::vector<std::int64_t>& shared,
                                    std::exception_ptr error) {
   if (broken_) return;
-  dispatch_.copy_ended(execution->number, to, shared);
+  dispatch_.copy_ended(execution->number_, to, shared);
   if (error) return fail(*execution, std::move(error));
-  execution->check.arrived(to, values_of(shared));
+  execution->check_.arrived(to, values_of(shared));
 }
 
 void SegmentDispatcher::step() {
-  spec_->paces->read(present_paces_);
+  plan_->paces->read(present_paces_);
   std::vector<DispatchCommand> commands =
       dispatch_.next(present_paces_, static_cast<double>(now_ns()));
   n_moved_ = dispatch_.n_moved();
@@ -232,111 +248,67 @@ void SegmentDispatcher::carry_out(DispatchCommand& command) {
   ticket->when_done(
       [self = shared_from_this(), ended = ticket.get(), event = std::move(event)]() mutable {
         event.error = ended->error();  // it calls back, and so exists
-        self->spec_->without_gil([&] { self->note(std::move(event)); });
+        self->plan_->without_gil([&] { self->note(std::move(event)); });
       });
 }
 
 // ---- one execution ----
 
-std::shared_ptr<Ticket> SegmentDispatcher::begun(DispatchedExecution& execution,
-                                                 std::int64_t segment, std::int64_t device) {
-  const SegmentGraph& graph = spec_->graph;
-  const DispatchSite& site = spec_->sites[at_index(segment) * graph.n_devices + at_index(device)];
-  if (!site.replay) throw PlanError("a segment begins on a device that does not have it");
-  const std::int64_t memory = graph.memory_of[at_index(device)];
-  execution.check.begun(segment, memory);
-  execution.devices[at_index(segment)] = device;
-  execution.observed[at_index(device)] = true;
-  const auto call = std::make_shared<Call>();
-  call->call_ns = now_ns();
-  const auto& outputs = spec_->rules.outputs[at_index(segment)];
-  for (const std::int64_t value : outputs) {
-    if (!execution.held(value, memory).defined()) {
-      execution.allocate(spec_->values[at_index(value)].group, memory);
-    }
-    call->given_results.push_back(execution.held(value, memory));
-  }
-  for (const std::int64_t value : spec_->rules.inputs[at_index(segment)]) {
-    call->inputs.push_back(execution.held(value, memory));
-  }
-  const Surroundings& asked = execution.asked[at_index(device)];
-  if (site.has_buffers) {
-    spec_->with_gil([&] { bind(site, *call, asked); });
-  } else {
-    bind(site, *call, asked);
-  }
-  call->checked_ns = now_ns();
-  auto ticket = std::make_shared<Ticket>();
-  const auto& waits = execution.refreshed[at_index(memory)];
+std::shared_ptr<Ticket> SegmentDispatcher::begun(DispatchedWork& execution, std::int64_t segment,
+                                                 std::int64_t device) {
+  execution.check_.begun(segment, plan_->graph.memory_of[at_index(device)]);
+  execution.devices_[at_index(segment)] = device;
+  execution.observed_[at_index(device)] = true;
+  execution.bind(segment, device);
   const Stopwatch submitting(is_measured_, measured_.submitting_ns);
   ++measured_.n_segments;
-  if (waits.empty()) {
-    site.replay->submit(call, ticket, {});
-  } else {
-    submit_behind(std::make_shared<Behind>(Behind{spec_, site.replay, call, ticket, waits}));
-  }
-  return ticket;
+  return execution.submit(segment, device);
 }
 
-std::shared_ptr<Ticket> SegmentDispatcher::copied(DispatchedExecution& execution,
-                                                  std::int64_t producer, std::int64_t to,
+std::shared_ptr<Ticket> SegmentDispatcher::copied(DispatchedWork& execution, std::int64_t producer,
+                                                  std::int64_t to,
                                                   const std::vector<std::int64_t>& shared) {
-  const SegmentGraph& graph = spec_->graph;
+  const SegmentGraph& graph = plan_->graph;
   const std::int64_t origin =
       producer == kCaller ? graph.home
-                          : graph.memory_of[at_index(execution.devices[at_index(producer)])];
+                          : graph.memory_of[at_index(execution.devices_[at_index(producer)])];
   const std::vector<std::int64_t> values = values_of(shared);
-  execution.check.copied(producer, origin, to, values);
-  std::vector<CopyPiece> pieces;
-  std::vector<bool> is_copied(spec_->groups.size(), false);
-  for (const std::int64_t value : values) {
-    const DispatchValue& one = spec_->values[at_index(value)];
-    std::size_t size_bytes = one.size_bytes;
-    if (producer == kCaller) {
-      if (!execution.held(value, to).defined()) execution.allocate_given(value, to);
-    } else {
-      const auto& group = spec_->groups[one.group];
-      if (is_copied[one.group]) continue;  // with the first of its group
-      is_copied[one.group] = true;
-      if (!execution.held(value, to).defined()) execution.allocate(one.group, to);
-      if (group.size() > 1) size_bytes = block_bytes(*spec_, group);
-    }
-    pieces.push_back({execution.held(value, origin), execution.held(value, to), size_bytes});
-  }
-  return spec_->copy(execution, producer, origin, to, values, std::move(pieces));
+  execution.check_.copied(producer, origin, to, values);
+  return execution.copy(producer, origin, to, values);
 }
 
 std::vector<std::int64_t> SegmentDispatcher::values_of(
     const std::vector<std::int64_t>& shared) const {
   std::vector<std::int64_t> values;
   for (const std::int64_t one : shared) {
-    const auto& found = spec_->shared[at_index(one)];
+    const auto& found = plan_->shared[at_index(one)];
     values.insert(values.end(), found.begin(), found.end());
   }
   return values;
 }
 
-void SegmentDispatcher::fail(DispatchedExecution& execution, std::exception_ptr error) {
+void SegmentDispatcher::fail(DispatchedWork& execution, std::exception_ptr error) {
   execution.fail(std::move(error));
-  dispatch_.abandon(execution.number);
+  dispatch_.abandon(execution.number_);
 }
 
 // Ends an execution of which nothing is left.
 void SegmentDispatcher::end(const Execution& execution) {
   const Execution ended = execution;  // the map's may be the caller's
-  executions_.erase(ended->number);
+  executions_.erase(ended->number_);
   if (!ended->error()) {
     try {
-      ended->check.finished();
-      spec_->paces->forget(ended->observed);
+      ended->check_.finished();
+      plan_->paces->forget(ended->observed_);
     } catch (...) {
       ended->fail(std::current_exception());
     }
   }
-  spec_->paces->end_execution();
+  plan_->paces->end_execution();
   ended->release();
   --n_under_way_;
-  finish(*ended->done, ended->error());
+  const Stopwatch ending(is_measured_, measured_.ending_ns);
+  finish(*ended->done_, ended->error());
 }
 
 // What they have begun goes on, and keeps its tensors.
@@ -344,9 +316,9 @@ void SegmentDispatcher::end_all(const std::exception_ptr& error) noexcept {
   std::map<std::int64_t, Execution> executions;
   executions.swap(executions_);
   for (const auto& [_, one] : executions) {
-    spec_->paces->end_execution();
+    plan_->paces->end_execution();
     --n_under_way_;
-    finish(*one->done, error);
+    finish(*one->done_, error);
   }
 }
 
