@@ -1,53 +1,13 @@
-"""Compiled kernels on the simulated driver, in a process as of `test_torch_on_simulator`."""
+"""Kernels that fusion compiles, and training steps, on the simulated driver."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
+from compiled_kernels import run_cases
 
-pytestmark = pytest.mark.slow
-
-STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
-FOLDER = Path(__file__).parent / "torch_cuda"
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "kernel_cases.py",
-        "triton_cases.py",
-        "triton_adversary_cases.py",
-        "triton_loading_cases.py",
-        "training_cases.py",
-    ],
-)
-def test_compiled_kernels(name):
-    cases = FOLDER / name
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-    pytest.importorskip("triton", reason="triton compiles kernels, and interprets them here")
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has a CUDA backend of its own")
-    sys.path.insert(0, str(STAND_IN))
-    try:
-        import build_backend
-    finally:
-        sys.path.remove(str(STAND_IN))
-    library = str(build_backend.build())
-    command = [sys.executable, str(FOLDER / "run_cases.py"), library, str(cases)]
-    command += ["-q", "-p", "no:cacheprovider", "-n", "0"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=1800, env=environment
-    )
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    n_cases = len(re.findall(r"^def test_", cases.read_text(), re.MULTILINE))
-    assert passed is not None
-    assert int(passed[1]) >= n_cases  # none was left out
-    assert "skipped" not in done.stdout
+@pytest.mark.parametrize("name", ["kernel_cases.py", "training_cases.py"])
+def test_compiled_kernels(name: str) -> None:
+    run_cases(name)

@@ -1,4 +1,4 @@
-"""What an adversary tried with a model's own Triton kernels: run by `test_cuda_kernels`.
+"""What an adversary tried with a model's own Triton kernels: run by `test_cuda_triton_kernels`.
 
 As `triton_cases`. No GPU has run this.
 """

@@ -1,4 +1,4 @@
-"""A model's own Triton kernels on the simulated driver: run by `test_cuda_kernels`.
+"""A model's own Triton kernels on the simulated driver: run by `test_cuda_triton_kernels`.
 
 As `kernel_cases`. The models are recorded on the CPU, where Triton interprets the kernels, as if
 they were launched on the device. No GPU has run this.

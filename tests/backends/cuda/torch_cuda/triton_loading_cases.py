@@ -1,6 +1,6 @@
 """A model's own Triton kernels with streamed weights, fused kernels, and several devices.
 
-Run by `test_cuda_kernels`, as `triton_cases`. No GPU has run this.
+run by `test_cuda_triton_kernels`, as `triton_cases`. No GPU has run this.
 """
 
 from __future__ import annotations

@@ -1,0 +1,15 @@
+"""Triton kernels that models launch, on the simulated driver."""
+
+from __future__ import annotations
+
+import pytest
+from compiled_kernels import run_cases
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+
+@pytest.mark.parametrize(
+    "name", ["triton_cases.py", "triton_adversary_cases.py", "triton_loading_cases.py"]
+)
+def test_triton_kernels(name: str) -> None:
+    run_cases(name)
