@@ -140,7 +140,7 @@ class Rendezvous:
             if time.monotonic() > until:
                 why = (
                     f"no message for {slowest:g} s from rank {rank}, which was expected to "
-                    "send its times"
+                    "send its numbers"
                 )
                 self.refuse(why)
                 raise ExecutionError(why)

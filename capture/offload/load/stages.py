@@ -18,6 +18,7 @@ from offload.load.rank_stages import (
     timed_launches_ns,
     timed_link,
 )
+from offload.load.same_weights import check_same_weights
 from offload.plan.pipeline_stages import cut_stages
 from offload.plan.program_tasks import ProgramTasks, program_tasks
 from offload.plan.task_graph import Processor
@@ -49,6 +50,7 @@ def load_stage(
     group = group_here(group_name(asked.group))
     _check_stageable(bound.program)
     with met(bound, group, name, _summary(bound.program, asked)) as ranks:
+        check_same_weights(bound, ranks)
         with telling(progress):
             own_ns, how_timed = timed_launches_ns(bound)
             launch_ns = ranks.largest(own_ns)
@@ -58,7 +60,7 @@ def load_stage(
         stages = cut_stages(bound.program, tasks, link, n_stages, asked.micro_batches or 0)
         made = stage_program(bound, stages.launches, number, group)
         run = agreed(load(made.bound), ranks)
-    return StageExecutable(run, bound, stages, number, how_timed=how_timed)
+    return StageExecutable(run, bound, stages, number, group, how_timed=how_timed)
 
 
 def _check_asked(asked: Pipeline) -> None:

@@ -19,6 +19,7 @@ from offload.load.rank_stages import (
     timed_launches_ns,
     timed_link,
 )
+from offload.load.same_weights import check_same_weights
 from offload.plan.rank_programs import training_rank
 from offload.plan.schedules import Schedule
 from offload.plan.training_stages import cut_training
@@ -68,6 +69,7 @@ def load_training_stage(
         f"begin with {begins or 'what is quickest'}"
     )
     with met(bound, group, name, summary) as ranks:
+        check_same_weights(bound, ranks)
         with telling(progress):
             own_ns, how_timed = timed_launches_ns(bound.unguarded())
             launch_ns = ranks.largest(own_ns)
