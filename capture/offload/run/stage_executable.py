@@ -12,7 +12,7 @@ import torch
 from offload.console.amounts import show_bytes
 from offload.errors import BindingError
 from offload.plan.pipeline_stages import PipelineStages
-from offload.program import BoundProgram, Group, Role
+from offload.program import BoundProgram, Group
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage
