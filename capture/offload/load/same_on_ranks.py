@@ -27,7 +27,7 @@ def check_same_launches(program: Program, ranks: LoadedTogether) -> None:
         CaptureError: a launch differs; on all ranks.
         ExecutionError: a rank does not arrive in time.
     """
-    own = [_told_number(one) for one in _launches_told(program)]
+    own = [_text_number(text) for text in _launch_texts(program)]
     found = _gathered_if_differing(own, ranks)
     if found is None:
         return
@@ -35,14 +35,12 @@ def check_same_launches(program: Program, ranks: LoadedTogether) -> None:
         at for at, each in enumerate(itertools.zip_longest(*found.values())) if len(set(each)) > 1
     )
     others, usual = _others(found, first)
-    if first < len(program.launches):
-        told = f"of {len(program.launches)} launches here {str(program.launches[first]).strip()}"
-    else:
-        told = f"here are {len(program.launches)} launches"
+    n_launches = len(program.launches)
+    here = f"launch {str(program.launches[first]).strip()}" if first < n_launches else "the results"
     raise CaptureError(
-        f"ranks {others} have recorded another program than rank {usual}; the first difference: "
-        f"{told}. All ranks capture the same call: the same model, optimizer and hyperparameters, "
-        "and arguments of the same sizes"
+        f"ranks {others} have recorded another program than rank {usual}; the first difference, of "
+        f"{n_launches} launches here, is {here}. All ranks capture the same call: the same model, "
+        "optimizer and hyperparameters, and arguments of the same sizes"
     )
 
 
@@ -75,13 +73,13 @@ def check_same_weights(bound: BoundProgram, ranks: LoadedTogether) -> None:
         f"ranks {others} hold other content than rank {usual} of {len(differing)} of the "
         f"{len(weights)} weights, such as {bound.program.values[weights[differing[0]]].name}. "
         "Stages begin with the same weights, gradients and state on all ranks: before the capture "
-        "seed all ranks alike (torch.manual_seed) or load one checkpoint, and give the captured "
-        "call the same arguments; after steps of another executable in stages call its "
-        "gather_state() on all ranks"
+        "set the same seed on all ranks (torch.manual_seed) or load the same checkpoint, and give "
+        "the captured call the same arguments; after steps of another executable in stages call "
+        "its gather_state() on all ranks"
     )
 
 
-def _launches_told(program: Program) -> Iterator[str]:
+def _launch_texts(program: Program) -> Iterator[str]:
     """Each launch with its Values, then inputs and results; names and lines are the rank's own."""
     for launch in program.launches:
         values = [
@@ -96,7 +94,7 @@ def _gathered_if_differing(
     own: Sequence[float], ranks: LoadedTogether
 ) -> dict[int, tuple[float, ...]] | None:
     """By rank its numbers; None: they are equal on all."""
-    whole = _told_number(repr(list(own)))
+    whole = _text_number(repr(list(own)))
     if not _differ(one for (one,) in ranks.gathered([whole]).values()):
         return None
     return dict(sorted(ranks.gathered(own).items()))
@@ -123,8 +121,8 @@ def _content_number(storage: torch.UntypedStorage) -> float:
     return _number(hashlib.blake2b(memory, digest_size=_DIGEST_BYTES))
 
 
-def _told_number(told: str) -> float:
-    return _number(hashlib.blake2b(told.encode(), digest_size=_DIGEST_BYTES))
+def _text_number(text: str) -> float:
+    return _number(hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES))
 
 
 def _number(digest: hashlib.blake2b) -> float:

@@ -99,9 +99,9 @@ class HeldWeights:
             if holders is not None and not ranks <= holders:
                 raise BindingError(
                     f"{self._whole.program.values[weight].name}: rank {min(ranks - holders)} holds "
-                    f"old content, as another executable in stages writes it on rank "
-                    f"{min(holders)}: call gather_state() of that one on all ranks first, or load "
-                    "both with stages that begin alike (Pipeline(begins=...))"
+                    "old content, as another executable in stages writes it on rank "
+                    f"{min(holders)}: call its gather_state() on all ranks first, or load both "
+                    "with the same stages (Pipeline(begins=...))"
                 )
         if self._of_stages.written:
             WEIGHT_HOLDERS.write(

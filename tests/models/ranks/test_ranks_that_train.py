@@ -129,7 +129,7 @@ def test_ranks_with_other_weights_are_refused(found):
         for kind, message in of_rank.values():
             assert kind == "CaptureError"
             assert "ranks [1] hold other content than rank 0" in message
-            assert "seed all ranks alike" in message
+            assert "the same seed on all ranks" in message
 
 
 def test_no_stage_uses_what_another_executable_has_written_elsewhere(found):
