@@ -13,7 +13,6 @@ import torch
 
 from offload.console.progress import stage
 from offload.errors import CaptureError
-from offload.interpreter.eager_run import bytes_of
 from offload.load.ranks import LoadedTogether
 from offload.program import BoundProgram, Program
 
@@ -62,7 +61,7 @@ def check_same_weights(bound: BoundProgram, ranks: LoadedTogether) -> None:
     own = []
     with stage("comparing weights between ranks", len(weights)) as progress:
         for value in weights:
-            own.append(_content_number(bound.bindings.weights[value][0].untyped_storage()))
+            own.append(_content_number(bound.bindings.weights[value]))
             progress.reach(len(own))
     found = _gathered_if_differing(own, ranks)
     if found is None:
@@ -112,13 +111,19 @@ def _differ(numbers: Iterator[float] | Sequence[float]) -> bool:
     return len(set(numbers)) > 1
 
 
-def _content_number(storage: torch.UntypedStorage) -> float:
-    content = bytes_of(storage)
-    size_bytes = content.numel()
-    if not size_bytes:
-        return 0.0
-    memory = (ctypes.c_char * size_bytes).from_address(content.data_ptr())
-    return _number(hashlib.blake2b(memory, digest_size=_DIGEST_BYTES))
+def _content_number(tensors: Sequence[torch.Tensor]) -> float:
+    """The number of the bytes that tensors span."""
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for tensor in tensors:
+        content = tensor.detach().cpu()
+        if content.numel():
+            ends = (
+                (size - 1) * stride
+                for size, stride in zip(content.shape, content.stride(), strict=True)
+            )
+            size_bytes = (sum(ends) + 1) * content.element_size()
+            digest.update((ctypes.c_char * size_bytes).from_address(content.data_ptr()))
+    return _number(digest)
 
 
 def _text_number(text: str) -> float:

@@ -15,7 +15,7 @@ from offload.program.step_draws import SET_STATE, draws
 from offload.program.step_parts import is_weight
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage
-from offload.run.weight_holders import WEIGHT_HOLDERS, StageWeights
+from offload.run.weight_holders import WEIGHT_HOLDERS, StageWeights, weak_weight
 
 
 class TrainingStage(RankStage):
@@ -54,6 +54,7 @@ class TrainingStage(RankStage):
         of_stages = _stage_weights(stages, group)
         super().__init__(run, whole, number, len(stages.orders), of_stages, how_timed=how_timed)
         self.stages = stages
+        self._whole = whole
         self._group = group
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -75,16 +76,16 @@ class TrainingStage(RankStage):
         """
         if len(self.stages.orders) == 1:
             return
-        written = {one: self._weights.storage(one) for one in sorted(self.stages.keepers)}
-        sources = {weight: self._source(weight) for weight in written}
-        for weight, storage in written.items():
-            broadcast(bytes_of(storage), sources[weight], self._group.name)
-        WEIGHT_HOLDERS.gather(written.values())
+        sources = {weight: self._source(weight) for weight in sorted(self.stages.keepers)}
+        for weight, source in sources.items():
+            storage = self._whole.bindings.weights[weight][0].untyped_storage()
+            broadcast(bytes_of(storage), source, self._group.name)
+        WEIGHT_HOLDERS.gather({weak_weight(self._whole, weight) for weight in sources})
 
     def _source(self, weight: int) -> int:
         """The rank in the group that holds the content of a weight which the step writes."""
         keeper, ranks = self.stages.keepers[weight], self._group.ranks
-        holders = WEIGHT_HOLDERS.of(self._weights.storage(weight))
+        holders = WEIGHT_HOLDERS.of(weak_weight(self._whole, weight))
         if holders is None or ranks[keeper] in holders:
             return keeper
         found = [number for number, rank in enumerate(ranks) if rank in holders]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
-import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from offload.errors import BindingError
@@ -24,6 +23,9 @@ Ranks = frozenset[int]
 class WeightHolders:
     """By weight the ranks that hold its present content, where these are not all ranks.
 
+    Weights are weak references to their storages: equal references are to one storage, whose
+    address is not used again while there is a reference.
+
     Owner: the process. Thread: any.
 
     Attributes:
@@ -33,33 +35,26 @@ class WeightHolders:
     def __init__(self) -> None:
         self.generation = 0
         self._lock = threading.Lock()
-        # By the storage's address, which is not used again while there is a weak reference to it.
-        self._holders: dict[int, tuple[StorageWeakRef, Ranks]] = {}
+        self._holders: dict[StorageWeakRef, Ranks] = {}
 
-    def of(self, storage: torch.UntypedStorage) -> Ranks | None:
+    def of(self, weight: StorageWeakRef) -> Ranks | None:
         """The ranks that hold the content of a weight; None: all do."""
-        found = self._holders.get(storage._cdata)
-        return None if found is None else found[1]
+        return self._holders.get(weight)
 
-    def write(self, written: Iterable[tuple[torch.UntypedStorage, Ranks]]) -> None:
+    def write(self, written: Mapping[StorageWeakRef, Ranks]) -> None:
         """Note that only these ranks write these weights."""
         with self._lock:
-            changed = [(one, ranks) for one, ranks in written if self.of(one) != ranks]
-            if not changed:
-                return
-            self.generation += 1
-            self._holders = {
-                key: held for key, held in self._holders.items() if not held[0].expired()
-            }
-            for storage, ranks in changed:
-                self._holders[storage._cdata] = StorageWeakRef(storage), ranks
+            changed = {one: ranks for one, ranks in written.items() if self.of(one) != ranks}
+            if changed:
+                kept = {one: held for one, held in self._holders.items() if not one.expired()}
+                self._holders = kept | changed
+                self.generation += 1
 
-    def gather(self, storages: Iterable[torch.UntypedStorage]) -> None:
+    def gather(self, weights: Collection[StorageWeakRef]) -> None:
         """Note that all ranks hold the content of these weights."""
         with self._lock:
+            self._holders = {one: held for one, held in self._holders.items() if one not in weights}
             self.generation += 1
-            for storage in storages:
-                self._holders.pop(storage._cdata, None)
 
 
 WEIGHT_HOLDERS = WeightHolders()
@@ -72,7 +67,7 @@ class StageWeights:
 
     Attributes:
         used: by weight the ranks whose stages use their own memory of it.
-        written: by weight the ranks whose stages write it.
+        written: by weight the ranks whose stages write it; these are among those that use it.
     """
 
     used: Mapping[int, Ranks]
@@ -80,10 +75,18 @@ class StageWeights:
 
 
 class HeldWeights:
-    """The weights of one executable in stages. Owner: the executable. Thread: one at a time."""
+    """The weights of one executable in stages, which it does not keep alive.
+
+    Owner: the executable. Thread: one at a time.
+    """
 
     def __init__(self, whole: BoundProgram, of_stages: StageWeights) -> None:
-        self._whole, self._of_stages = whole, of_stages
+        held = {weight: weak_weight(whole, weight) for weight in of_stages.used}
+        self._used = [
+            (held[weight], ranks, whole.program.values[weight].name)
+            for weight, ranks in of_stages.used.items()
+        ]
+        self._written = {held[weight]: ranks for weight, ranks in of_stages.written.items()}
         self._generation: int | None = None  # in which they were looked at
 
     def begin_call(self) -> None:
@@ -94,21 +97,18 @@ class HeldWeights:
         """
         if self._generation == WEIGHT_HOLDERS.generation:
             return
-        for weight, ranks in self._of_stages.used.items():
-            holders = WEIGHT_HOLDERS.of(self.storage(weight))
+        for weight, ranks, name in self._used:
+            holders = WEIGHT_HOLDERS.of(weight)
             if holders is not None and not ranks <= holders:
                 raise BindingError(
-                    f"{self._whole.program.values[weight].name}: rank {min(ranks - holders)} holds "
-                    "old content, as another executable in stages writes it on rank "
-                    f"{min(holders)}: call its gather_state() on all ranks first, or load both "
-                    "with the same stages (Pipeline(begins=...))"
+                    f"{name}: rank {min(ranks - holders)} holds old content, as another executable "
+                    f"in stages writes it on rank {min(holders)}: call its gather_state() on all "
+                    "ranks first, or load both with the same stages (Pipeline(begins=...))"
                 )
-        if self._of_stages.written:
-            WEIGHT_HOLDERS.write(
-                (self.storage(weight), ranks) for weight, ranks in self._of_stages.written.items()
-            )
+        WEIGHT_HOLDERS.write(self._written)
         self._generation = WEIGHT_HOLDERS.generation
 
-    def storage(self, weight: int) -> torch.UntypedStorage:
-        """The memory of a weight of the whole Program."""
-        return self._whole.bindings.weights[weight][0].untyped_storage()
+
+def weak_weight(whole: BoundProgram, weight: int) -> StorageWeakRef:
+    """A weight of a Program, by reference to the storage that its tensors have now."""
+    return StorageWeakRef(whole.bindings.weights[weight][0].untyped_storage())
