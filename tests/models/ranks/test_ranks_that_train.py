@@ -145,9 +145,21 @@ def test_no_stage_uses_what_another_executable_has_written_elsewhere(found):
 
 def test_four_ranks_have_the_bits_of_one_process():
     results, codes = run_alone(
-        "training_stage_rank_cases", 4, "clipped", "of_gpt", "given_cut", "with_dropout"
+        "training_stage_rank_cases",
+        4,
+        "refused_in_a_part",
+        "clipped",
+        "of_gpt",
+        "given_cut",
+        "with_dropout",
     )
     assert codes == [0] * 4
+    assert results.of("refused_in_a_part") == [
+        ["BindingError", "BindingError", "", ""],
+        ["CaptureError", "CaptureError", "", ""],
+        ["CaptureError", ""],
+        ["CaptureError", ""],
+    ]
     check_bits(results.of("clipped"))
     check_bits(results.of("of_gpt"))
     check_bits(results.of("with_dropout"))

@@ -392,6 +392,24 @@ def refused_on_one_rank() -> Any:
 
 
 @case
+def refused_in_a_part() -> Any:
+    """A refusal in a group of the first two ranks is none for all ranks, which load later."""
+    group = dist.new_group([0, 1])
+    captured = Twin(mlp(), OPTIMIZERS["sgd"]).captured(2)
+    found = []
+    for at, schedule in enumerate(("2F2B", "1F1B")):
+        if dist.get_rank() < 2:
+            asked = schedule if dist.get_rank() == 0 else "1F1B"
+            pipeline = offload.Pipeline(group=group, schedule=asked)
+            found.append(told(lambda pipeline=pipeline: captured.load(pipeline=pipeline))[0])
+        dist.barrier()
+        asked = "1F1B" if at or dist.get_rank() else "2F2B"
+        pipeline = offload.Pipeline(schedule=asked)
+        found.append(told(lambda pipeline=pipeline: captured.load(pipeline=pipeline))[0])
+    return found
+
+
+@case
 def other_weights() -> Any:
     """Ranks begin with weights of other seeds, other random numbers, other batches."""
     rank, found = dist.get_rank(), {}
