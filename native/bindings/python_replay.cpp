@@ -274,7 +274,9 @@ void PythonReplay::check_caller() const {
                          ? "the model was in training mode when it was recorded, and is in "
                            "evaluation mode now: call model.train(), or capture it again"
                          : "the model was in evaluation mode when it was recorded, and is in "
-                           "training mode now: call model.eval(), or capture it again");
+                           "training mode now: call model.eval(), or capture it again; beside "
+                           "training steps in other threads capture a second module with the same "
+                           "parameters");
 }
 
 // The memory written here may also be written by executions submitted before.

@@ -103,7 +103,9 @@ void check_tensor(const at::Tensor& tensor, const TensorLayout& layout, const Na
            (sizes_vary ? "; only the sizes that were captured as Dims vary, and these follow from "
                          "the call's arguments"
                        : "; this executable takes one shape and dtype: capture again for another, "
-                         "or with dynamic_shapes= for sizes that vary, and load(sizes=Sizes())"));
+                         "or call what was captured itself. Sizes of what is neither a training "
+                         "step nor has collectives may vary, by dynamic_shapes= and "
+                         "load(sizes=Sizes())"));
   }
   check_has_memory(tensor, name);
   if (lies_in_own_format(tensor)) {

@@ -39,16 +39,19 @@ class Rendezvous:
     Owner: the recording or load. Thread: one.
     """
 
-    def __init__(self, kind: str, name: str) -> None:
+    def __init__(self, kind: str, name: str, only_group: str = "") -> None:
         """Begin a rendezvous that other ranks begin as well, if their work has collectives.
 
         Args:
             kind: the kind of work, for the user: `capture`, `load`.
             name: the name of its subject.
+            only_group: the group in which ranks meet; empty: in groups that are not yet known, so
+                that a refusal before a meeting is announced in all groups.
         """
-        self._kind, self._name = kind, name
-        _begun[f"{kind}/{name}"] += 1
-        self._which = f"{name}|{_begun[f'{kind}/{name}']}"
+        self._kind, self._name, self._only_group = kind, name, only_group
+        counted = f"{kind}/{only_group}/{name}"
+        _begun[counted] += 1
+        self._which = f"{name}|{_begun[counted]}"
         self._channels: dict[str, Channel] = {}
         self._groups: dict[str, Group] = {}
         self._n_gathered = 0
@@ -140,7 +143,7 @@ class Rendezvous:
             if time.monotonic() > until:
                 why = (
                     f"no message for {slowest:g} s from rank {rank}, which was expected to "
-                    "send its times"
+                    "send its numbers"
                 )
                 self.refuse(why)
                 raise ExecutionError(why)
@@ -163,7 +166,9 @@ class Rendezvous:
             for channel in self._channels.values():
                 channel.end(told)
             for group in active_groups():
-                if group.name not in self._channels and len(group.ranks) > 1:
+                if self._only_group not in ("", group.name) or len(group.ranks) == 1:
+                    continue
+                if group.name not in self._channels:
                     Channel(self._kind, Meeting(group.name, None, None, ""), group).end(told)
 
     def check_unrefused(self, channel: Channel) -> None:

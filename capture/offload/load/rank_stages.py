@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from offload.backends import find_backend
 from offload.console.progress import stage
@@ -17,9 +16,10 @@ from offload.errors import BindingError, CaptureError, ExecutionError
 from offload.interpreter.own_generators import drawing_alone
 from offload.load.place import place
 from offload.load.ranks import LoadedTogether
+from offload.load.same_on_ranks import check_same_launches, check_same_weights
 from offload.load.trial import estimated_ns, execute_made_up, typical_ns
 from offload.plan.topology import Link
-from offload.program import BoundProgram, Program
+from offload.program import BoundProgram
 from offload.program.collectives import Group, Meeting
 from offload.run import Executable
 
@@ -29,6 +29,7 @@ _MOST_BYTES_PER_S = 1e12
 _N_WARM_UP = 2
 _N_TIMED = 7
 
+Request = TypeVar("Request")
 LoadStage = Callable[[BoundProgram], Executable]
 """Loads a stage as a load of a separate Program does."""
 
@@ -91,23 +92,29 @@ def group_name(group: Any) -> str:
 
 
 @contextlib.contextmanager
-def met(bound: BoundProgram, group: Group, name: str, summary: str) -> Iterator[LoadedTogether]:
+def met(
+    bound: BoundProgram, group: Group, name: str, request: Callable[[], tuple[Request, str]]
+) -> Iterator[tuple[LoadedTogether, Request]]:
     """Load stages with the other ranks of a group; if a rank refuses, all do.
 
     Args:
         bound: the whole Program.
         group: whose ranks have the stages.
         name: of the Program, for the user.
-        summary: of the request, which must be equal on all ranks.
+        request: checks the request; returns it, and a summary that must be equal on all ranks.
 
     Raises:
-        CaptureError: another rank refuses, or its request differs.
+        CaptureError: another rank refuses, or its request, its Program or its weights differ.
         ExecutionError: a rank does not load in time.
     """
-    rendezvous = Rendezvous("pipeline", name)
+    rendezvous = Rendezvous("pipeline", name, group.name)
     try:
+        found, summary = request()
         rendezvous.come(Meeting(group.name, None, None, summary)).wait()
-        yield LoadedTogether(bound, rendezvous)
+        ranks = LoadedTogether(bound, rendezvous)
+        check_same_launches(bound.program, ranks)
+        check_same_weights(bound, ranks)
+        yield ranks, found
     except BaseException as error:
         rendezvous.refuse(f"{type(error).__qualname__}: {error}")
         raise
@@ -125,12 +132,6 @@ def agreed(run: Executable, ranks: LoadedTogether) -> Executable:
             ranks.rendezvous.agree("the stage is loaded")
         loaded.pop_all()
     return run
-
-
-def digest(program: Program) -> str:
-    """A digest that is equal for the same launches over the same Values."""
-    told = repr([(one.name, one.arguments, one.results) for one in program.launches])
-    return hashlib.sha256(f"{told}{program.values}".encode()).hexdigest()[:16]
 
 
 def timed_launches_ns(bound: BoundProgram) -> tuple[tuple[float, ...], str]:

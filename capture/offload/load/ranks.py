@@ -37,9 +37,18 @@ class LoadedTogether:
             CaptureError: another rank refuses.
             ExecutionError: a rank does not arrive in time.
         """
+        return [max(each) for each in zip(*self.gathered(numbers).values(), strict=True)]
+
+    def gathered(self, numbers: Sequence[float]) -> Mapping[int, tuple[float, ...]]:
+        """Exchange numbers with the other ranks; return those of all, by rank in the world.
+
+        Raises:
+            CaptureError: another rank refuses.
+            ExecutionError: a rank does not arrive in time.
+        """
         if self.rendezvous is None:
-            return list(numbers)
-        return [max(each) for each in zip(*self.rendezvous.gather(numbers).values(), strict=True)]
+            return {0: tuple(numbers)}
+        return self.rendezvous.gather(numbers)
 
 
 @contextlib.contextmanager

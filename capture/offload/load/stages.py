@@ -12,7 +12,6 @@ from offload.load.rank_stages import (
     LoadStage,
     Pipeline,
     agreed,
-    digest,
     group_name,
     met,
     timed_launches_ns,
@@ -42,31 +41,39 @@ def load_stage(
     Raises:
         BindingError: there is no group, this rank is not in it, the number of micro-batches is not
             positive, or the Program cannot be executed in stages.
-        CaptureError: another rank refuses, or has another Program.
+        CaptureError: another rank refuses, or has another Program or other weights.
         PlanError, OutOfMemory, ExecutionError: as `Captured.load`.
     """
-    _check_asked(asked)
     group = group_here(group_name(asked.group))
-    _check_stageable(bound.program)
-    with met(bound, group, name, _summary(bound.program, asked)) as ranks:
+    with met(bound, group, name, lambda: _request(bound.program, asked)) as (
+        ranks,
+        n_micro_batches,
+    ):
         with telling(progress):
             own_ns, how_timed = timed_launches_ns(bound)
             launch_ns = ranks.largest(own_ns)
         number, n_stages = rank_in(group), len(group.ranks)
         link = timed_link(group, ranks)
         tasks = _tasks(bound.program, launch_ns, n_stages, link)
-        stages = cut_stages(bound.program, tasks, link, n_stages, asked.micro_batches or 0)
+        stages = cut_stages(bound.program, tasks, link, n_stages, n_micro_batches)
         made = stage_program(bound, stages.launches, number, group)
         run = agreed(load(made.bound), ranks)
-    return StageExecutable(run, bound, stages, number, how_timed=how_timed)
+    return StageExecutable(run, bound, stages, number, group, how_timed=how_timed)
 
 
-def _check_asked(asked: Pipeline) -> None:
+def _request(program: Program, asked: Pipeline) -> tuple[int, str]:
+    """The number of micro-batches, and a summary that must be equal on all ranks.
+
+    Raises:
+        BindingError: as `load_stage`.
+    """
     number = asked.micro_batches
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise BindingError(f"micro_batches: expected a number of at least 1, got {number!r}")
     if asked.begins:
         raise BindingError("begins: the program has no backward pass: leave it out")
+    _check_stageable(program)
+    return number, f"a pipeline of {number} micro-batches"
 
 
 def _check_stageable(program: Program) -> None:
@@ -84,14 +91,6 @@ def _check_stageable(program: Program) -> None:
                 f"pipeline: argument {name} is given by keyword alone, and micro-batches are "
                 "positional: capture a call that takes it by position"
             )
-
-
-def _summary(program: Program, asked: Pipeline) -> str:
-    """A summary that must be equal on all ranks."""
-    return (
-        f"a pipeline of {asked.micro_batches} micro-batches through {len(program.launches)} "
-        f"launches (digest {digest(program)})"
-    )
 
 
 def _tasks(program: Program, launch_ns: Sequence[float], n_stages: int, link: Link) -> ProgramTasks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +14,6 @@ from offload.load.rank_stages import (
     LoadStage,
     Pipeline,
     agreed,
-    digest,
     group_name,
     met,
     timed_launches_ns,
@@ -25,6 +25,9 @@ from offload.plan.training_stages import cut_training
 from offload.program import BoundProgram, Program, Role
 from offload.program.step_parts import step_parts
 from offload.run.training_stage import TrainingStage
+
+Begins = tuple[tuple[int, ...], ...]
+"""For each stage but the first, the weights of the module or the tensor with which it begins."""
 
 
 def is_training(program: Program) -> bool:
@@ -49,25 +52,12 @@ def load_training_stage(
     Raises:
         BindingError: there is no group, this rank is not in it, there is no such schedule, the step
             has another number of micro-batches, or it cannot be executed in stages.
-        CaptureError: another rank refuses, or has another step.
+        CaptureError: another rank refuses, or has another step or other weights.
         PlanError: the step has fewer parts than stages, or an update writes weights of several.
         OutOfMemory, ExecutionError: as `Captured.load`.
     """
-    schedule = _schedule(asked)
     group = group_here(group_name(asked.group))
-    n_micro_batches = _n_micro_batches(bound.program)
-    if asked.micro_batches not in (None, n_micro_batches):
-        raise BindingError(
-            f"micro_batches: the step was recorded with {n_micro_batches} backward passes, each of "
-            f"a micro-batch: expected {n_micro_batches} or None, got {asked.micro_batches!r}"
-        )
-    begins = tuple(_weights_of(bound, one) for one in asked.begins)
-    summary = (
-        f"a training step of {n_micro_batches} micro-batches, {schedule}, through "
-        f"{len(bound.program.launches)} launches (digest {digest(bound.program)}), stages that "
-        f"begin with {begins or 'what is quickest'}"
-    )
-    with met(bound, group, name, summary) as ranks:
+    with met(bound, group, name, lambda: _request(bound, asked)) as (ranks, (schedule, begins)):
         with telling(progress):
             own_ns, how_timed = timed_launches_ns(bound.unguarded())
             launch_ns = ranks.largest(own_ns)
@@ -80,6 +70,27 @@ def load_training_stage(
         made = training_rank(divided, stages.orders[number], number, n_stages, group)
         run = agreed(load(made), ranks)
     return TrainingStage(run, bound, stages, number, group, how_timed=how_timed)
+
+
+def _request(bound: BoundProgram, asked: Pipeline) -> tuple[tuple[Schedule, Begins], str]:
+    """The schedule and where stages begin, and a summary that must be equal on all ranks.
+
+    Raises:
+        BindingError: as `load_training_stage`.
+    """
+    schedule = _schedule(asked)
+    n_micro_batches = _n_micro_batches(bound.program)
+    if asked.micro_batches not in (None, n_micro_batches):
+        raise BindingError(
+            f"micro_batches: the step was recorded with {n_micro_batches} backward passes, each of "
+            f"a micro-batch: expected {n_micro_batches} or None, got {asked.micro_batches!r}"
+        )
+    begins = _begins(bound, asked.begins)
+    summary = (
+        f"a training step of {n_micro_batches} micro-batches, {schedule}, stages that begin with "
+        f"{begins or 'what is quickest'}"
+    )
+    return (schedule, begins), summary
 
 
 def _schedule(asked: Pipeline) -> Schedule:
@@ -97,6 +108,20 @@ def _n_micro_batches(program: Program) -> int:
         return step_parts(program).n_micro_batches
     except ProgramError as error:
         raise BindingError(f"pipeline: {error}") from error
+
+
+def _begins(bound: BoundProgram, asked: Any) -> Begins:
+    """The weights of each module or tensor with which a stage begins.
+
+    Raises:
+        BindingError: it is no sequence of such, as `_weights_of`.
+    """
+    if isinstance(asked, (torch.nn.Module, torch.Tensor)) or not isinstance(asked, Iterable):
+        raise BindingError(
+            "begins: expected a list with a module or a tensor for each stage but the first, got a "
+            f"{type(asked).__qualname__}"
+        )
+    return tuple(_weights_of(bound, one) for one in asked)
 
 
 def _weights_of(bound: BoundProgram, begin: Any) -> tuple[int, ...]:

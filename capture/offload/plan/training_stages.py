@@ -99,7 +99,7 @@ def cut_training(
     launch_ns = [0.0 if one is None else launch_ns[one] / n_shares[one] for one in step.recorded]
     part_ns = _part_ns(step, launch_ns)
     cuts = (
-        _given_cuts(blocks, begins, n_stages)
+        _given_cuts(step, blocks, begins, n_stages)
         if begins
         else _cuts(step, blocks, part_ns, link, n_stages)
     )
@@ -112,20 +112,27 @@ def cut_training(
     return _planned(step, orders, schedule, launch_ns, link)
 
 
-def _given_cuts(blocks: StepBlocks, begins: Sequence[Sequence[int]], n_stages: int) -> list[int]:
+def _given_cuts(
+    step: StepParts, blocks: StepBlocks, begins: Sequence[Sequence[int]], n_stages: int
+) -> list[int]:
     if len(begins) != n_stages - 1:
         raise PlanError(
             f"expected where each of {n_stages - 1} stages but the first begins, got {len(begins)}"
         )
-    cuts = []
+    cuts = [0]
     for number, weights in enumerate(begins, 1):
         used = [blocks.first_uses[one] for one in weights if one in blocks.first_uses]
         if not used:
             raise PlanError(f"stage {number} is to begin with what no forward pass uses")
+        if min(used) <= cuts[-1]:
+            first = min(weights, key=lambda one: blocks.first_uses.get(one, blocks.n_blocks))
+            raise PlanError(
+                f"begins[{number - 1}]: the forward pass uses {step.program.values[first].name} "
+                f"first where stage {number - 1} begins, or before: give begins= for each stage "
+                "but the first, in the order of their first use"
+            )
         cuts.append(min(used))
-    if any(second <= first for first, second in itertools.pairwise([0, *cuts])):
-        raise PlanError("stages are to begin in another order than the forward pass uses them in")
-    return cuts
+    return cuts[1:]
 
 
 def _part_ns(step: StepParts, launch_ns: Sequence[float]) -> list[float]:

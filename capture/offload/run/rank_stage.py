@@ -9,6 +9,7 @@ from offload.errors import BindingError, ExecutionError
 from offload.program import BoundProgram, Role
 from offload.run.executable import Executable
 from offload.run.submitting import Args, Kwargs
+from offload.run.weight_holders import HeldWeights, StageWeights
 
 
 class RankStage:
@@ -24,13 +25,21 @@ class RankStage:
     """
 
     def __init__(
-        self, run: Executable, whole: BoundProgram, number: int, n_stages: int, *, how_timed: str
+        self,
+        run: Executable,
+        whole: BoundProgram,
+        number: int,
+        n_stages: int,
+        of_stages: StageWeights,
+        *,
+        how_timed: str,
     ) -> None:
         self.run = run
         self.number = number
         self.whole_bytes = _weight_bytes(whole)
         self.how_timed = how_timed
         self._n_stages = n_stages
+        self._weights = HeldWeights(whole, of_stages)
         self._ended = ""  # why no call may follow
 
     @property
@@ -60,11 +69,13 @@ class RankStage:
         be taken for the ones that it still owes.
 
         Raises:
-            BindingError: the first arguments do not fit; nothing has run.
+            BindingError: the first arguments do not fit, or a rank holds old content of a weight;
+                nothing has run.
             ExecutionError: an execution failed, here or in an earlier call.
         """
         if self._ended:
             raise ExecutionError(self._ended)
+        self._weights.begin_call()
         results: list[Any] = []
         for args, kwargs in calls:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from offload.console.amounts import show_bytes
 from offload.errors import BindingError
 from offload.plan.pipeline_stages import PipelineStages
-from offload.program import BoundProgram
+from offload.program import BoundProgram, Group
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage
+from offload.run.weight_holders import StageWeights
 
 
 class StageExecutable(RankStage):
@@ -42,10 +44,12 @@ class StageExecutable(RankStage):
         whole: BoundProgram,
         stages: PipelineStages,
         number: int,
+        group: Group,
         *,
         how_timed: str,
     ) -> None:
-        super().__init__(run, whole, number, len(stages.launches), how_timed=how_timed)
+        of_stages = _stage_weights(whole, stages, group)
+        super().__init__(run, whole, number, len(stages.launches), of_stages, how_timed=how_timed)
         self.stages = stages
 
     def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
@@ -117,3 +121,14 @@ class StageExecutable(RankStage):
                     f"input {leaf} of a micro-batch requires gradients, and an execution records "
                     "none: call under torch.no_grad(), or give its .detach()"
                 )
+
+
+def _stage_weights(whole: BoundProgram, stages: PipelineStages, group: Group) -> StageWeights:
+    """By weight in memory the ranks whose stages use it; stages write none."""
+    used: dict[int, set[int]] = defaultdict(set)
+    for rank, launches in zip(group.ranks, stages.launches, strict=True):
+        for launch in launches:
+            for value in whole.program.launches[launch].touched():
+                if value in whole.bindings.weights:
+                    used[value].add(rank)
+    return StageWeights({value: frozenset(ranks) for value, ranks in used.items()}, {})

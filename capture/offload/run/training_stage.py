@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from offload.console.amounts import show_bytes
 from offload.distributed.groups import broadcast
+from offload.errors import BindingError
 from offload.interpreter.eager_run import bytes_of
 from offload.plan.training_stages import TrainingStages
 from offload.program import BoundProgram, Group
 from offload.program.step_draws import SET_STATE, draws
+from offload.program.step_parts import is_weight
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage
+from offload.run.weight_holders import WEIGHT_HOLDERS, StageWeights, weak_weight
 
 
 class TrainingStage(RankStage):
@@ -48,7 +51,8 @@ class TrainingStage(RankStage):
         *,
         how_timed: str,
     ) -> None:
-        super().__init__(run, whole, number, len(stages.orders), how_timed=how_timed)
+        of_stages = _stage_weights(stages, group)
+        super().__init__(run, whole, number, len(stages.orders), of_stages, how_timed=how_timed)
         self.stages = stages
         self._whole = whole
         self._group = group
@@ -67,13 +71,31 @@ class TrainingStage(RankStage):
         have left.
 
         Raises:
+            BindingError: an executable in stages over other ranks has written a weight since.
             ExecutionError: a rank ended, or did not come within the group's timeout.
         """
         if len(self.stages.orders) == 1:
             return
-        for value, stage in sorted(self.stages.keepers.items()):
-            storage = self._whole.bindings.weights[value][0].untyped_storage()
-            broadcast(bytes_of(storage), stage, self._group.name)
+        sources = {weight: self._source(weight) for weight in sorted(self.stages.keepers)}
+        for weight, source in sources.items():
+            storage = self._whole.bindings.weights[weight][0].untyped_storage()
+            broadcast(bytes_of(storage), source, self._group.name)
+        WEIGHT_HOLDERS.gather({weak_weight(self._whole, weight) for weight in sources})
+
+    def _source(self, weight: int) -> int:
+        """The rank in the group that holds the content of a weight which the step writes."""
+        keeper, ranks = self.stages.keepers[weight], self._group.ranks
+        holders = WEIGHT_HOLDERS.of(weak_weight(self._whole, weight))
+        if holders is None or ranks[keeper] in holders:
+            return keeper
+        found = [number for number, rank in enumerate(ranks) if rank in holders]
+        if not found:
+            raise BindingError(
+                f"{self.stages.program.values[weight].name}: rank {min(holders)}, which is not in "
+                f"group {self._group.name!r}, has written it since: call gather_state() of the "
+                "executable that ran there"
+            )
+        return found[0]
 
     def explain(self) -> str:
         """Describe how the step was cut, the prediction, and how this stage is executed."""
@@ -111,3 +133,20 @@ class TrainingStage(RankStage):
             f"  random numbers: {len(drawing)} launches draw them on each rank, from the first "
             f"rank's state; this rank uses the results of {n_used}"
         ]
+
+
+def _stage_weights(stages: TrainingStages, group: Group) -> StageWeights:
+    """By weight the ranks whose launches use, or write, the memory that the model has for it."""
+    used: dict[int, set[int]] = defaultdict(set)
+    written: dict[int, set[int]] = defaultdict(set)
+    for rank, order in zip(group.ranks, stages.orders, strict=True):
+        for work in order.works:
+            for value, holding in work.operands.items():
+                if is_weight(stages.program, value) and order.holdings[holding].message is None:
+                    used[value].add(rank)
+                    if value in work.launch.writes:
+                        written[value].add(rank)
+    return StageWeights(
+        used={value: frozenset(ranks) for value, ranks in used.items()},
+        written={value: frozenset(ranks) for value, ranks in written.items()},
+    )

@@ -89,6 +89,7 @@ def test_refusals_say_what_to_do(found):
         assert "1F1B" in messages["schedule"]
         assert "modules or tensors" in messages["begins"]
         assert "uses no tensor" in messages["foreign"]
+        assert "expected a list" in messages["no list"]
         assert "without lanes=" in messages["lanes"]
         if number:
             assert "takes no arguments" in messages["arguments"]

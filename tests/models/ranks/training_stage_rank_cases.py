@@ -347,6 +347,7 @@ def refused() -> Any:
         "number": told(lambda: captured.load(pipeline=offload.Pipeline(3))),
         "schedule": told(lambda: captured.load(pipeline=offload.Pipeline(schedule="2F2B"))),
         "begins": told(lambda: captured.load(pipeline=offload.Pipeline(begins=["0"]))),
+        "no list": told(lambda: captured.load(pipeline=offload.Pipeline(begins=nn.Linear(2, 2)))),
         "foreign": told(
             lambda: captured.load(pipeline=offload.Pipeline(begins=[nn.Linear(2, 2)] * n_ranks))
         ),
