@@ -50,7 +50,7 @@ struct Registry {
   std::mutex mutex;
   std::vector<LaneState*> states;
   std::vector<ThreadOwner*> owners;
-  bool ended = false;  // the interpreter is exiting: no thread may start
+  std::atomic<bool> ended = false;  // the interpreter is exiting: no thread may start
 };
 
 Registry& registry() {
@@ -232,6 +232,8 @@ void Lane::close_all() noexcept {
   const std::lock_guard lock(registry().mutex);
   for (ThreadOwner* owner : registry().owners) owner->end();
 }
+
+bool Lane::all_closed() noexcept { return registry().ended; }
 
 void register_thread_owner(ThreadOwner& owner) {
   watch_forks();

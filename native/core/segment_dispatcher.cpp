@@ -8,6 +8,7 @@
 #include "offload/calling_back.hpp"
 #include "offload/clock.hpp"
 #include "offload/errors.hpp"
+#include "offload/lane.hpp"
 
 namespace offload {
 namespace {
@@ -106,6 +107,10 @@ SegmentDispatcher::SegmentDispatcher(std::shared_ptr<const DispatchPlan> plan)
 
 void SegmentDispatcher::add(std::shared_ptr<DispatchedWork> execution,
                             std::vector<std::int64_t> devices) {
+  if (Lane::all_closed()) {  // one that acts would not end while a thread goes on adding
+    return finish(*execution->done_, std::make_exception_ptr(ExecutionError(
+                                         "the interpreter is exiting: nothing begins any more")));
+  }
   execution->is_added_ = true;
   ++n_under_way_;
   note({Event::Kind::kAdded, std::move(execution), 0, std::move(devices), nullptr});

@@ -383,6 +383,19 @@ void a_dropped_dispatcher_ends_its_executions() {
   CHECK_THAT(alive.expired());
 }
 
+// Last of all: no lane of this process works afterwards.
+void nothing_begins_once_lanes_are_closed() {
+  const auto plan = drawn_plan(2, 1, 7);
+  Machine machine(2, 1, {});
+  const auto dispatcher = std::make_shared<SegmentDispatcher>(plan);
+  const auto done = std::make_shared<Ticket>();
+  plan->paces->begin_execution();
+  Lane::close_all();
+  dispatcher->add(std::make_shared<Work>(plan, done, machine, 1, 1u),
+                  std::vector<std::int64_t>(plan->rules.inputs.size(), 0));
+  CHECK_THAT(done->done() && done->error() && dispatcher->n_under_way() == 0);
+}
+
 }  // namespace
 
 int main() {
@@ -393,5 +406,6 @@ int main() {
   work_that_was_never_added_has_failed();
   callbacks_submit();
   a_dropped_dispatcher_ends_its_executions();
+  nothing_begins_once_lanes_are_closed();
   return offload::test::result();
 }

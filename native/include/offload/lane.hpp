@@ -58,6 +58,9 @@ class Lane {
   // made later. Called once, before the interpreter exits.
   static void close_all() noexcept;
 
+  // Whether `close_all` has begun: who arranges work of many lanes takes no more of it.
+  static bool all_closed() noexcept;
+
  private:
   std::shared_ptr<LaneState> state_;
 };

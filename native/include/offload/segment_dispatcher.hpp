@@ -99,7 +99,8 @@ class SegmentDispatcher final : public Woken,
   // Throws PlanError for a plan whose numbers do not fit.
   explicit SegmentDispatcher(std::shared_ptr<const DispatchPlan> plan);
 
-  // Begins an execution on these devices, by segment, as far as they are idle.
+  // Begins an execution on these devices, by segment, as far as they are idle. Once all lanes are
+  // closed, since the interpreter is exiting, its ticket fails at once.
   void add(std::shared_ptr<DispatchedWork> execution, std::vector<std::int64_t> devices);
 
   // Acts on devices that are late by now.
