@@ -80,12 +80,15 @@ class Collectives:
 
     Owner: one LaunchRecorder, on whose thread it is called. It holds no reference to its owner, so
     that a refused recording frees the device's memory at once.
+
+    Attributes:
+        under_way: collectives that have started and not ended, by the Value that awaits each.
     """
 
     def __init__(self, log: Log, rendezvous: Rendezvous | None) -> None:
         self._log: Log = weakref.proxy(log)
         self._rendezvous = rendezvous
-        self._under_way: dict[int, _UnderWay] = {}  # by the awaited Value
+        self.under_way: dict[int, _UnderWay] = {}
         self._works: list[Any] = []  # torch looks them up by address later
         self._groups: dict[str, Group] = {}
         self._met: Callable[[], None] = _nobody
@@ -146,12 +149,12 @@ class Collectives:
         """Wait for collectives that the call left unawaited, while its modes are active."""
         for work in self._works:
             work.wait()
-        for value in list(self._under_way):
+        for value in list(self.under_way):
             self._wait_for(value)
 
     def _wait_for(self, value: int) -> None:
         """Wait for the collective that is awaited by a Value, with a tensor on its memory."""
-        if value not in self._under_way:  # one wait may end several
+        if value not in self.under_way:  # one wait may end several
             return
         with _disable_current_modes():
             tracked = next(one for one in self._log.table if one.value.index == value)
@@ -168,7 +171,7 @@ class Collectives:
         outcome = self._log.launch(func, args, kwargs)
         launch = self._log.launches[-1]
         started = _UnderWay(launch.held(), self._met, self._sending, launch.name)
-        self._under_way |= dict.fromkeys(launch.writes, started)
+        self.under_way |= dict.fromkeys(launch.writes, started)
         return outcome
 
     def _settle(self, given: Sequence[Any]) -> None:
@@ -193,10 +196,10 @@ class Collectives:
         Raises:
             CaptureError: a message uses the memory.
         """
-        if name == WAIT or not self._under_way:
+        if name == WAIT:
             return
         values = {one.value.index: one for _, one, is_write in touched if is_write}
-        for awaited, started in list(self._under_way.items()):
+        for awaited, started in list(self.under_way.items()):
             for value in sorted(started.held & values.keys()):
                 if started.name in (SENDS, RECEIVES):
                     raise CaptureError(
@@ -218,13 +221,13 @@ class Collectives:
 
     def _is_under_way(self, tensor: torch.Tensor) -> bool:
         tracked = self._log.table.find(tensor)
-        return tracked is not None and tracked.value.index in self._under_way
+        return tracked is not None and tracked.value.index in self.under_way
 
     def _wait(self, tensor: torch.Tensor) -> None:
         """Wait for the collective that a tensor belongs to, if any."""
         if not self._is_under_way(tensor):
             return
-        started = self._under_way.pop(self._log.table.of(tensor).value.index)
+        started = self.under_way.pop(self._log.table.of(tensor).value.index)
         self._met, self._sending = started.met, started.sending
         self._log.launch(torch.ops._c10d_functional.wait_tensor.default, (tensor,), {})
         launch = self._log.launches[-1]

@@ -113,7 +113,8 @@ class LaunchRecorder(LaunchLog):
         touched: list[Touched] = []
         with self._let_pass_once_deferred(), self._deciding():
             touched = self._before_launch(operator, arguments)
-        self.collectives.settle_writes(operator.name, touched)
+        if self.collectives.under_way:
+            self.collectives.settle_writes(operator.name, touched)
         if self._drawn is not None and self._drawn.is_next(operator, arguments):
             outcome = self._drawn.give(func, [self.described(one) for one in arguments], touched)
             self._after_launch(operator, arguments, touched, outcome, drew=True)
@@ -184,7 +185,8 @@ class LaunchRecorder(LaunchLog):
             touched: list[Touched] = []
             with self._let_pass_once_deferred(), self._deciding():
                 touched = self._before_launch(operator, given)
-            self.collectives.settle_writes(operator.name, touched)
+            if self.collectives.under_way:
+                self.collectives.settle_writes(operator.name, touched)
             if self._fakes is None:
                 launch()
             n_launches = len(self.launches)
