@@ -22,7 +22,9 @@ namespace offload {
 
 namespace {
 
-constexpr const char* kCalledItself = "a launch of this executable executes the executable itself";
+constexpr const char* kCalledItself =
+    "a launch of this executable executes the executable itself: load the program again, and let "
+    "the launch execute that one";
 
 std::uint64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());

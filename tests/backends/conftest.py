@@ -63,6 +63,30 @@ def least_budget(deep, device) -> int:
 
 
 @pytest.fixture
+def headed(tmp_path: Path):
+    """A model with two heads, captured from files."""
+    import shared_stores
+
+    return shared_stores.headed_in(tmp_path)
+
+
+@pytest.fixture
+def headed_budget(headed, device) -> int:
+    """The least budget of `headed` on the device."""
+    import device_streaming
+
+    return device_streaming.floor_on(headed, device.backend)
+
+
+@pytest.fixture
+def pinned(device, headed):
+    """Counts the bytes pinned since `headed` was captured."""
+    import shared_stores
+
+    return shared_stores.pinned_since(device)
+
+
+@pytest.fixture
 def deep(tmp_path: Path):
     """A model of many layers, captured from files."""
     from budgets import Deep

@@ -44,10 +44,10 @@ def check_same_launches(program: Program, ranks: LoadedTogether) -> None:
 
 
 def check_same_weights(bound: BoundProgram, ranks: LoadedTogether) -> None:
-    """Check that each weight in memory has the same bytes on all ranks.
+    """Check that each weight in memory has the same elements on all ranks.
 
-    A stage uses the weights of its own rank, so that other bytes elsewhere, such as of another
-    seed, would give results that no single process gives. Weights in files are not read.
+    A stage uses the weights of its own rank, so that others elsewhere, such as of another seed,
+    would give results that no single process gives. Weights in files are not read.
 
     Args:
         bound: the whole Program, the same on all ranks.
@@ -112,16 +112,11 @@ def _differ(numbers: Iterator[float] | Sequence[float]) -> bool:
 
 
 def _content_number(tensors: Sequence[torch.Tensor]) -> float:
-    """The number of the bytes that tensors span."""
+    """The number of the elements of tensors, without what lies between them in memory."""
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for tensor in tensors:
-        content = tensor.detach().cpu()
-        if content.numel():
-            ends = (
-                (size - 1) * stride
-                for size, stride in zip(content.shape, content.stride(), strict=True)
-            )
-            size_bytes = (sum(ends) + 1) * content.element_size()
+        content = tensor.detach().cpu().contiguous()
+        if size_bytes := content.nbytes:
             digest.update((ctypes.c_char * size_bytes).from_address(content.data_ptr()))
     return _number(digest)
 

@@ -127,7 +127,10 @@ class SegmentDispatcher:
             ExecutionError: this thread is in such a launch.
         """
         if self._native.is_inside_launch:
-            raise ExecutionError("a launch of this executable executes the executable itself")
+            raise ExecutionError(
+                "a launch of this executable executes the executable itself: load the program "
+                "again, and let the launch execute that one"
+            )
 
     def surroundings(self, caller: _native.Surroundings) -> tuple[_native.Surroundings, ...]:
         """Return this thread's state by device; `caller`: its state on the recorded device.

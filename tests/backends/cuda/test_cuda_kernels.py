@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from compiled_kernels import run_cases
+from simulated_cases import run_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize("name", ["kernel_cases.py", "training_cases.py"])
 def test_compiled_kernels(name: str) -> None:
-    run_cases(name)
+    run_cases(name, interprets_kernels=True)

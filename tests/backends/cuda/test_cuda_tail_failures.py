@@ -7,8 +7,6 @@ import gc
 
 import pytest
 import torch
-from budgets import weight_bytes
-from shared_stores import headed_in
 from simulator import NEWEST_FIRST
 
 import offload
@@ -27,26 +25,11 @@ from device_streaming import (
     poison_after_last_use,
     results,
 )
-from streamed_tails import GRANULE, KIB, held, share_memory, tails_of
+from streamed_tails import GRANULE, KIB, held, tails_of
 
 pytestmark = pytest.mark.usefixtures("small_granules")
 
 UNKNOWN, OUT_OF_MEMORY = 999, 2
-
-
-@pytest.fixture
-def headed(tmp_path):
-    return headed_in(tmp_path)
-
-
-@pytest.fixture
-def budget(deep, backend, device_floor) -> int:
-    """A budget under which some weights of `deep` have tails that map the same memory."""
-    found = device_floor + (weight_bytes(deep.program) - device_floor) // 2
-    with deep.load(backend.name, weights_budget=found, verify=False) as run:
-        tails = tails_of(run.streaming.plan)
-    assert any(share_memory(one, other) for one in tails for other in tails)
-    return found
 
 
 @pytest.mark.slow

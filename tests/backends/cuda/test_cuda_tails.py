@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 import torch
 from budgets import Deep, weight_bytes
-from shared_stores import headed_in
 from stored import save_weights, without_memory
 from torch import nn
 
@@ -26,28 +25,13 @@ from device_streaming import (
     poison_after_last_use,
     unmapped,
 )
-from streamed_tails import GRANULE, KIB, held, share_memory, tails_of
+from streamed_tails import GRANULE, KIB, held, tails_of
 
 pytestmark = pytest.mark.usefixtures("small_granules")
 
 
 def rounded(n_bytes: int, unit: int = GRANULE) -> int:
     return -(-n_bytes // unit) * unit
-
-
-@pytest.fixture
-def headed(tmp_path):
-    return headed_in(tmp_path)
-
-
-@pytest.fixture
-def budget(deep, backend, device_floor) -> int:
-    """A budget under which some weights of `deep` have tails that map the same memory."""
-    found = device_floor + (weight_bytes(deep.program) - device_floor) // 2
-    with deep.load(backend.name, weights_budget=found, verify=False) as run:
-        tails = tails_of(run.streaming.plan)
-    assert any(share_memory(one, other) for one in tails for other in tails)
-    return found
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from compiled_kernels import run_cases
+from simulated_cases import run_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -12,4 +12,4 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
     "name", ["triton_cases.py", "triton_adversary_cases.py", "triton_loading_cases.py"]
 )
 def test_triton_kernels(name: str) -> None:
-    run_cases(name)
+    run_cases(name, interprets_kernels=True)

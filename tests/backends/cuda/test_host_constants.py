@@ -18,8 +18,7 @@ from offload.program import Bindings, BoundProgram
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
 
-from hidden_models import Raw
-from host_constant_models import Raised, guarding, with_host_constants
+from host_constant_models import guarding, with_host_constants
 from simulated_backend import SimulatedBackend, install
 
 
@@ -242,13 +241,3 @@ def test_a_place_for_one_is_refused(loaded):
 def test_a_program_on_the_cpu_has_none(loaded):
     with pytest.raises(CaptureError, match="is a host constant of a program on cpu"):
         CpuBackend().prepare(loaded.run.bound)
-
-
-@pytest.fixture
-def raised(simulator, monkeypatch) -> Captured:
-    """Its Program, with the numbers on the host."""
-    install(simulator, monkeypatch, records=True)
-    factor = torch.tensor(0.5)
-    captured = offload.capture(Raised(Raw(simulator)), factor, torch.ones(3, 4))
-    assert captured.program.opaque is not None
-    return Captured(with_host_constants(captured, factor))

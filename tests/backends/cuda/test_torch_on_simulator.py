@@ -1,42 +1,12 @@
-"""Torch's capturer and pool on the simulated driver, with a stand-in for torch's CUDA backend.
-
-In a separate process: the stand-in registers a backend permanently.
-"""
+"""Torch's capturer and pool on the simulated driver, with a stand-in for torch's CUDA backend."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-import torch
+from simulated_cases import run_cases
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
-FOLDER = Path(__file__).parent / "torch_cuda"
-CASES = FOLDER / "cases.py"
 
-
-@pytest.mark.slow
-def test_the_true_capturer_and_pool():
-    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
-    if torch.version.cuda is not None:
-        pytest.skip("this torch has a CUDA backend of its own")
-    sys.path.insert(0, str(STAND_IN))
-    try:
-        import build_backend
-    finally:
-        sys.path.remove(str(STAND_IN))
-    library = str(build_backend.build())
-    command = [sys.executable, str(FOLDER / "run_cases.py"), library, str(CASES)]
-    command += ["-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    passed = re.search(r"(\d+) passed", done.stdout)
-    n_cases = len(re.findall(r"^def test_", CASES.read_text(), re.MULTILINE))
-    assert passed is not None
-    assert int(passed[1]) >= n_cases  # none was left out
-    assert "skipped" not in done.stdout
+def test_the_true_capturer_and_pool() -> None:
+    run_cases("cases.py")

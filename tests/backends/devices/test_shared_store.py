@@ -13,10 +13,9 @@ from device_streaming import (
     GIVEN,
     check,
     expected_of,
-    floor_on,
     poison_after_last_use,
 )
-from shared_stores import headed_in, load, pinned_since
+from shared_stores import load
 from stored import without_memory
 from streamed_ranges import PAGE, changed, settled, union_bytes
 
@@ -29,36 +28,21 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def headed(tmp_path):
-    return headed_in(tmp_path)
-
-
-@pytest.fixture
-def least_budget(headed, device) -> int:
-    return floor_on(headed, device.backend)
-
-
-@pytest.fixture
-def pinned(device, headed):
-    return pinned_since(device)
-
-
-@pytest.fixture
 def single(headed, tmp_path):
     """Another program of the same files, for one row."""
     return offload.capture(without_memory(Headed), torch.randn(1, 128), weights=tmp_path)
 
 
-def test_two_executables_of_one_program_pin_once(device, headed, least_budget, pinned):
+def test_two_executables_of_one_program_pin_once(device, headed, headed_budget, pinned):
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     expected = expected_of(headed, inputs)
-    with load(headed, device, least_budget) as one:
+    with load(headed, device, headed_budget) as one:
         plan = one.streaming.plan
         needed = pinned()
         assert needed == store_bytes(plan)
         assert one.streaming.store_bytes == plan.transfer_bytes
         assert one.streaming.shared_store_bytes == 0
-        other = load(headed, device, least_budget)
+        other = load(headed, device, headed_budget)
         assert pinned() == needed
         for run in (one, other):
             assert run.streaming.store_bytes == plan.transfer_bytes
@@ -75,13 +59,13 @@ def test_two_executables_of_one_program_pin_once(device, headed, least_budget, p
 
 @pytest.mark.parametrize("first_closes", [True, False])
 def test_two_programs_of_the_same_files_pin_once(
-    first_closes, device, headed, single, least_budget, pinned
+    first_closes, device, headed, single, headed_budget, pinned
 ):
     """Under separate budgets: bytes that only one of them streams are pinned in addition."""
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     single_inputs = [torch.randn(1, 128) for _ in range(3)]
     expected, single_expected = expected_of(headed, inputs), expected_of(single, single_inputs)
-    budgets = least_budget, (least_budget + weight_bytes(headed.program)) // 2
+    budgets = headed_budget, (headed_budget + weight_bytes(headed.program)) // 2
     for small, large in (budgets, budgets[::-1]):
         one, other = load(headed, device, small), load(single, device, large)
         both = union_bytes(one, other)
@@ -102,12 +86,12 @@ def test_two_programs_of_the_same_files_pin_once(
         assert pinned() == 0
 
 
-def test_copies_in_flight_of_another_executable_read_on(device, headed, least_budget, pinned):
+def test_copies_in_flight_of_another_executable_read_on(device, headed, headed_budget, pinned):
     """The device does nothing until a wait: only then does the other one copy."""
     inputs = [torch.randn(*GIVEN) for _ in range(2)]
     expected = [tensor for (tensor,) in expected_of(headed, inputs)]
-    one = load(headed, device, least_budget)
-    with load(headed, device, least_budget) as other:
+    one = load(headed, device, headed_budget)
+    with load(headed, device, headed_budget) as other:
         check(other, inputs, [[tensor] for tensor in expected], device.settle)
         device.controls.set_eager(False)
         outputs = [torch.zeros_like(tensor) for tensor in expected]
@@ -122,7 +106,7 @@ def test_copies_in_flight_of_another_executable_read_on(device, headed, least_bu
     assert pinned() == 0
 
 
-def test_files_in_parts_are_shared_by_part(device, tmp_path, least_budget, pinned):
+def test_files_in_parts_are_shared_by_part(device, tmp_path, headed_budget, pinned):
     (tmp_path / "parts").mkdir()
     content = safetensors.torch.load_file(tmp_path / "model.safetensors")
     names = sorted(content)
@@ -134,7 +118,10 @@ def test_files_in_parts_are_shared_by_part(device, tmp_path, least_budget, pinne
     )
     given = torch.randn(*GIVEN)
     expected = expected_of(captured, [given])
-    with load(captured, device, least_budget) as one, load(captured, device, least_budget) as other:
+    with (
+        load(captured, device, headed_budget) as one,
+        load(captured, device, headed_budget) as other,
+    ):
         assert pinned() == store_bytes(one.streaming.plan)
         check(one, [given], expected, device.settle)
         check(other, [given], expected, device.settle)
@@ -142,31 +129,31 @@ def test_files_in_parts_are_shared_by_part(device, tmp_path, least_budget, pinne
         with load(
             offload.capture(without_memory(Headed), given, weights=tmp_path / "model.safetensors"),
             device,
-            least_budget,
+            headed_budget,
         ) as alone:
             assert alone.streaming.shared_store_bytes == 0
             assert pinned() == 2 * store_bytes(one.streaming.plan)
 
 
 def test_a_file_that_was_written_between_two_loads_is_not_shared(
-    device, headed, least_budget, pinned, tmp_path
+    device, headed, headed_budget, pinned, tmp_path
 ):
     given = torch.randn(*GIVEN)
     first = expected_of(headed, [given])
-    with load(headed, device, least_budget) as one:
+    with load(headed, device, headed_budget) as one:
         check(one, [given], first, device.settle)
         changed(tmp_path / "model.safetensors")
-        with load(headed, device, least_budget) as other:
+        with load(headed, device, headed_budget) as other:
             assert other.streaming.shared_store_bytes == 0
             assert pinned() == 2 * store_bytes(one.streaming.plan)
             check(other, [given], expected_of(headed, [given]), device.settle)
             settled(one, given, device)  # its streamed bytes are in memory
 
 
-def test_an_executable_may_have_a_store_of_its_own(device, headed, least_budget, pinned):
-    with load(headed, device, least_budget) as one:
+def test_an_executable_may_have_a_store_of_its_own(device, headed, headed_budget, pinned):
+    with load(headed, device, headed_budget) as one:
         needed = pinned()
-        with load(headed, device, least_budget, share_store=False) as other:
+        with load(headed, device, headed_budget, share_store=False) as other:
             assert pinned() == 2 * needed
             assert other.streaming.shared_store_bytes == one.streaming.shared_store_bytes == 0
             new = {name: torch.zeros_like(t) for name, t in Headed().state_dict().items()}
@@ -177,8 +164,8 @@ def test_an_executable_may_have_a_store_of_its_own(device, headed, least_budget,
             check(one, [given], expected_of(headed, [given]), device.settle)
 
 
-def test_explain_and_report_say_what_is_shared(device, headed, least_budget):
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
+def test_explain_and_report_say_what_is_shared(device, headed, headed_budget):
+    with load(headed, device, headed_budget) as one, load(headed, device, headed_budget) as other:
         size = one.streaming.plan.transfer_bytes
         shown = show_bytes(size)
         text = other.streaming.explain()

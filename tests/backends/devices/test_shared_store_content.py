@@ -16,28 +16,13 @@ from device_streaming import (
     expected_of,
     floor_on,
 )
-from shared_stores import file_weights, headed_in, load, other_weights, pinned_since
+from shared_stores import file_weights, load, other_weights
 from streamed_ranges import PAGE, changed, settled, streamed_ranges, union_bytes
 
 import offload
 from offload.backends.captured.device_streaming import store_bytes
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def headed(tmp_path):
-    return headed_in(tmp_path)
-
-
-@pytest.fixture
-def least_budget(headed, device) -> int:
-    return floor_on(headed, device.backend)
-
-
-@pytest.fixture
-def pinned(device, headed):
-    return pinned_since(device)
 
 
 cuda_only = pytest.mark.parametrize("device", ["cuda"], indirect=True)
@@ -48,14 +33,14 @@ npu_only = pytest.mark.parametrize("device", ["npu"], indirect=True)
 @cuda_only
 @pytest.mark.parametrize("scheduling", ["offload", "host"])
 def test_a_replacement_is_seen_by_one_executable_alone(
-    scheduling, device, headed, least_budget, pinned, tmp_path
+    scheduling, device, headed, headed_budget, pinned, tmp_path
 ):
     inputs = [torch.randn(*GIVEN) for _ in range(3)]
     new, again = other_weights(tmp_path, inputs[0])
     first, second = expected_of(headed, inputs), expected_of(again, inputs)
     with (
-        load(headed, device, least_budget, scheduling=scheduling) as one,
-        load(headed, device, least_budget) as other,
+        load(headed, device, headed_budget, scheduling=scheduling) as one,
+        load(headed, device, headed_budget) as other,
     ):
         needed = pinned()
         for run in (one, other):
@@ -118,10 +103,10 @@ def test_tails_that_begin_elsewhere_are_shared_as_far_as_both_stream_them(
 
 @cuda_only
 def test_one_weight_that_is_replaced_costs_its_own_bytes(
-    device, headed, least_budget, pinned, tmp_path
+    device, headed, headed_budget, pinned, tmp_path
 ):
     given = torch.randn(*GIVEN)
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
+    with load(headed, device, headed_budget) as one, load(headed, device, headed_budget) as other:
         needed = pinned()
         (name, (begin, end)), *_ = sorted(streamed_ranges(one).items())
         one.streaming.replace({name: file_weights(headed)[name] * 2})
@@ -136,13 +121,13 @@ def test_one_weight_that_is_replaced_costs_its_own_bytes(
 @cuda_only
 @pytest.mark.parametrize("same_times", [False, True])
 def test_refreshed_weights_are_shared_again(
-    same_times, device, headed, least_budget, pinned, tmp_path
+    same_times, device, headed, headed_budget, pinned, tmp_path
 ):
     """Also where the file's times are as before: the bytes of others are compared."""
     given = torch.randn(*GIVEN)
     path = tmp_path / "model.safetensors"
     first = expected_of(headed, [given])
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
+    with load(headed, device, headed_budget) as one, load(headed, device, headed_budget) as other:
         needed = pinned()
         for run in (one, other):
             check(run, [given], first, device.settle)
@@ -162,19 +147,19 @@ def test_refreshed_weights_are_shared_again(
         check(other, [given] * 2, second * 2, device.settle)
         assert pinned() == needed
         assert one.streaming.shared_store_bytes == one.streaming.plan.transfer_bytes
-        with load(headed, device, least_budget) as third:
+        with load(headed, device, headed_budget) as third:
             assert third.streaming.shared_store_bytes == third.streaming.plan.transfer_bytes
             assert pinned() == needed
     assert pinned() == 0
 
 
 @npu_only
-def test_a_model_that_shares_refuses_new_content(device, headed, least_budget, pinned, tmp_path):
+def test_a_model_that_shares_refuses_new_content(device, headed, headed_budget, pinned, tmp_path):
     given = torch.randn(*GIVEN)
     new, again = other_weights(tmp_path, given)
     first = expected_of(headed, [given])
-    with load(headed, device, least_budget) as one:
-        with load(headed, device, least_budget) as other:
+    with load(headed, device, headed_budget) as one:
+        with load(headed, device, headed_budget) as other:
             with pytest.raises(offload.ExecutionError, match=r"weight or executable.*share_store"):
                 one.streaming.replace(new)
             check(one, [given], first, device.settle)
@@ -191,13 +176,13 @@ def test_a_model_that_shares_refuses_new_content(device, headed, least_budget, p
 
 
 @npu_only
-def test_what_is_to_be_replaced_is_shared_no_more(device, headed, least_budget, pinned, tmp_path):
+def test_what_is_to_be_replaced_is_shared_no_more(device, headed, headed_budget, pinned, tmp_path):
     """A load between the replacement and the execution that reads it has the file's content."""
     given = torch.randn(*GIVEN)
     new, again = other_weights(tmp_path, given)
-    with load(headed, device, least_budget) as one:
+    with load(headed, device, headed_budget) as one:
         one.streaming.replace(new)
-        with load(headed, device, least_budget) as other:
+        with load(headed, device, headed_budget) as other:
             assert other.streaming.shared_store_bytes == 0
             check(one, [given], expected_of(again, [given]), device.settle)
             check(other, [given], expected_of(headed, [given]), device.settle)
@@ -210,11 +195,11 @@ def test_what_is_to_be_replaced_is_shared_no_more(device, headed, least_budget, 
      ("cuMemHostRegister", 1), ("cuMemHostRegister", 3)],
 )  # fmt: skip
 def test_a_replacement_that_failed_is_made_by_the_next_execution(
-    function, nth, device, headed, least_budget, pinned, tmp_path
+    function, nth, device, headed, headed_budget, pinned, tmp_path
 ):
     given = torch.randn(*GIVEN)
     new, again = other_weights(tmp_path, given)
-    with load(headed, device, least_budget) as one, load(headed, device, least_budget) as other:
+    with load(headed, device, headed_budget) as one, load(headed, device, headed_budget) as other:
         needed = pinned()
         settled(one, given, device)
         one.streaming.replace(new)

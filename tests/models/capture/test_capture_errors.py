@@ -7,14 +7,13 @@ import traceback
 
 import pytest
 import torch
-from checks import capture, normal
+from checks import normal
 from failing_calls import SWALLOWED, THROUGH, Linear, OwnError, is_whole, raised_with_cause, record
 from torch import nn
 
 import offload
 from offload import errors
 from offload.api import block_recording
-from offload.api.recording_turn import is_recording
 from offload.record import watched_call
 from offload.record.launches import LaunchRecorder
 
@@ -25,21 +24,7 @@ TYPES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    """Modes, flags, hooks and generators are torch's own again after each test."""
-    lookups = torch.overrides.has_torch_function, torch.compiler.is_compiling
-    generator, cache = torch.random.default_generator, torch.is_autocast_cache_enabled()
-    yield
-    assert torch._C._len_torch_dispatch_stack() == 0
-    assert not torch.overrides._get_current_function_mode_stack()
-    assert (torch.overrides.has_torch_function, torch.compiler.is_compiling) == lookups
-    assert not torch.compiler.is_compiling()
-    assert torch.random.default_generator is generator
-    assert torch.is_autocast_cache_enabled() == cache
-    assert not is_recording()
-    function, x = torch.sin, normal(2)
-    assert torch.equal(capture(function, x)(x), x.sin())
+pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 
 @THROUGH

@@ -147,7 +147,7 @@ def test_a_launch_that_calls_its_own_executable_is_told():
     for _ in range(100):
         assert torch.equal(run(x), expected)
     assert len(told) == 100
-    assert set(told) == {"a launch of this executable executes the executable itself"}
+    assert all("executes the executable itself: load the program again" in one for one in told)
 
 
 @torch.no_grad()

@@ -22,15 +22,6 @@ from offload.files import save_program
 from offload.load import fusion_choice
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> tuple[Scorer, Path]:
-    model, path = Scorer(), tmp_path / "scorer.offload"
-    with offload.capture(model) as captured:
-        model(torch.randn(2, 4), mask=torch.ones(3))
-    save_program(captured.bound, path)
-    return model, path
-
-
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.main.commands)])
 def test_help_names_every_argument(command: list[str]) -> None:
     result = offload_command(*command, "--help")

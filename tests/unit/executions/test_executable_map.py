@@ -10,17 +10,6 @@ import offload
 from offload.run import Ticket
 
 
-@pytest.fixture(scope="module")
-def captured() -> offload.Captured:
-    return offload.capture(lambda x: x + 1, torch.zeros(4))
-
-
-@pytest.fixture
-def run(captured: offload.Captured):
-    with captured.load() as run:
-        yield run
-
-
 def test_map_raises_in_place_and_cancels_the_rest(run):
     results = run.map([torch.zeros(4), torch.ones(4), torch.zeros(5), torch.zeros(4)])
     assert torch.equal(next(results), torch.ones(4))

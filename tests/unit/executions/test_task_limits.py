@@ -15,25 +15,6 @@ import offload
 from offload.run import Ticket
 
 
-@pytest.fixture(scope="module")
-def captured() -> offload.Captured:
-    return offload.capture(lambda x: x + 1, torch.zeros(4))
-
-
-@pytest.fixture
-def run(captured: offload.Captured):
-    with captured.load() as run:
-        yield run
-
-
-@pytest.fixture
-def gate():
-    """An event that callables wait for."""
-    opened = threading.Event()
-    yield opened
-    opened.set()
-
-
 def test_count_is_bounded(run):
     at_once, most = itertools.count(1), []
     running = 0

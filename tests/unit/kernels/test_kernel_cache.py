@@ -12,7 +12,6 @@ import pytest
 import torch
 from cached_kernels import builds, only
 from kernel_sources import needs_compiler
-from torch import nn
 
 import offload
 from offload.compile import cache as caches
@@ -21,19 +20,6 @@ from offload.compile.cache import Entry, KernelCache
 from offload.program import BoundProgram
 
 pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.long]
-
-
-@pytest.fixture(scope="module")
-def bound():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
-    with torch.no_grad():
-        return offload.capture(model, torch.randn(1, 8)).bound  # a single row: nothing is packed
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kernels"
 
 
 def assert_made_again(bound: BoundProgram, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

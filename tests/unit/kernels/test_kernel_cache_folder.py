@@ -8,30 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from cached_kernels import builds
 from kernel_sources import needs_compiler
-from torch import nn
 
-import offload
 from offload.compile import cache as caches
 from offload.compile import fuse
 from offload.compile.cache import CacheRefused, KernelCache
 
 pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.long]
-
-
-@pytest.fixture(scope="module")
-def bound():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
-    with torch.no_grad():
-        return offload.capture(model, torch.randn(1, 8)).bound  # a single row: nothing is packed
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kernels"
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])

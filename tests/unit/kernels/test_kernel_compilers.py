@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from cached_kernels import compiler_of
@@ -14,19 +12,6 @@ import offload
 from offload.compile import fuse, toolchain
 
 pytestmark = [needs_compiler, pytest.mark.slow, pytest.mark.long]
-
-
-@pytest.fixture(scope="module")
-def bound():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).eval()
-    with torch.no_grad():
-        return offload.capture(model, torch.randn(1, 8)).bound  # a single row: nothing is packed
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "kernels"
 
 
 def test_it_is_found_without_a_compiler(bound, folder):

@@ -17,24 +17,13 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
 
-import triton_kernels
 from cases import backend, cuda, settled  # noqa: F401
+from kernel_cases import launched  # noqa: F401
 
 import offload
-from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda import kernel_launcher
 from offload.program import Kernel
 
 N_STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def launched(cuda, monkeypatch, tmp_path_factory):  # noqa: F811
-    """The kernels that ran. All tests share a cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
-    monkeypatch.setattr(cuda_backend, "_known", {})
-    monkeypatch.setattr(kernel_launcher, "_launchers", {})
-    return triton_kernels.install(monkeypatch, cuda.simulator)
 
 
 class Model(nn.Module):
@@ -164,14 +153,14 @@ def test_gradients_are_clipped_and_scaled():
 
 
 @pytest.mark.parametrize("optimizer", [one for one in OPTIMIZERS if one != "SGD"])
-def test_steps_with_compiled_kernels_are_near_eager(launched, optimizer):
+def test_steps_with_compiled_kernels_are_near_eager(launched, optimizer):  # noqa: F811
     launched.names.clear()
     run = check(optimizer, fuse=True, has_kernels=True)
     assert not any(one.failure for one in run.fusion.proofs)
     assert launched.names
 
 
-def test_kernels_that_compute_something_else_are_not_used(launched):
+def test_kernels_that_compute_something_else_are_not_used(launched):  # noqa: F811
     """Nor do they leave anything: parameters, gradients and state are as before the load."""
     launched.is_wrong = True
     run = check("AdamW, foreach", fuse=True)
