@@ -70,9 +70,11 @@ def held_up(run, x):
         entered.set()
         assert gate.wait(WAITING_SECONDS)
 
-    ticket = run.submit(x)
-    ticket.add_done_callback(wait)
-    ticket.wait()
+    begin = Ticket()
+    ticket = run.after(begin).submit(x)
+    ticket.add_done_callback(wait)  # a ticket that has ended would call it on this thread
+    begin._set_result(None)
+    assert entered.wait(WAITING_SECONDS)
     try:
         yield
     finally:
