@@ -16,3 +16,12 @@ def budget(deep, backend, device_floor) -> int:
         tails = tails_of(run.streaming.plan)
     assert any(share_memory(one, other) for one in tails for other in tails)
     return found
+
+
+@pytest.fixture
+def device(simulator, monkeypatch):
+    """The simulated device, and what loads programs of its kernels."""
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
+    import loading
+
+    return loading.Device(simulator, monkeypatch)

@@ -17,7 +17,6 @@ from loading import (
     ACT,
     IN,
     OUT,
-    Device,
     N,
     add,
     chain,
@@ -30,11 +29,6 @@ from small_graphs import StepCapturer, make_program
 from offload.backends.cuda import OwnedRange, backend
 from offload.backends.cuda.graph import call
 from offload.native import _native
-
-
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
 
 
 class OwningCapturer(StepCapturer):

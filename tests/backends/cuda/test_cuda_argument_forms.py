@@ -23,11 +23,6 @@ MIB = 1 << 20
 LOW = 0xFFFFFFFF
 
 
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
-
-
 def doubling(device: Device, sizes, unpacked: Callable[[bytes], tuple[int, int]], factor=None):
     """A kernel that reads the addresses of source and target from its arguments in its own way."""
 

@@ -17,17 +17,12 @@ from offload.timeline import Scheduling
 pytest.importorskip("cuda.bindings.driver", reason="graphs are read by NVIDIA's Python bindings")
 
 import simulated_backend
-from loading import ACT, IN, OUT, Device, N, SimulatedBackend, add, on_device, result, scale
+from loading import ACT, IN, OUT, N, SimulatedBackend, add, on_device, result, scale
 from simulated_backend import SimulatedBackend as AtenBackend
 from small_graphs import make_program
 
 from offload.backends.cuda import CudaBackend, backend
 from offload.run.debug_lines import loaded_line, planned_text
-
-
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
 
 
 class CopyingBackend(SimulatedBackend):

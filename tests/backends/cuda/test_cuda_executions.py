@@ -22,7 +22,6 @@ from loading import (
     IN,
     OUT,
     WEIGHT,
-    Device,
     N,
     add,
     chain,
@@ -33,11 +32,6 @@ from loading import (
 from small_graphs import floats, make_program, words
 
 from offload.backends.cuda.graph import call
-
-
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
 
 
 def test_a_program_is_proved_and_executed_at_new_addresses(device):

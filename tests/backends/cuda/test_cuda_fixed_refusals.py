@@ -29,18 +29,12 @@ from loading import (
     ACT,
     IN,
     OUT,
-    Device,
     N,
     add,
     on_device,
     scale,
 )
 from small_graphs import floats, make_program, words
-
-
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
 
 
 @pytest.fixture

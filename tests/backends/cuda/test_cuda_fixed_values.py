@@ -15,7 +15,6 @@ from loading import (
     ACT,
     IN,
     OUT,
-    Device,
     N,
     add,
     on_device,
@@ -29,11 +28,6 @@ from offload.backends.captured.relocation.fixed_values import FIXED_OWNER
 from offload.timeline import Scheduling
 
 VALUE_BYTES = 4 * N
-
-
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
 
 
 def copies_of(run) -> list[tuple[int, bool]]:

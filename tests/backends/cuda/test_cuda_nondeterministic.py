@@ -16,11 +16,6 @@ from loading import ACT, IN, OUT, Device, N, add, on_device, result, scale
 from small_graphs import floats, make_program, words
 
 
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
-
-
 class Noisy:
     """Adds in any order: each result is off by up to `size`. It may keep the first address."""
 

@@ -16,7 +16,6 @@ from loading import (
     ACT,
     IN,
     OUT,
-    Device,
     N,
     chain,
     on_device,
@@ -27,11 +26,6 @@ from loading import (
 from small_graphs import floats, make_program, words
 
 from offload.backends.cuda.graph import call
-
-
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
 
 
 def test_an_address_that_a_kernel_keeps_is_found_by_the_proof(device):

@@ -27,11 +27,6 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 PROGRAM = ([(IN, N), (OUT, N)], [("0", "1")])
 
 
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
-
-
 class HostBlocks:
     """Pageable host memory: one block for both captures of a layout, then others."""
 

@@ -104,11 +104,6 @@ def with_weight(program, weight):
     return BoundProgram(program, Bindings(weights={1: (weight,)}))
 
 
-@pytest.fixture
-def device(simulator, monkeypatch) -> Device:
-    return Device(simulator, monkeypatch)
-
-
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_descriptors_are_relocated_by_the_word_of_their_address(device, form):
     products = Products(device, form)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from operator_samples import OpInfo, op_db
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import offload
@@ -22,15 +23,10 @@ from offload.compile.toolchain import CompilerMissing, find_compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
 try:
     find_compiler()
 except CompilerMissing as missing:
     pytest.skip(str(missing), allow_module_level=True)
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.opinfo.core import OpInfo
 
 N_SAMPLES = 2
 N_OPERATORS = 40  # per program

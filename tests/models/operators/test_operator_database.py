@@ -10,19 +10,11 @@ from typing import Any
 import pytest
 import torch
 from operator_exceptions import NOT_ON_CPU, REFUSED, REFUSED_IN_PLACE, ROUNDED, UNCHECKED_INTEGERS
+from operator_samples import OpInfo, SampleInput, op_db, seed_generator
+from torch.testing._internal import common_methods_invocations
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 import offload
-
-pytest.importorskip("expecttest", reason="torch's operator database imports expecttest")
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from torch.testing._internal import common_methods_invocations
-    from torch.testing._internal.common_methods_invocations import op_db
-    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
-
 
 pytestmark = pytest.mark.long
 
@@ -55,11 +47,6 @@ def plain_random_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def seed_generator(seed: int) -> None:
-    """As torch.manual_seed, which spends a millisecond on the generators of other devices."""
-    torch.default_generator.manual_seed(seed)
 
 
 def is_tensor(leaf: Any) -> bool:
