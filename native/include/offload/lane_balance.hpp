@@ -18,9 +18,10 @@ namespace offload {
 // for each thread.
 //
 // There are three accounts, each compared with executions alone under the same conditions. Spinning
-// helpers have one, since sleeping ones must be woken. Where calls follow closely, a helper is woken
-// even if that does not pay, since later calls then find it spinning. Calls that are apart have
-// another: they find cold caches, which makes them several times as long, with helpers or without.
+// helpers have one, since sleeping ones must be woken. Where calls follow closely, a helper is
+// woken even if that does not pay, since later calls then find it spinning. Calls that are apart
+// have another: they find cold caches, which makes them several times as long, with helpers or
+// without.
 //
 // Owner: one executable. Thread: one at a time. Errors: none.
 class LaneBalance {
@@ -83,8 +84,8 @@ class LaneBalance {
   struct Account {
     double alone_ns = 0;  // duration of an execution without helpers
     double balance_ns = 0;
-    std::size_t n_alone = 0;  // executions without helpers, and helped ones since the last of them
-    std::size_t n_since_alone = 0;
+    std::size_t n_alone = 0;        // executions without helpers
+    std::size_t n_since_alone = 0;  // requests for helpers since the latest of these
   };
 
   // 0: unknown.
