@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <new>
+#include <thread>
 
 #include "core/start_thread.hpp"
+#include "core/woken_elsewhere.hpp"
 #include "offload/errors.hpp"
 
 namespace offload {
@@ -28,6 +31,15 @@ std::unique_lock<std::mutex> locked(std::mutex& mutex) {
 
 }  // namespace
 
+struct Helpers::Helper {
+  std::thread thread;
+  std::condition_variable woken;
+  WokenElsewhere elsewhere;
+  bool is_asleep = false;
+};
+
+Helpers::Helpers() = default;
+
 Helpers& Helpers::instance() {
   static auto* const helpers = [] {
     auto* const made = new Helpers;  // never destroyed: its threads may outlive statics
@@ -47,24 +59,35 @@ void Helpers::offer(const std::shared_ptr<Helped>& work, std::size_t n) noexcept
     } catch (const std::bad_alloc&) {
       return;
     }
-    if (n == 1) {
-      changed_.notify_one();
-    } else {
-      changed_.notify_all();
-    }
+    wake(n);
   }
   n_offered_ += n;  // after unlocking, so that a spinning helper finds the lock free
 }
 
 // Caller holds the lock.
 void Helpers::start(std::size_t n) {
-  while (threads_.size() < n) {
-    threads_.reserve(threads_.size() + 1);
+  while (helpers_.size() < n) {
+    helpers_.reserve(helpers_.size() + 1);
+    auto made = std::make_unique<Helper>();
     try {
-      threads_.push_back(start_thread("help with executions", [this] { run(); }));
+      made->thread =
+          start_thread("help with executions", [this, helper = made.get()] { run(*helper); });
     } catch (const ExecutionError&) {
       return;
     }
+    helpers_.push_back(std::move(made));
+  }
+}
+
+// Wakes up to `n` helpers that sleep. Caller holds the lock.
+void Helpers::wake(std::size_t n) noexcept {
+  for (const auto& helper : helpers_) {
+    if (n == 0) return;
+    if (!helper->is_asleep) continue;
+    helper->is_asleep = false;
+    helper->elsewhere.will_be_woken();
+    helper->woken.notify_one();
+    --n;
   }
 }
 
@@ -92,7 +115,7 @@ void Helpers::remove(Helped& work) noexcept {
 
 std::size_t Helpers::n_started() const {
   const std::lock_guard lock(mutex_);
-  return threads_.size();
+  return helpers_.size();
 }
 
 void Helpers::look() {
@@ -108,18 +131,27 @@ void Helpers::look() {
   --n_looking_;
 }
 
-void Helpers::run() {
-  while (true) {
-    look();
+void Helpers::run(Helper& helper) {
+  look();
+  while (!ended_) {
     std::shared_ptr<Helped> work;
     {
       auto lock = locked(mutex_);
-      changed_.wait(lock, [this] { return ended_ || !offers_.empty(); });
-      if (ended_) return;
-      work = take();
+      if (offers_.empty() && !ended_) sleep(lock, helper);
+      if (!offers_.empty()) work = take();
     }
+    helper.elsewhere.is_awake();
+    if (work == nullptr) continue;  // withdrawn, or taken by another helper
     work->help();
+    work.reset();
+    look();
   }
+}
+
+void Helpers::sleep(std::unique_lock<std::mutex>& lock, Helper& helper) {
+  helper.elsewhere.sleeps();
+  helper.is_asleep = true;
+  helper.woken.wait(lock, [&] { return !helper.is_asleep; });
 }
 
 // Caller holds the lock, and there is an offer.
@@ -134,8 +166,7 @@ std::shared_ptr<Helped> Helpers::take() {
 
 // The parent's threads do not exist here and may be neither joined nor notified.
 void Helpers::restart() noexcept {
-  new (&threads_) std::vector<std::thread>();
-  new (&changed_) std::condition_variable();
+  new (&helpers_) std::vector<std::unique_ptr<Helper>>();
   new (&mutex_) std::mutex();
   n_offered_ = n_looking_ = 0;
   for (Helped* work : works_) work->abandon();
@@ -144,17 +175,17 @@ void Helpers::restart() noexcept {
 }
 
 void Helpers::end() noexcept {
-  std::vector<std::thread> threads;
+  std::vector<std::unique_ptr<Helper>> helpers;
   std::vector<Offer> dropped;
   {
     const std::lock_guard lock(mutex_);
     ended_ = true;
     n_offered_ = 0;
-    threads.swap(threads_);
+    wake(helpers_.size());
+    helpers.swap(helpers_);
     offers_.swap(dropped);
-    changed_.notify_all();
   }
-  for (std::thread& thread : threads) thread.join();
+  for (const auto& helper : helpers) helper->thread.join();
 }
 
 }  // namespace offload

@@ -1,5 +1,7 @@
 #include "offload/claimed_lanes.hpp"
 
+#include <pthread.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,6 +12,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "core/woken_elsewhere.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane.hpp"
 #include "offload/lane_balance.hpp"
@@ -268,10 +271,125 @@ void lanes_that_are_wrong_are_refused() {
   }
 }
 
+cpu_set_t processors_of(pthread_t thread) {
+  cpu_set_t found;
+  CHECK_THAT(pthread_getaffinity_np(thread, sizeof(found), &found) == 0);
+  return found;
+}
+
+void may_use(pthread_t thread, const cpu_set_t& processors) {
+  CHECK_THAT(pthread_setaffinity_np(thread, sizeof(processors), &processors) == 0);
+}
+
+cpu_set_t only(int processor) {
+  cpu_set_t made;
+  CPU_ZERO(&made);
+  CPU_SET(processor, &made);
+  return made;
+}
+
+// A thread that sleeps on the processor of the thread that wakes it.
+void a_woken_thread_may_not_use_the_processor_of_the_other() {
+  const cpu_set_t all = processors_of(pthread_self());
+  const int here = sched_getcpu();
+  may_use(pthread_self(), only(here));
+  for (const bool has_others : {true, false}) {
+    offload::WokenElsewhere elsewhere;
+    std::atomic<int> step = 0;
+    std::thread other([&] {  // on this processor only
+      elsewhere.sleeps();
+      step = 1;
+      while (step != 2) pause_for(10);
+      elsewhere.is_awake();
+      step = 3;
+      while (step != 4) pause_for(10);
+    });
+    while (step != 1) pause_for(10);
+    const cpu_set_t allowed = has_others ? all : only(here);
+    may_use(other.native_handle(), allowed);
+    elsewhere.will_be_woken();
+    cpu_set_t expected = allowed;
+    if (CPU_COUNT(&allowed) > 1) CPU_CLR(here, &expected);
+    const cpu_set_t excluded = processors_of(other.native_handle());
+    CHECK_THAT(CPU_EQUAL(&excluded, &expected));
+    step = 2;
+    while (step != 3) pause_for(10);
+    const cpu_set_t ended = processors_of(other.native_handle());
+    CHECK_THAT(CPU_EQUAL(&ended, &allowed));
+    step = 4;
+    other.join();
+  }
+  may_use(pthread_self(), all);
+}
+
+// Two launches on two lanes: the caller's waits until a helper has begun the other, for at most
+// 10 s, and the helper's tells its thread, processor and processors that it may use.
+class Placed final : public LaneWork {
+ public:
+  void run(std::size_t, std::size_t& launch, std::size_t last, const std::atomic<bool>&) override {
+    if (launch == 0) {
+      for (int turn = 0; turn < 1'000'000 && !has_begun; ++turn) pause_for(10);
+    } else if (is_helper) {
+      helper = pthread_self();
+      processor = sched_getcpu();
+      processors = processors_of(helper);
+      has_begun = true;
+    }
+    launch = last;
+  }
+
+  void take_part(const std::function<void()>& drive) override {
+    is_helper = true;
+    drive();
+    is_helper = false;
+  }
+
+  static thread_local bool is_helper;
+  std::atomic<bool> has_begun = false;
+  pthread_t helper{};
+  int processor = -1;
+  cpu_set_t processors{};
+};
+
+thread_local bool Placed::is_helper = false;
+
+void a_helper_that_slept_on_the_callers_processor_is_woken_on_another() {
+  const cpu_set_t all = processors_of(pthread_self());
+  if (CPU_COUNT(&all) < 2) return;
+  Placed work;
+  const auto claimed =
+      std::make_shared<ClaimedLanes>(work, Lanes{{{kRun, 0, 1}}, {{kRun, 1, 2}}}, &work);
+  const auto execute = [&] {
+    work.has_begun = false;
+    claimed->execute(1);
+    CHECK_THAT(work.has_begun);
+    pause_for(20'000);  // until helpers sleep
+  };
+  execute();
+  const int here = sched_getcpu();
+  may_use(pthread_self(), only(here));
+  constexpr int kTimes = 10;
+  int n_elsewhere = 0;
+  for (int time = 0; time < kTimes; ++time) {
+    const pthread_t helper = work.helper;
+    may_use(helper, only(here));
+    execute();
+    CHECK_THAT(work.processor == here || !pthread_equal(work.helper, helper));
+    may_use(helper, all);
+    execute();
+    n_elsewhere += work.processor != here;
+    CHECK_THAT(CPU_EQUAL(&work.processors, &all));
+  }
+  CHECK_THAT(n_elsewhere >= kTimes / 2);  // the system may move it back
+  may_use(pthread_self(), all);
+}
+
 // Applies a rule for durations of executions; returns how many executions helpers took part in.
+// Without helpers one takes 100 us, or `alone_ns`.
 template <typename Rule>
 std::size_t balance(LaneBalance& balance, int n_executions, std::uint64_t gap_ns,
-                    std::uint64_t& now_ns, double& lost, Rule took_ns) {
+                    std::uint64_t& now_ns, double& lost, Rule took_ns,
+                    std::uint64_t alone_ns = 100'000) {
   std::size_t n_shared = 0;
   double total_ns = 0;
   bool looking = false;
@@ -279,14 +397,14 @@ std::size_t balance(LaneBalance& balance, int n_executions, std::uint64_t gap_ns
     now_ns += gap_ns;
     if (gap_ns > 100'000) looking = false;
     const bool shared = balance.is_shared(looking, now_ns);
-    const std::uint64_t one_ns = shared ? took_ns(looking) : 100'000;
+    const std::uint64_t one_ns = shared ? took_ns(looking) : alone_ns;
     balance.ended(shared, now_ns, now_ns + one_ns);
     now_ns += one_ns;
     total_ns += static_cast<double>(one_ns);
     n_shared += shared;
     looking = shared || (looking && gap_ns < 1'000);
   }
-  lost = total_ns / (100'000.0 * n_executions) - 1;
+  lost = total_ns / (static_cast<double>(alone_ns) * n_executions) - 1;
   return n_shared;
 }
 
@@ -324,6 +442,36 @@ void helpers_that_pay_take_part_and_others_do_not() {
   // Close together again: one wake-up serves all.
   balance(decides, 2000, 500, now_ns, lost, asleep);
   CHECK_THAT(lost < -0.3);
+}
+
+// After a pause an execution finds cold caches: it is not compared with those that found warm ones.
+void calls_that_are_apart_are_compared_with_each_other() {
+  LaneBalance decides;
+  std::uint64_t now_ns = 1;
+  double lost = 0;
+  const auto warm = [](bool) { return std::uint64_t{55'000}; };
+  const auto cold = [](bool) { return std::uint64_t{650'000}; };
+  balance(decides, 10, 500, now_ns, lost, warm);
+  // 3 executions show what one without helpers takes, and every 65th later.
+  CHECK_THAT(balance(decides, 40, 10'000'000, now_ns, lost, cold, 1'000'000) == 37);
+  CHECK_THAT(balance(decides, 400, 10'000'000, now_ns, lost, cold, 1'000'000) >= 390);
+  CHECK_THAT(lost < -0.33);
+  // The other way round: cold ones say nothing about warm ones, of which helpers make slower ones.
+  const auto slower = [](bool) { return std::uint64_t{130'000}; };
+  balance(decides, 20'000, 500, now_ns, lost, slower);
+  CHECK_THAT(lost < 0.03);
+}
+
+// A first execution that was interrupted does not make helpers appear to pay.
+void one_interrupted_execution_decides_nothing() {
+  LaneBalance decides;
+  std::uint64_t now_ns = 1;
+  double lost = 0;
+  const auto slower = [](bool) { return std::uint64_t{1'300'000}; };
+  balance(decides, 1, 500, now_ns, lost, slower, 1'000'000);
+  balance(decides, 1, 10'000'000, now_ns, lost, slower, 30'000'000);
+  CHECK_THAT(balance(decides, 1000, 10'000'000, now_ns, lost, slower, 1'000'000) < 60);
+  CHECK_THAT(lost < 0.03);
 }
 
 #if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
@@ -437,7 +585,11 @@ int main() {
   a_helper_that_cannot_take_part_gives_its_lane_back();
   work_may_go_while_helpers_leave();
   lanes_that_are_wrong_are_refused();
+  a_woken_thread_may_not_use_the_processor_of_the_other();
+  a_helper_that_slept_on_the_callers_processor_is_woken_on_another();
   helpers_that_pay_take_part_and_others_do_not();
+  calls_that_are_apart_are_compared_with_each_other();
+  one_interrupted_execution_decides_nothing();
 #if !defined(__SANITIZE_THREAD__)
   fork_keeps_helpers_usable();
   a_launch_that_forks_fails_in_the_child();

@@ -42,6 +42,10 @@ _N_WARM_UP = 2
 # equal calls differ by more than a percent.
 _QUICKER = 0.97
 
+# Lanes may take this many times as long as torch's threads and are still chosen: where another
+# process takes a processor, torch's threads slow down several times, and lanes do not.
+_GIVES_WAY = 1 / 0.97
+
 
 def load_on_lanes(
     prepared: Prepared, backend: Backend, options: Options, fusion: Fusion | None
@@ -144,8 +148,9 @@ class _LaneLoad:
             f"{len(schedule.lanes)} lanes, one thread for a launch": lanes_ns,
         }
         found = dataclasses.replace(choice, measured_ns=measured_ns)
-        if lanes_ns < _QUICKER * min(threads_ns, one_ns):
-            return self._made(schedule.lanes, found)
+        if lanes_ns < _QUICKER * one_ns and lanes_ns <= _GIVES_WAY * threads_ns:
+            gives_way = lanes_ns >= _QUICKER * threads_ns
+            return self._made(schedule.lanes, dataclasses.replace(found, gives_way=gives_way))
         if one_ns < _QUICKER * threads_ns:
             return self._made(self._one_lane, dataclasses.replace(found, n_lanes=1))
         return self._made(None, dataclasses.replace(found, n_lanes=1, threads_of_a_launch=None))

@@ -27,6 +27,8 @@ class LaneChoice:
         n_waits: the waits of an execution between these lanes.
         method: the method that found them.
         measured_ns: the durations of calls at load, in words; empty where nothing was measured.
+        gives_way: whether lanes were chosen although torch's threads took about the same time,
+            since lanes give way to other processes.
     """
 
     asked: int | Literal["auto"]
@@ -42,6 +44,7 @@ class LaneChoice:
     n_waits: int = 0
     method: str = ""
     measured_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    gives_way: bool = False
 
     def explain(self) -> Iterator[str]:
         """Return lines for people."""
@@ -65,3 +68,13 @@ class LaneChoice:
             yield "  durations of launches were kept from former loads: costs="
         for what, ns in self.measured_ns.items():
             yield f"  measured at the load, calls on made-up inputs: {what} {ns / 1e3:,.1f} us"
+        if self.gives_way:
+            yield (
+                "  torch's threads took about as long, but slow down several times where another "
+                "process takes a processor"
+            )
+        elif self.measured_ns and self.threads_of_a_launch is None:
+            yield (
+                "  torch's threads slow down several times where another process takes a "
+                "processor; lanes=2 continues with one thread there"
+            )

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "offload/thread_owner.hpp"
@@ -30,7 +28,8 @@ class Helped {
 };
 
 // The helpers of this process. A helper is started when an offer first needs it. After helping it
-// spins for offers for a while, then sleeps.
+// spins for offers for a while, then sleeps. It is woken on another processor than the offering
+// thread's, which continues there.
 //
 // Owner: the process; never destroyed. Thread: any. Errors: none. If the system refuses a thread
 // there are fewer helpers, and none once the interpreter exits: the offering thread does the work
@@ -65,17 +64,21 @@ class Helpers final : public ThreadOwner {
     std::size_t n_left;
   };
 
-  Helpers() = default;
+  struct Helper;
+
+  Helpers();
+  ~Helpers() = delete;
   void start(std::size_t n);
-  void run();
+  void wake(std::size_t n) noexcept;
+  void run(Helper& helper);
   void look();
+  void sleep(std::unique_lock<std::mutex>& lock, Helper& helper);
   std::shared_ptr<Helped> take();
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
   std::vector<Offer> offers_;
   std::vector<Helped*> works_;
-  std::vector<std::thread> threads_;
+  std::vector<std::unique_ptr<Helper>> helpers_;
   std::atomic<std::size_t> n_offered_ = 0;  // number of helpers on offer, read while spinning
   std::atomic<std::size_t> n_looking_ = 0;
   std::atomic<bool> ended_ = false;

@@ -21,7 +21,7 @@ from offload.plan.launch_conflicts import launch_conflicts
 from offload.plan.steps import Run, lanes_of_launches, launch_lane
 from offload.timeline import SpanKind
 
-ONE_LANE, ONE_THREAD, TWO_LANES = range(3)
+ONE_LANE, ONE_THREAD, TWO_LANES, GIVES_WAY = range(4)
 
 
 @pytest.fixture
@@ -119,7 +119,10 @@ def test_launches_are_timed_at_the_load(captured):
     ("times_ns", "chosen"),
     [
         ((90e3, 100e3, 60e3), TWO_LANES),
-        ((90e3, 100e3, 88e3), ONE_LANE),  # too small a gain
+        ((90e3, 100e3, 88e3), GIVES_WAY),
+        ((90e3, 100e3, 92e3), GIVES_WAY),  # slower, but by less than 3 %
+        ((90e3, 100e3, 94e3), ONE_LANE),
+        ((110e3, 100e3, 98e3), ONE_THREAD),  # too small a gain
         ((100e3, 90e3, 95e3), ONE_THREAD),
         ((100e3, 100e3, 100e3), ONE_LANE),
         ((50e3, 100e3, 60e3), ONE_LANE),
@@ -134,10 +137,14 @@ def test_what_is_quicker_is_kept(captured, two_threads, monkeypatch, times_ns, c
     assert n_runs == [2, 2]
     assert [*choice.measured_ns.values()] == [*times_ns]
     lanes = run.plan.launch_lanes
-    assert (None if lanes is None else len(lanes)) == (None, 1, 2)[chosen]
-    assert choice.n_lanes == (1, 1, 2)[chosen]
-    assert choice.threads_of_a_launch == (None, 1, 1)[chosen]
-    assert "measured at the load" in run.explain()
+    assert (None if lanes is None else len(lanes)) == (None, 1, 2, 2)[chosen]
+    assert choice.n_lanes == (1, 1, 2, 2)[chosen]
+    assert choice.threads_of_a_launch == (None, 1, 1, 1)[chosen]
+    assert choice.gives_way == (chosen == GIVES_WAY)
+    text = run.explain()
+    assert "measured at the load" in text
+    assert ("torch's threads took about as long" in text) == (chosen == GIVES_WAY)
+    assert ("torch's threads slow down" in text) == (chosen == ONE_LANE)
     x = torch.randn(4, 16)
     torch.set_num_threads(1)
     expected = captured.load()(x)
