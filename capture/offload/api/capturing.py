@@ -10,6 +10,7 @@ from offload.api.capture_block import CaptureBlock
 from offload.api.captured import Captured
 from offload.errors import CaptureError
 from offload.record import DynamicShapes, parameters_of
+from offload.record.outside_graphs import outside_graphs
 
 
 @overload
@@ -37,6 +38,7 @@ def capture(
 ) -> Captured: ...
 
 
+@outside_graphs
 def capture(
     model: Callable[..., Any],
     /,

@@ -32,6 +32,7 @@ from offload.load.stages import load_stage
 from offload.load.training_stages import is_training, load_training_stage
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily
+from offload.record.outside_graphs import outside_graphs
 from offload.run import Executable
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.stage_executable import StageExecutable
@@ -115,6 +116,7 @@ class Loadable:
         progress: Progress = ...,
     ) -> StageExecutable | TrainingStage: ...
 
+    @outside_graphs
     def load(
         self,
         device: str | torch.device | Backend | list[str | torch.device | Backend] | None = None,

@@ -19,6 +19,7 @@ from offload.host.sizes import InstanceReport, Sizes
 from offload.interpreter.size_constants import program_at
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily, Family
+from offload.record.outside_graphs import outside_graphs
 from offload.run import Executable, LastExecution, Ticket
 from offload.run.submitting import (
     Args,
@@ -108,12 +109,14 @@ class ExecutableForEachSize(Submitting):
         """The Family."""
         return self._bound.family
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors, of any sizes that the Family accepts."""
         run = self._instance(self._find.of(args, kwargs))
         with self._in_turn(run):
             return run(*args, **kwargs)
 
+    @outside_graphs
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:

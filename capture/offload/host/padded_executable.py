@@ -24,6 +24,7 @@ from offload.program import BoundProgram, TensorView
 from offload.program.family import BoundFamily, Family
 from offload.program.structure import flatten, unflatten
 from offload.program.varying_numbers import varying_of, varying_program
+from offload.record.outside_graphs import outside_graphs
 from offload.run import Executable
 from offload.run.arguments import tensors_of_call
 
@@ -160,6 +161,7 @@ class PaddedExecutable:
             "captured program once more"
         )
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute at the sizes of the call's bucket."""
         for name in ("out", "feature_map"):

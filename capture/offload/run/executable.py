@@ -21,6 +21,7 @@ from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
 from offload.plan.steps import lanes_of_launches
 from offload.plan.topology import Machine
 from offload.program import Role
+from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import Deferred
 from offload.run.execution_submitting import ExecutionSubmitting
 from offload.run.explanation import explain
@@ -155,6 +156,7 @@ class Executable(ExecutionSubmitting):
         slots = moving_slots(self.program, self.plan, self._loaded)
         return choose_copied_slots(slots, nodes.measure_copies)
 
+    @outside_graphs
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.
 
@@ -192,6 +194,7 @@ class Executable(ExecutionSubmitting):
         if self._loaded.weights.check is not None:
             self._loaded.weights.check()
 
+    @outside_graphs
     def close(self) -> None:
         """Wait for executions in flight and free the memory; idempotent.
 
@@ -388,6 +391,7 @@ class Executable(ExecutionSubmitting):
         """Further sentences of the device about how the program is executed."""
         return (*self._prepared_notes, *self._loaded.notes())
 
+    @outside_graphs
     def explain(self) -> str:
         """Describe launches without an out-variant, copies, and avoided reads.
 

@@ -11,6 +11,7 @@ import torch
 from offload.backends import Loaded
 from offload.native import _native
 from offload.program import BoundProgram, Program, Role
+from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import Deferred, defer
 from offload.run.ordered_results import Batch
 from offload.run.staged_batches import StagedBatches, TorchQueues, uploaded_tensors
@@ -34,6 +35,7 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
     _native: _native.Replay
     _deferred: Deferred
 
+    @outside_graphs
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:

@@ -22,6 +22,7 @@ from offload.errors import (
 )
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram, Program
+from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
@@ -114,6 +115,7 @@ class PlacedExecutable(Submitting):
         self._results = PlacedResults(bound, self.segments)
         _alive.add(self)
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute, and return what the model returns.
 
@@ -136,6 +138,7 @@ class PlacedExecutable(Submitting):
             raise error
         return self._results.of(queued)
 
+    @outside_graphs
     def close(self) -> None:
         """Wait for executions in flight, and free the segments; later executions fail.
 
@@ -186,6 +189,7 @@ class PlacedExecutable(Submitting):
         self._notes = tuple(notes)
         return self
 
+    @outside_graphs
     def explain(self) -> str:
         """Describe where each segment is and why, and what was measured."""
         lines = [

@@ -13,6 +13,7 @@ from offload.console.amounts import show_bytes
 from offload.errors import BindingError
 from offload.plan.pipeline_stages import PipelineStages
 from offload.program import BoundProgram, Group
+from offload.record.outside_graphs import outside_graphs
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage
@@ -52,6 +53,7 @@ class StageExecutable(RankStage):
         super().__init__(run, whole, number, len(stages.launches), of_stages, how_timed=how_timed)
         self.stages = stages
 
+    @outside_graphs
     def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
         """Execute the stage for all micro-batches, in order."""
         results = self._executed((call, {}) for call in self._calls(micro_batches))

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError, DependencyError, ExecutionError
+from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import call, in_callable, refuse_in_callback, when_ended
 from offload.run.ordered_results import check_limit
 from offload.run.submitting import (
@@ -91,6 +92,7 @@ class Tasks:
         self._failed: list[Ticket] = []
         self._ended = False
 
+    @outside_graphs
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ticket:
         """Submit an executable's execution, or a call of a function on a pool's thread.
 

@@ -13,6 +13,7 @@ from offload.errors import BindingError
 from offload.plan import SlotKind
 from offload.program import Role
 from offload.program.structure import OpaqueStructure, flatten
+from offload.record.outside_graphs import outside_graphs
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.reports import LastExecution
@@ -24,6 +25,7 @@ class ToldExecutable(Executable):
 
     _told: _Told
 
+    @outside_graphs
     def __call__(
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
@@ -36,6 +38,7 @@ class ToldExecutable(Executable):
         self._told.ended(last, bases)
         return result
 
+    @outside_graphs
     def submit(
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
