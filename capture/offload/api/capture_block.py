@@ -19,10 +19,10 @@ from offload.api.recording_turn import is_recording, refuse_nested
 from offload.console.switches import debug_level
 from offload.errors import CaptureError
 from offload.files import find_stored_tensors
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.program import StoredTensor
 from offload.record import DynamicShapes, Recorder, is_called_again
 from offload.record.freed_memory import give_back_freed
-from offload.record.outside_graphs import outside_graphs
 
 HOST_READS = ("avoid", "guard")
 

@@ -20,9 +20,9 @@ from offload.host import (
     PaddedExecutable,
     Sizes,
 )
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
-from offload.record.outside_graphs import outside_graphs
 from offload.run import Executable
 from offload.run.debug_lines import program_line
 

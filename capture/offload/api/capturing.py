@@ -9,8 +9,8 @@ from typing import Any, overload
 from offload.api.capture_block import CaptureBlock
 from offload.api.captured import Captured
 from offload.errors import CaptureError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.record import DynamicShapes, parameters_of
-from offload.record.outside_graphs import outside_graphs
 
 
 @overload

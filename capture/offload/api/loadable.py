@@ -22,6 +22,7 @@ from offload.host import (
     load_family,
     refuse_for_families,
 )
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.interpreter.settled_family import SettledFamily, settle_family
 from offload.load.device_options import Watts, one_device, several_devices
 from offload.load.devices import load_on_devices
@@ -32,7 +33,6 @@ from offload.load.stages import load_stage
 from offload.load.training_stages import is_training, load_training_stage
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily
-from offload.record.outside_graphs import outside_graphs
 from offload.run import Executable
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.stage_executable import StageExecutable

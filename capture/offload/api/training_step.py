@@ -11,7 +11,7 @@ import torch
 from offload.api.captured import Captured
 from offload.api.capturing import capture
 from offload.errors import CaptureError
-from offload.record.outside_graphs import outside_graphs
+from offload.interpreter.outside_graphs import outside_graphs
 
 
 @outside_graphs

@@ -16,12 +16,12 @@ from offload.backends import Backend, LaunchReport, Loaded, LoadedLanes, Prepare
 from offload.console.progress import stage
 from offload.costs import CostModel, HeaderShape
 from offload.errors import BindingError, CopyError, TimelineError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
 from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
 from offload.plan.steps import lanes_of_launches
 from offload.plan.topology import Machine
 from offload.program import Role
-from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import Deferred
 from offload.run.execution_submitting import ExecutionSubmitting
 from offload.run.explanation import explain
@@ -282,6 +282,7 @@ class Executable(ExecutionSubmitting):
         return None if native is None else Proof(native.n_launches, native.n_failed, native.ns)
 
     @contextlib.contextmanager
+    @outside_graphs
     def timeline(
         self, costs: CostModel | None = None, *, executions: int | None = None
     ) -> Iterator[Timeline]:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from offload.backends import Loaded
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
 from offload.program import BoundProgram, Program, Role
-from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import Deferred, defer
 from offload.run.ordered_results import Batch
 from offload.run.staged_batches import StagedBatches, TorchQueues, uploaded_tensors
@@ -65,6 +65,7 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         kwargs = {**kwargs, "out": out, "feature_map": feature_map}
         return self._submitted_later(ticket, args, kwargs, ())
 
+    @outside_graphs
     def _submitted(
         self,
         args: Args,

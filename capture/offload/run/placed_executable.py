@@ -20,9 +20,9 @@ from offload.errors import (
     ExecutionError,
     TimelineError,
 )
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram, Program
-from offload.record.outside_graphs import outside_graphs
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
@@ -206,6 +206,7 @@ class PlacedExecutable(Submitting):
         return "\n".join(lines)
 
     @contextlib.contextmanager
+    @outside_graphs
     def timeline(self, *, executions: int | None = None) -> Iterator[Timeline]:
         """Record the executions inside a with-block, submitted by one thread.
 
@@ -278,6 +279,7 @@ class PlacedExecutable(Submitting):
         self._binding.rebind_weights()
         self._results.rebind()
 
+    @outside_graphs
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         """Queue the segments; where executions leave state, wait for the given tickets."""
         _refuse_buffers(kwargs)
@@ -435,9 +437,11 @@ class PlacedExecutable(Submitting):
         self._before = tuple(begun)
         return found
 
+    @outside_graphs
     def __enter__(self) -> PlacedExecutable:
         return self
 
+    @outside_graphs
     def __exit__(self, *_: object) -> None:
         self.close()
 

@@ -11,9 +11,9 @@ import torch
 
 from offload.console.amounts import show_bytes
 from offload.errors import BindingError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.pipeline_stages import PipelineStages
 from offload.program import BoundProgram, Group
-from offload.record.outside_graphs import outside_graphs
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.rank_stage import RankStage

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from offload.errors import BindingError
-from offload.record.outside_graphs import outside_graphs
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.run.ordered_results import Batch, ordered_results
 from offload.run.ticket import Ticket
 

@@ -10,10 +10,10 @@ import torch
 
 from offload.console.switches import DebugLevel, say
 from offload.errors import BindingError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan import SlotKind
 from offload.program import Role
 from offload.program.structure import OpaqueStructure, flatten
-from offload.record.outside_graphs import outside_graphs
 from offload.run.arguments import tensors_of_call
 from offload.run.executable import Executable
 from offload.run.reports import LastExecution
