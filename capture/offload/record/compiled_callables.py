@@ -18,7 +18,12 @@ import torch
 
 from offload.errors import CaptureError
 from offload.record.callables import module_of
-from offload.record.compilers import is_in_torch, is_of_torch, settings_of_user
+from offload.record.compilers import (
+    are_originals_called,
+    is_in_torch,
+    is_of_torch,
+    settings_of_user,
+)
 
 ORIGINAL_PREFIX = "_orig_mod."
 """In names of what a compiled module holds: torch keeps the original there."""
@@ -69,9 +74,10 @@ def compiled_parts(
     originals: list[str] = []
     foreign: list[str] = []
     settings: list[str] = []
+    is_eager = are_originals_called()
     for name, one in found:
         compiler = _compiler_of(one)
-        is_torchs = is_compiling(one) or is_of_torch(compiler)
+        is_torchs = is_eager or is_compiling(one) or is_of_torch(compiler)
         (originals if is_torchs else foreign).append(name.replace(ORIGINAL_PREFIX, ""))
         settings += () if is_torchs else settings_of_user(compiler)
     return CompiledParts(

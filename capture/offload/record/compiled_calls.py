@@ -24,7 +24,7 @@ from offload.record.compiled_callables import (
     is_compiling,
     name_of,
 )
-from offload.record.compilers import is_of_torch, settings_of_user
+from offload.record.compilers import are_originals_called, is_of_torch, settings_of_user
 from offload.record.launches import LaunchRecorder
 from offload.record.replaced import is_watched_by, replaced
 
@@ -57,12 +57,14 @@ class CompiledCalls:
         self._context = contextlib.ExitStack()
         self._is_noticing = False
         self._forced: Any = None
+        self._is_eager = False
 
     @contextlib.contextmanager
     def noticed(self) -> Iterator[None]:
         """Notice calls of compiled functions until the end of the block."""
         with self._context:
             self._forced = _forced_compiler()
+            self._is_eager = are_originals_called()
             if self._parts.originals:
                 self._run_originals()
             if hasattr(sys.modules.get(_DYNAMO), "_callback_from_stance"):
@@ -111,7 +113,7 @@ class CompiledCalls:
             return find(callback)
         function = sys._getframe(2).f_locals.get("fn")  # of the wrapper that torch.compile made
         compiler = self._forced or _forced_compiler() or callback
-        if not is_of_torch(compiler):
+        if not (self._is_eager or is_of_torch(compiler)):
             self._refuse(name_of(function), settings_of_user(compiler))
         elif not self._is_known(function, callback):
             name = name_of(function)

@@ -21,6 +21,12 @@ _OF_GRAPHS = "joint_custom_pass"  # of the joint graph, whatever compiles it
 _HARMLESS = "trace."  # what is done with traces of a compilation
 
 
+def are_originals_called() -> bool:
+    """Whether the user has torch call originals: `torch.compiler.set_stance("force_eager")`."""
+    stance = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
+    return getattr(stance, "stance", "") == "force_eager"
+
+
 def is_of_torch(compiler: Any) -> bool:
     """Whether a compiler is torch's, such as inductor, or one of an installed package.
 

@@ -509,6 +509,16 @@ def test_a_users_compiler_in_place_of_all_is_refused():
         offload.capture(compiled_function, normal(3, 8))
 
 
+@pytest.mark.parametrize("function", [doubling, doubled_behind_a_reference])
+def test_originals_that_the_user_has_torch_call_are_recorded(function):
+    """Whatever would compile them."""
+    x = normal(3, 8)
+    with torch.compiler.set_stance("force_eager"):
+        captured = capture(function, x)
+        assert torch.equal(captured(x), function(x))
+    assert torch.equal(captured(x), gelu_twice(x))
+
+
 def test_a_compiler_of_torchs_given_as_a_function():
     from torch._dynamo.backends.debugging import aot_eager
 
