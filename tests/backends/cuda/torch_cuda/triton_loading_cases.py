@@ -114,6 +114,7 @@ def test_kernels_of_a_file_over_several_devices(tmp_path, monkeypatch):
                 torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, by Inductor
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_kernels_that_a_compiled_function_launches(is_inside):
     """It is recorded as its original, whose kernels are launches; Inductor compiles nothing."""
