@@ -19,6 +19,7 @@ from offload.api.recording_turn import is_recording, refuse_nested
 from offload.console.switches import debug_level
 from offload.errors import CaptureError
 from offload.files import find_stored_tensors
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.program import StoredTensor
 from offload.record import DynamicShapes, Recorder, is_called_again
 from offload.record.freed_memory import give_back_freed
@@ -46,6 +47,7 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
         self._recording: BlockRecording | None = None
         self._watching = contextlib.ExitStack()
 
+    @outside_graphs
     def __enter__(self) -> Captured:
         if self._recording is not None:
             raise CaptureError(
@@ -69,6 +71,7 @@ class CaptureBlock(contextlib.AbstractContextManager[Captured]):
         captured._record = recording.record_call
         return captured
 
+    @outside_graphs
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -199,6 +202,7 @@ class _Watch:
         self._handled: BaseException | None = None
         self._thread = threading.get_ident()
 
+    @outside_graphs
     def before(self, module: Any, args: Any, kwargs: Any = None) -> Any:
         """Start recording, unless this call is inside a recorded one, or another thread's."""
         if is_called_again():
@@ -222,6 +226,7 @@ class _Watch:
         self._recorder = recorder
         return arguments
 
+    @outside_graphs
     def after(self, module: Any, args: Any, kwargs: Any, result: Any = None) -> Any:
         """End the recording; torch also calls this hook if the forward raised."""
         if threading.get_ident() != self._thread or self._recorder is None or is_called_again():

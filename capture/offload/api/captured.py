@@ -20,6 +20,7 @@ from offload.host import (
     PaddedExecutable,
     Sizes,
 )
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.program import Bindings, BoundProgram, Program
 from offload.program.family import BoundFamily, Family
 from offload.run import Executable
@@ -108,6 +109,7 @@ class Captured(Loadable):
             )
         return self._recorded_result[0]
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors; in the with-block, call the model and record it.
 
@@ -141,6 +143,7 @@ class Captured(Loadable):
         if self._default is not None:
             self._default.rebind_weights()
 
+    @outside_graphs
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the Program and its weights to one file; `offload.open` reads it without pickle.
 
@@ -187,6 +190,7 @@ class Captured(Loadable):
                 whole = BoundProgram(family.family.program, family.bindings)
                 save_program(whole, path, family.family)
 
+    @outside_graphs
     def explain(self) -> str:
         """`Executable.explain` of the executable that calls of this object use.
 
@@ -228,6 +232,7 @@ def open_file(
     return captured
 
 
+@outside_graphs
 def open_model(
     path: str | os.PathLike[str], types: Sequence[type] = (), *, triton: bool = False
 ) -> Captured | OfflineModel:

@@ -9,6 +9,7 @@ from typing import Any, overload
 from offload.api.capture_block import CaptureBlock
 from offload.api.captured import Captured
 from offload.errors import CaptureError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.record import DynamicShapes, parameters_of
 
 
@@ -37,6 +38,7 @@ def capture(
 ) -> Captured: ...
 
 
+@outside_graphs
 def capture(
     model: Callable[..., Any],
     /,

@@ -22,6 +22,7 @@ from offload.host import (
     load_family,
     refuse_for_families,
 )
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.interpreter.settled_family import SettledFamily, settle_family
 from offload.load.device_options import Watts, one_device, several_devices
 from offload.load.devices import load_on_devices
@@ -115,6 +116,7 @@ class Loadable:
         progress: Progress = ...,
     ) -> StageExecutable | TrainingStage: ...
 
+    @outside_graphs
     def load(
         self,
         device: str | torch.device | Backend | list[str | torch.device | Backend] | None = None,

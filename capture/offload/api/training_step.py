@@ -11,8 +11,10 @@ import torch
 from offload.api.captured import Captured
 from offload.api.capturing import capture
 from offload.errors import CaptureError
+from offload.interpreter.outside_graphs import outside_graphs
 
 
+@outside_graphs
 def capture_training(
     model: Callable[..., torch.Tensor],
     loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],

@@ -17,7 +17,14 @@ from typing import Any
 
 import torch
 
-from offload.compile.inductor_lines import Lines, Reader, guarded, lines_of, refusal_of
+from offload.compile.inductor_lines import (
+    Lines,
+    Reader,
+    defaults,
+    guarded,
+    lines_of,
+    refusal_of,
+)
 from offload.compile.loops import SIGNATURE, Loops, Word
 from offload.compile.refusal import PassingRefusal, UnsupportedRegion
 from offload.compile.toolchain import Options, find_compiler, most_threads
@@ -79,7 +86,7 @@ def build_options() -> Options:
     try:
         from torch._inductor import config, cpp_builder, cpu_vec_isa  # noqa: PLC0415 - seconds
 
-        with config.patch(_compiler()):
+        with config.patch({**defaults(config), **_compiler()}):
             isa = cpu_vec_isa.pick_vec_isa()
             options = cpp_builder.CppTorchOptions(vec_isa=isa, warning_all=False)
         if not isa:

@@ -184,7 +184,7 @@ def _compile(
         torch._guards.tracing(torch._guards.TracingContext(mode)),
         V.set_fake_mode(mode),
         V.set_aot_compilation(True),
-        config.patch({**configuration}),
+        config.patch({**defaults(config), **configuration}),
     ):
         compile_fx_inner(
             graph,
@@ -195,6 +195,19 @@ def _compile(
             cudagraphs=BoxedBool(False),
             static_input_idxs=[],
         )
+
+
+def defaults(config: Any) -> dict[str, Any]:
+    """What Inductor's settings would be if this thread's user had changed none.
+
+    Kernels are kept under a digest of what they compute, and must not depend on the passes and
+    settings that a user has for compiled models. Private parts of torch/utils/_config_module.py.
+    """
+    return {
+        name: entry.default
+        for name, entry in config._config.items()
+        if entry.alias is None and not config._is_default(name)
+    }
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from offload.compile.widened import widened
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import EagerRun
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.interpreter.torch_names import find_dtype
 from offload.native import _native
 from offload.program import BoundProgram, Program, TensorView
@@ -71,6 +72,7 @@ class KernelProof:
         self._scratch_bytes = tuple(scratch_bytes)
         self.failure = ""
 
+    @outside_graphs
     def prove(self, addresses: Sequence[int]) -> bool:
         """Whether the function does at these addresses what the replaced launches do.
 

@@ -16,6 +16,7 @@ from offload.errors import CopyError, ExecutionError
 from offload.host.call_sizes import CallSizes
 from offload.host.loaded_bytes import loaded_bytes
 from offload.host.sizes import InstanceReport, Sizes
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.interpreter.size_constants import program_at
 from offload.program import BoundProgram
 from offload.program.family import BoundFamily, Family
@@ -108,12 +109,14 @@ class ExecutableForEachSize(Submitting):
         """The Family."""
         return self._bound.family
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute with new tensors, of any sizes that the Family accepts."""
         run = self._instance(self._find.of(args, kwargs))
         with self._in_turn(run):
             return run(*args, **kwargs)
 
+    @outside_graphs
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
@@ -124,6 +127,7 @@ class ExecutableForEachSize(Submitting):
         """
         return self._submitted(args, {**kwargs, "out": out, "feature_map": feature_map}, ())
 
+    @outside_graphs
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         args, kwargs = with_results(args, kwargs, Ticket.result)
         buffers = {name: kwargs.pop(name, None) for name in ("out", "feature_map")}
@@ -244,6 +248,7 @@ class ExecutableForEachSize(Submitting):
             for one in self._kept.values():
                 one.run.rebind_weights()
 
+    @outside_graphs
     def explain(self) -> str:
         """Describe what varies, and which instances are kept."""
         return "\n".join(filter(None, [str(self.family), str(self.instances), self._note]))
@@ -259,8 +264,10 @@ class ExecutableForEachSize(Submitting):
         for one in kept:
             one.run.close()
 
+    @outside_graphs
     def __enter__(self) -> ExecutableForEachSize:
         return self
 
+    @outside_graphs
     def __exit__(self, *_: object) -> None:
         self.close()

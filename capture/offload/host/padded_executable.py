@@ -19,6 +19,7 @@ from offload.host.promoter import Promoter, new_promoter
 from offload.host.promotion import PromotionReport
 from offload.host.promotion_work import Promoting
 from offload.host.sizes import Sizes
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.interpreter.torch_names import dtype_name
 from offload.program import BoundProgram, TensorView
 from offload.program.family import BoundFamily, Family
@@ -160,6 +161,7 @@ class PaddedExecutable:
             "captured program once more"
         )
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute at the sizes of the call's bucket."""
         for name in ("out", "feature_map"):
@@ -320,6 +322,7 @@ class PaddedExecutable:
         if self._promoter is not None:
             self._promoter.rebind_weights()
 
+    @outside_graphs
     def explain(self) -> str:
         """Describe what varies, and what was loaded."""
         padding = self.padding
@@ -335,9 +338,11 @@ class PaddedExecutable:
         if self._promoter is not None:
             self._promoter.close()
 
+    @outside_graphs
     def __enter__(self) -> PaddedExecutable:
         return self
 
+    @outside_graphs
     def __exit__(self, *_: object) -> None:
         self.close()
 

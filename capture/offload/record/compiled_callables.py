@@ -1,15 +1,13 @@
 """What torch.compile has wrapped, as far as it is found before a call.
 
-Private parts of torch: `callback` of the context of a compiled function
-(torch/_dynamo/eval_frame.py, 2.13), and the classes to which torch.compile gives the name of a
-compiler (torch/__init__.py).
+Private part of torch: `callback` of the context of a compiled function
+(torch/_dynamo/eval_frame.py, 2.13).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +18,12 @@ import torch
 
 from offload.errors import CaptureError
 from offload.record.callables import module_of
+from offload.record.compilers import (
+    are_originals_called,
+    is_in_torch,
+    is_of_torch,
+    settings_of_user,
+)
 
 ORIGINAL_PREFIX = "_orig_mod."
 """In names of what a compiled module holds: torch keeps the original there."""
@@ -37,11 +41,13 @@ class CompiledParts:
         foreign: what a function of the user's compiles, which may compute anything.
         compilers: what torch calls to compile the originals; torch makes one for each use of
             torch.compile.
+        settings: of torch's compilers that hold functions of the user's, for the foreign ones.
     """
 
     originals: tuple[str, ...]
     foreign: tuple[str, ...]
     compilers: tuple[Any, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 def compiled_parts(
@@ -67,31 +73,44 @@ def compiled_parts(
     ]
     originals: list[str] = []
     foreign: list[str] = []
+    settings: list[str] = []
+    is_eager = are_originals_called()
     for name, one in found:
-        is_torchs = is_compiling(one) or is_of_torch(_compiler_of(one))
+        compiler = _compiler_of(one)
+        is_torchs = is_eager or is_compiling(one) or is_of_torch(compiler)
         (originals if is_torchs else foreign).append(name.replace(ORIGINAL_PREFIX, ""))
+        settings += () if is_torchs else settings_of_user(compiler)
     return CompiledParts(
         tuple(dict.fromkeys(originals)),
         tuple(dict.fromkeys(foreign)),
         tuple(one if is_compiling(one) else _compiler_of(one) for _, one in found),
+        tuple(dict.fromkeys(settings)),
     )
 
 
-def refuse_compiled(parts: tuple[str, ...], reason: str) -> None:
-    """Refuse compiled callables.
+def refuse_compiled(found: CompiledParts, reason: str) -> None:
+    """Refuse callables that a function of the user's compiles.
 
     Args:
-        parts: as `compiled_parts` gives them.
+        found: as `compiled_parts` gives them.
         reason: why they cannot be recorded, for the message.
 
     Raises:
-        CaptureError: `parts` is not empty.
+        CaptureError: there are some.
     """
-    if parts:
+    if found.foreign:
         raise CaptureError(
-            f"{', '.join(parts)} is compiled by torch.compile, which hides its launches: {reason}: "
-            "capture the original model, before torch.compile (which keeps it as `_orig_mod`)"
+            f"{', '.join(found.foreign)} is compiled by torch.compile, which hides its launches"
+            f"{by_settings(found.settings)}: {reason}: capture the original model, before "
+            "torch.compile (which keeps it as `_orig_mod`)"
         )
+
+
+def by_settings(names: Sequence[str]) -> str:
+    """What functions of the user's in settings do, for messages; nothing if there are none."""
+    if not names:
+        return ""
+    return f", and functions of your own in {', '.join(names)} may change what it computes"
 
 
 def name_of(function: Any) -> str:
@@ -154,44 +173,3 @@ def _compiler_of(wrapped: Any) -> Any:
     if context is None and isinstance(compiled, FunctionType):
         context = inspect.getclosurevars(compiled).nonlocals.get("self")
     return getattr(context, "callback", None)
-
-
-def is_of_torch(compiler: Any) -> bool:
-    """Whether a compiler is torch's, such as inductor, or one of an installed package.
-
-    A function that is registered by name (`torch._dynamo.register_backend`) is the user's.
-    """
-    if isinstance(compiler, str):
-        compiler = torch._dynamo.lookup_backend(compiler)
-    while hasattr(compiler, "_torchdynamo_orig_backend"):
-        compiler = compiler._torchdynamo_orig_backend
-    function = getattr(compiler, "compiler_fn", None)
-    if function is None:
-        if isinstance(compiler, torch._TorchCompileInductorWrapper):  # options may have passes
-            return all(map(is_in_torch, _callables(compiler.config)))
-        function = compiler  # torch._dynamo.optimize(function)
-    if is_in_torch(function):
-        return True
-    name = getattr(compiler, "compiler_name", "")
-    return name in _installed() and torch._dynamo.lookup_backend(name) is function
-
-
-@functools.cache
-def _installed() -> frozenset[str]:
-    """The compilers of installed packages, by name."""
-    return frozenset(importlib.metadata.entry_points(group="torch_dynamo_backends").names)
-
-
-def is_in_torch(function: Any) -> bool:
-    """Whether torch defines a function, or the class of a callable and all that it calls."""
-    if isinstance(function, functools.partial):
-        return all(map(is_in_torch, _callables(function.func, *function.args, function.keywords)))
-    module = getattr(function, "__module__", None) or ""
-    given = getattr(function, "kwargs", {})  # of `aot_autograd`, the parts of a compiler
-    return module.partition(".")[0] == "torch" and all(map(is_in_torch, _callables(given)))
-
-
-def _callables(*given: Any) -> list[Any]:
-    """The callables among arguments."""
-    found = [item for one in given for item in (one.values() if isinstance(one, dict) else (one,))]
-    return [one for one in found if callable(one)]

@@ -20,10 +20,11 @@ from offload.errors import CaptureError
 from offload.record.compiled_callables import (
     FLEX_ATTENTION,
     CompiledParts,
+    by_settings,
     is_compiling,
-    is_of_torch,
     name_of,
 )
+from offload.record.compilers import are_originals_called, is_of_torch, settings_of_user
 from offload.record.launches import LaunchRecorder
 from offload.record.replaced import is_watched_by, replaced
 
@@ -56,12 +57,14 @@ class CompiledCalls:
         self._context = contextlib.ExitStack()
         self._is_noticing = False
         self._forced: Any = None
+        self._is_eager = False
 
     @contextlib.contextmanager
     def noticed(self) -> Iterator[None]:
         """Notice calls of compiled functions until the end of the block."""
         with self._context:
             self._forced = _forced_compiler()
+            self._is_eager = are_originals_called()
             if self._parts.originals:
                 self._run_originals()
             if hasattr(sys.modules.get(_DYNAMO), "_callback_from_stance"):
@@ -109,21 +112,33 @@ class CompiledCalls:
         if callback in (None, False) or not is_watched_by(self._log):
             return find(callback)
         function = sys._getframe(2).f_locals.get("fn")  # of the wrapper that torch.compile made
-        if not is_of_torch(self._forced or _forced_compiler() or callback):
-            self._log.note_refusal(
-                CaptureError(
-                    f"{user_location()}: {name_of(function)} is compiled by a function of your "
-                    "own (torch.compile(backend=function), or set_stance(force_backend=function)), "
-                    "which may compute something else than the original: expected one of torch's "
-                    "compilers: call the original function, or capture before torch.compile"
-                )
-            )
+        compiler = self._forced or _forced_compiler() or callback
+        if not (self._is_eager or is_of_torch(compiler)):
+            self._refuse(name_of(function), settings_of_user(compiler))
         elif not self._is_known(function, callback):
             name = name_of(function)
             if name not in self.names:
                 self.names.append(name)
         self._run_originals()
         return None  # no callback: it is called as it is
+
+    def _refuse(self, name: str, settings: tuple[str, ...]) -> None:
+        """Refuse what a function of the user's compiles, and that was not found before the call."""
+        whose = "a function of your own (torch.compile(backend=function), or "
+        whose += "set_stance(force_backend=function)), which may compute something else than the "
+        whose += "original"
+        if settings:
+            whose = f"torch.compile{by_settings(settings)}"
+        found = ""
+        if self._log.allows_unseen:
+            found = "; or let the model hold it, as an attribute or global variable: the call is "
+            found += "then recorded as one launch of the compiled code"
+        self._log.note_refusal(
+            CaptureError(
+                f"{user_location()}: {name} is compiled by {whose}: expected one of torch's "
+                f"compilers: call the original function, or capture before torch.compile{found}"
+            )
+        )
 
     def _is_known(self, function: Any, callback: Any) -> bool:
         known = self._parts.compilers

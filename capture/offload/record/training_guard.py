@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
 from offload.program import Watched
 from offload.record.moved_state import MovedState
@@ -84,6 +85,7 @@ class TrainingGuard:
             for name, owner, attribute in attributes
         ]
 
+    @outside_graphs
     def __call__(self) -> Watched:
         """Compare and repair, before an execution.
 

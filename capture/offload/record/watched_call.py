@@ -18,7 +18,12 @@ from offload.program.structure import (
 )
 from offload.record.call_arguments import CallArguments
 from offload.record.callables import Parameters
-from offload.record.compiled_callables import CompiledParts, compiled_parts, refuse_compiled
+from offload.record.compiled_callables import (
+    CompiledParts,
+    by_settings,
+    compiled_parts,
+    refuse_compiled,
+)
 from offload.record.compiled_calls import CompiledCalls
 from offload.record.device_formats import refuse_own_format
 from offload.record.fake_weights import FakeWeights
@@ -225,19 +230,18 @@ class WatchedCall:
         device = self.table.device
         self._log.allows_unseen = self._fakes is None and self._runs_opaque(device.type)
         if self._fakes is not None:
-            refuse_compiled(
-                self._compiled, "with weights= nothing is computed, so it launches nothing"
-            )
+            refuse_compiled(found, "with weights= nothing is computed, so it launches nothing")
         elif not self._log.allows_unseen:
             refuse_compiled(
-                self._compiled,
+                found,
                 f"on {device.type} they would be one call of the compiled code, and a capture "
                 "would gain nothing",
             )
         elif self._compiled:
             if device.type != "cpu":
                 self._host_state = torch.default_generator.get_state()
-            self._log.unseen = f"{', '.join(self._compiled)} is compiled by torch.compile"
+            names = ", ".join(self._compiled)
+            self._log.unseen = f"{names} is compiled by torch.compile{by_settings(found.settings)}"
         self._surroundings = Surroundings.of_caller(
             device,
             avoids_reads=self._answers.told and not self._compiled,

@@ -16,6 +16,7 @@ from offload.backends import Backend, LaunchReport, Loaded, LoadedLanes, Prepare
 from offload.console.progress import stage
 from offload.costs import CostModel, HeaderShape
 from offload.errors import BindingError, CopyError, TimelineError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
 from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
 from offload.plan.steps import lanes_of_launches
@@ -155,6 +156,7 @@ class Executable(ExecutionSubmitting):
         slots = moving_slots(self.program, self.plan, self._loaded)
         return choose_copied_slots(slots, nodes.measure_copies)
 
+    @outside_graphs
     def rebind_weights(self) -> None:
         """Use the storages that the parameters have now, after `param.data = ...`.
 
@@ -192,6 +194,7 @@ class Executable(ExecutionSubmitting):
         if self._loaded.weights.check is not None:
             self._loaded.weights.check()
 
+    @outside_graphs
     def close(self) -> None:
         """Wait for executions in flight and free the memory; idempotent.
 
@@ -279,6 +282,7 @@ class Executable(ExecutionSubmitting):
         return None if native is None else Proof(native.n_launches, native.n_failed, native.ns)
 
     @contextlib.contextmanager
+    @outside_graphs
     def timeline(
         self, costs: CostModel | None = None, *, executions: int | None = None
     ) -> Iterator[Timeline]:
@@ -388,6 +392,7 @@ class Executable(ExecutionSubmitting):
         """Further sentences of the device about how the program is executed."""
         return (*self._prepared_notes, *self._loaded.notes())
 
+    @outside_graphs
     def explain(self) -> str:
         """Describe launches without an out-variant, copies, and avoided reads.
 

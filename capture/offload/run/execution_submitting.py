@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from offload.backends import Loaded
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
 from offload.program import BoundProgram, Program, Role
 from offload.run.deferred import Deferred, defer
@@ -34,6 +35,7 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
     _native: _native.Replay
     _deferred: Deferred
 
+    @outside_graphs
     def submit(
         self, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:
@@ -63,6 +65,7 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         kwargs = {**kwargs, "out": out, "feature_map": feature_map}
         return self._submitted_later(ticket, args, kwargs, ())
 
+    @outside_graphs
     def _submitted(
         self,
         args: Args,

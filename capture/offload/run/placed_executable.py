@@ -20,6 +20,7 @@ from offload.errors import (
     ExecutionError,
     TimelineError,
 )
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram, Program
 from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
@@ -114,6 +115,7 @@ class PlacedExecutable(Submitting):
         self._results = PlacedResults(bound, self.segments)
         _alive.add(self)
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute, and return what the model returns.
 
@@ -136,6 +138,7 @@ class PlacedExecutable(Submitting):
             raise error
         return self._results.of(queued)
 
+    @outside_graphs
     def close(self) -> None:
         """Wait for executions in flight, and free the segments; later executions fail.
 
@@ -186,6 +189,7 @@ class PlacedExecutable(Submitting):
         self._notes = tuple(notes)
         return self
 
+    @outside_graphs
     def explain(self) -> str:
         """Describe where each segment is and why, and what was measured."""
         lines = [
@@ -202,6 +206,7 @@ class PlacedExecutable(Submitting):
         return "\n".join(lines)
 
     @contextlib.contextmanager
+    @outside_graphs
     def timeline(self, *, executions: int | None = None) -> Iterator[Timeline]:
         """Record the executions inside a with-block, submitted by one thread.
 
@@ -274,6 +279,7 @@ class PlacedExecutable(Submitting):
         self._binding.rebind_weights()
         self._results.rebind()
 
+    @outside_graphs
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         """Queue the segments; where executions leave state, wait for the given tickets."""
         _refuse_buffers(kwargs)
@@ -431,9 +437,11 @@ class PlacedExecutable(Submitting):
         self._before = tuple(begun)
         return found
 
+    @outside_graphs
     def __enter__(self) -> PlacedExecutable:
         return self
 
+    @outside_graphs
     def __exit__(self, *_: object) -> None:
         self.close()
 

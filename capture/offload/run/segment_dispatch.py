@@ -10,6 +10,7 @@ import torch
 
 from offload.errors import ExecutionError
 from offload.interpreter.native_layouts import native_layout
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
 from offload.plan.placed_transfers import INPUTS
 from offload.program import Program, TensorView
@@ -194,6 +195,7 @@ class _Copies:
     def __init__(self, program: Program, links: Links, memories: Sequence[Memory]) -> None:
         self._values, self._links, self._memories = program.values, links, tuple(memories)
 
+    @outside_graphs
     def __call__(  # noqa: PLR0917 - called by the native dispatcher
         self,
         order: CopyOrder,

@@ -11,6 +11,7 @@ import torch
 
 from offload.console.amounts import show_bytes
 from offload.errors import BindingError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.pipeline_stages import PipelineStages
 from offload.program import BoundProgram, Group
 from offload.run.arguments import tensors_of_call
@@ -52,6 +53,7 @@ class StageExecutable(RankStage):
         super().__init__(run, whole, number, len(stages.launches), of_stages, how_timed=how_timed)
         self.stages = stages
 
+    @outside_graphs
     def __call__(self, micro_batches: Sequence[Any] | None = None) -> list[Any] | None:
         """Execute the stage for all micro-batches, in order."""
         results = self._executed((call, {}) for call in self._calls(micro_batches))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from offload.errors import BindingError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.run.ordered_results import Batch, ordered_results
 from offload.run.ticket import Ticket
 
@@ -33,6 +34,7 @@ class Submitting:
         """
         return After(self._submitted, tickets)
 
+    @outside_graphs
     def map(
         self, batches: Iterable[Any], *, buffersize: int = 3, buffer_bytes: int | None = None
     ) -> Iterator[Any]:
@@ -93,6 +95,7 @@ class After:
                 raise BindingError(f"after: expected tickets, got a {type(one).__qualname__}")
         self._submitted, self._tickets = submitted, tickets
 
+    @outside_graphs
     def submit(self, *args: Any, **kwargs: Any) -> Ticket:
         """Submit as the underlying object does; it begins when the tickets have ended."""
         return self._submitted(args, kwargs, self._tickets)

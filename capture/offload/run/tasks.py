@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError, DependencyError, ExecutionError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.run.deferred import call, in_callable, refuse_in_callback, when_ended
 from offload.run.ordered_results import check_limit
 from offload.run.submitting import (
@@ -30,6 +31,7 @@ from offload.run.submitting import (
 from offload.run.ticket import Ticket
 
 
+@outside_graphs
 def tasks(
     *,
     max_workers: int | None = None,
@@ -91,6 +93,7 @@ class Tasks:
         self._failed: list[Ticket] = []
         self._ended = False
 
+    @outside_graphs
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Ticket:
         """Submit an executable's execution, or a call of a function on a pool's thread.
 
@@ -112,6 +115,7 @@ class Tasks:
         """
         return After(self._submitted, tickets)
 
+    @outside_graphs
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         function, args = args[0], args[1:]
         self._check_open()
@@ -249,9 +253,11 @@ class Tasks:
         if errors:
             raise BaseExceptionGroup("several tasks failed", errors)
 
+    @outside_graphs
     def __enter__(self) -> Tasks:
         return self
 
+    @outside_graphs
     def __exit__(
         self,
         kind: type[BaseException] | None,

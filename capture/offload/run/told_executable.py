@@ -10,6 +10,7 @@ import torch
 
 from offload.console.switches import DebugLevel, say
 from offload.errors import BindingError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan import SlotKind
 from offload.program import Role
 from offload.program.structure import OpaqueStructure, flatten
@@ -24,6 +25,7 @@ class ToldExecutable(Executable):
 
     _told: _Told
 
+    @outside_graphs
     def __call__(
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Any:
@@ -36,6 +38,7 @@ class ToldExecutable(Executable):
         self._told.ended(last, bases)
         return result
 
+    @outside_graphs
     def submit(
         self, /, *args: Any, out: Any = None, feature_map: torch.Tensor | None = None, **kwargs: Any
     ) -> Ticket:

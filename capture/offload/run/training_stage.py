@@ -9,6 +9,7 @@ from offload.console.amounts import show_bytes
 from offload.distributed.groups import broadcast
 from offload.errors import BindingError
 from offload.interpreter.eager_run import bytes_of
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.training_stages import TrainingStages
 from offload.program import BoundProgram, Group
 from offload.program.step_draws import SET_STATE, draws
@@ -57,6 +58,7 @@ class TrainingStage(RankStage):
         self._whole = whole
         self._group = group
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Execute a step."""
         if self.number and (args or kwargs):

@@ -110,6 +110,34 @@ def test_what_torchs_compilers_compile_is_recorded_as_its_original(backend, opti
                 torch.testing.assert_close(run(x), inner(x))
 
 
+def negated(graph: torch.fx.Graph) -> None:
+    """Change what is computed, as a pass of a user's may."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.addmm.default:
+            with graph.inserting_after(node):
+                negative = graph.call_function(torch.ops.aten.neg.default, (node,))
+            node.replace_all_uses_with(negative)
+            negative.args = (node,)
+
+
+def test_a_users_pass_in_inductor_makes_one_launch(backend):
+    """The original computes something else than the compiled code."""
+    inner, x = nn.Linear(8, 8), rows()
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=negated), torch.no_grad():
+        captured = offload.capture(torch.compile(inner), x)
+    assert is_opaque(captured)
+    assert "config.post_grad_custom_pre_pass may change" in captured.program.opaque.reason
+    torch.testing.assert_close(captured.recorded_result, -inner(x))
+
+
+def test_what_only_the_call_shows_is_refused_with_advice(backend):
+    def model(x):
+        return torch.compile(lambda y: y * 2, backend=lambda graph, _: graph)(x)
+
+    with pytest.raises(offload.CaptureError, match=r"own .*attribute or global .* one launch"):
+        offload.capture(model, rows())
+
+
 def test_a_generator_that_has_moved_makes_the_launch_random(backend):
     model = torch.compile(lambda x: x + torch.rand_like(x), backend=compiler)
     torch.manual_seed(3)

@@ -9,7 +9,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    "name", ["triton_cases.py", "triton_adversary_cases.py", "triton_loading_cases.py"]
+    "name",
+    [
+        "triton_cases.py",
+        "triton_adversary_cases.py",
+        "triton_loading_cases.py",
+        "triton_tuning_cases.py",
+    ],
 )
 def test_triton_kernels(name: str) -> None:
     run_cases(name, interprets_kernels=True)

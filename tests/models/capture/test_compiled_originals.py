@@ -415,14 +415,90 @@ def test_a_users_part_of_a_compiler_of_torchs_is_refused():
         offload.capture(torch.compile(gelu_twice, backend=backend), normal(3, 8))
 
 
-def test_a_users_pass_in_inductor_is_refused():
+PASSES = [
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "pre_grad_custom_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+]
+
+
+@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("is_global", [False, True])
+def test_a_users_pass_in_inductor_is_refused(name, is_global):
     """It may change what is computed."""
-    for name in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
-        compiled = torch.compile(gelu_twice, options={name: doubled})
-        with pytest.raises(offload.CaptureError, match=r"is compiled by torch\.compile"):
+    expected = rf"config\.{name} may change what it computes: .*capture the original"
+    if is_global:
+        compiled = torch.compile(gelu_twice)
+        with (
+            torch._inductor.config.patch({name: doubled}),
+            pytest.raises(offload.CaptureError, match=expected),
+        ):
             offload.capture(compiled, normal(3, 8))
-    compiled = torch.compile(gelu_twice, options={"epilogue_fusion": False})
-    assert "compiled by torch.compile, and recorded" in capture(compiled, normal(3, 8)).explain()
+    else:
+        compiled = torch.compile(gelu_twice, options={name: doubled})
+        with pytest.raises(offload.CaptureError, match=expected):
+            offload.capture(compiled, normal(3, 8))
+
+
+def differences(graph):
+    for node in graph.nodes:
+        if node.target is torch.ops.aten.add.Tensor:
+            node.target = torch.ops.aten.sub.Tensor
+
+
+def test_a_pass_does_change_what_is_computed():
+    """The reason for the refusals above; without the pass the same model is its original."""
+
+    def model(x):
+        return x + 1
+
+    x = normal(3, 8)
+    compiled = torch.compile(model)
+    with torch._inductor.config.patch(post_grad_custom_pre_pass=[differences]):
+        assert torch.equal(compiled(x), x - 1)
+        with pytest.raises(offload.CaptureError, match="post_grad_custom_pre_pass"):
+            offload.capture(compiled, x)
+        with torch._inductor.config.patch(post_grad_custom_pre_pass=None):
+            assert torch.equal(capture(compiled, x)(x), x + 1)
+        options = {"post_grad_custom_pre_pass": None}  # which take precedence
+        assert torch.equal(capture(torch.compile(model, options=options), x)(x), x + 1)
+        others = torch.compile(model, backend="aot_eager")  # without passes of Inductor
+        assert torch.equal(capture(others, x)(x), others(x))
+
+
+def compiled_by_inductor_inside(x):
+    return torch.compile(gelu_twice)(x)
+
+
+def test_a_pass_in_a_compiler_that_only_the_call_shows():
+    with (
+        torch._inductor.config.patch(post_grad_custom_pre_pass=differences),
+        pytest.raises(offload.CaptureError, match=r"gelu_twice is compiled by .*custom_pre_pass"),
+    ):
+        offload.capture(compiled_by_inductor_inside, normal(3, 8))
+
+
+def test_a_pass_over_the_graphs_of_all_compilers_is_refused():
+    compilers = ("aot_eager", "inductor")
+    with torch._functorch.config.patch(joint_custom_pass=lambda graph, inputs: graph):
+        for backend in compilers:
+            with pytest.raises(offload.CaptureError, match=r"_functorch.config.joint_custom_pass"):
+                offload.capture(torch.compile(gelu_twice, backend=backend), normal(3, 8))
+        x = normal(3, 8)
+        captured = capture(torch.compile(gelu_twice, backend="eager"), x)
+        assert torch.equal(captured(x), gelu_twice(x))
+
+
+def test_functions_of_the_user_that_change_no_result_are_no_passes():
+    for options in ({"epilogue_fusion": False}, {"trace.upload_tar": print}):
+        compiled = torch.compile(gelu_twice, options=options)
+        assert (
+            "compiled by torch.compile, and recorded" in capture(compiled, normal(3, 8)).explain()
+        )
 
 
 def test_a_users_compiler_in_place_of_all_is_refused():
@@ -431,6 +507,16 @@ def test_a_users_compiler_in_place_of_all_is_refused():
         pytest.raises(offload.CaptureError, match="is compiled by a function of your own"),
     ):
         offload.capture(compiled_function, normal(3, 8))
+
+
+@pytest.mark.parametrize("function", [doubling, doubled_behind_a_reference])
+def test_originals_that_the_user_has_torch_call_are_recorded(function):
+    """Whatever would compile them."""
+    x = normal(3, 8)
+    with torch.compiler.set_stance("force_eager"):
+        captured = capture(function, x)
+        assert torch.equal(captured(x), function(x))
+    assert torch.equal(captured(x), gelu_twice(x))
 
 
 def test_a_compiler_of_torchs_given_as_a_function():

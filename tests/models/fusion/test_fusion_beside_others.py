@@ -251,3 +251,26 @@ with torch.no_grad():
     torch.testing.assert_close(torch.compile(model)(x), model(x))
 """
     assert_ends_well(script)
+
+
+def test_settings_of_the_users_own_compilations_change_no_loops():
+    """Kernels are kept by what they compute: other processes use them without these settings."""
+    from torch._inductor import config
+
+    from offload.compile.inductor import build_options, lower
+
+    called = []
+    settings = {
+        "post_grad_custom_pre_pass": called.append,
+        "_pre_fusion_custom_pass": called.append,
+        "cpp.simdlen": 1,
+        "max_fusion_size": 1,
+    }
+    x = torch.randn(64)
+    program = offload.capture(lambda x: (x.sigmoid() + 0.25).tanh() + x, x).program
+    expected = lower(program), build_options()
+    with config.patch(settings):
+        assert (lower(program), build_options()) == expected
+        assert all(getattr(config, name) == value for name, value in settings.items())
+    assert not called
+    assert len(expected[0].kernels) == 1

@@ -12,6 +12,7 @@ from offload.backends.dispatched.sizes import constants_of_host
 from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, Streams
 from offload.backends.refusals import check_weights
 from offload.errors import BackendUnavailable, CaptureError, ExecutionError, OffloadError
+from offload.interpreter.outside_graphs import outside_graphs
 from offload.interpreter.settled_family import SettledFamily
 from offload.native import _native
 from offload.plan import Plan, check_plan
@@ -164,6 +165,7 @@ class _Tiling:
         self._sized = sized
         self._numbers = functools.lru_cache(_NUMBERS_KEPT)(settled.family.numbers_at)
 
+    @outside_graphs
     def __call__(self, index: int, sizes: Sequence[int]) -> list[_native.SizedKernel]:
         """Return the kernels of a launch.
 

@@ -451,50 +451,6 @@ def test_two_helpers_of_one_name_are_refused():
 # ---- configurations --------------------------------------------------------------------------
 
 
-def timed(call, quantiles):
-    call()
-    return [float(timed.times.pop(0))] * 3
-
-
-@triton.autotune(
-    [
-        triton.Config({"BLOCK": size}, num_warps=warps)
-        for size, warps in ((16, 1), (32, 2), (64, 8))
-    ],
-    key=["n"],
-    do_bench=timed,
-    reset_to_zero=["out"],
-)
-@triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
-@triton.jit
-def tuned_kernel(x, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(out + at, mask=at < n) + tl.load(x + at, mask=at < n), mask=at < n)
-
-
-def test_the_tuned_configuration_is_kept():
-    """Measured on copies: `out` is read and written, and no measurement is recorded."""
-    timed.times = [3, 1, 2]
-
-    def model(x):
-        out = x * 2
-        tuned_kernel[lambda meta: (triton.cdiv(64, meta["BLOCK"]),)](x, out, 64)
-        return out
-
-    captured = captured_of(model, torch.randn(64))
-    assert [one.name for one in captured.program.launches] == [
-        "aten::mul.Tensor",
-        "triton::tuned_kernel",
-    ]
-    (launch,) = kernels_of(captured)
-    assert dict(launch.callee.constants) == {"BLOCK": 32, "EVEN": True}
-    assert dict(launch.callee.options)["num_warps"] == 2
-    assert launch.callee.grid == (2, 1, 1)
-    code = captured.bound.bindings.triton[launch.callee].compiled
-    assert code.n_threads == 64
-    assert_as_eager(captured, model, torch.randn(64))
-
-
 def test_options_are_given_to_the_compiler():
     captured = captured_of(lambda x: scaled(x, 2.0, 3, num_warps=2), torch.randn(64))
     (launch,) = kernels_of(captured)

@@ -112,3 +112,21 @@ def test_kernels_of_a_file_over_several_devices(tmp_path, monkeypatch):
             for _ in range(3):
                 x = torch.randn(40)
                 torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, by Inductor
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_kernels_that_a_compiled_function_launches(is_inside):
+    """It is recorded as its original, whose kernels are launches; Inductor compiles nothing."""
+
+    def model(x, y):
+        return add(x, y).relu() + add(y, y)
+
+    def compiles(x, y):
+        return torch.compile(model)(x, y)
+
+    compiled = compiles if is_inside else torch.compile(model, fullgraph=True)
+    captured = captured_of(compiled, torch.randn(40), torch.randn(40))
+    assert len(kernels_of(captured)) == 2
+    assert "compiled by torch.compile, and recorded as the" in captured.program.notes[0]
+    assert_as_eager(captured, model, torch.randn(40), torch.randn(40))
