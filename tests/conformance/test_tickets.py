@@ -252,6 +252,35 @@ def test_fork_with_what_waits(backend):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_fork_while_another_thread_submits_and_loads(backend):
+    """Who submits or loads holds the GIL, and the thread that forks needs it."""
+    done = run_script(
+        preamble_on(backend)
+        + textwrap.dedent(
+            """
+            import threading
+            captured, ended = offload.capture(lambda x: x + 1, x), threading.Event()
+
+            def submit():
+                while not ended.is_set():
+                    run.submit(x).result()
+                    captured.load(device={device!r}).submit(x).result()
+
+            other = threading.Thread(target=submit)
+            other.start()
+            for _ in range(30):
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            ended.set()
+            other.join()
+            """
+        ).replace("{device!r}", repr(backend.name))
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_nothing_is_kept(backend, load):
     """No object is kept by a chain, nor by a ticket that failed, was cancelled or awaited."""
     run = load(lambda x: x + 1, torch.ones(8))
