@@ -128,8 +128,8 @@ QueueCopies to_copy(py::object copy, const Integers& names, Lanes links, std::si
       one->names.push_back(names[static_cast<std::size_t>(value)]);
     }
     const auto ticket = std::make_shared<Ticket>();
-    const auto& link = links.at(static_cast<std::size_t>(origin) * n_memories +
-                                static_cast<std::size_t>(target));
+    const auto& link =
+        links.at(static_cast<std::size_t>(origin) * n_memories + static_cast<std::size_t>(target));
     submit_to(*link, [one] { called([&] { carry_out(std::move(*one)); }); }, ticket);
     return ticket;
   };
@@ -156,8 +156,7 @@ TensorDispatcher make_dispatcher(const py::dict& graph, bool is_throughput,
                                  Integers names, const py::list& values,
                                  std::vector<Integers> groups, std::vector<Integers> shared,
                                  const py::list& sites, const py::list& memories, Integers given,
-                                 std::shared_ptr<DevicePaces> paces, py::object copy,
-                                 Lanes links) {
+                                 std::shared_ptr<DevicePaces> paces, py::object copy, Lanes links) {
   auto spec = std::make_shared<DispatchSpec>();
   spec->graph = to_graph(graph);
   spec->objective = objective_of(is_throughput);
@@ -260,8 +259,8 @@ void register_copy_link(py::module_& module) {
       .def(
           "submit",
           [](Lane& self, py::object copy) {
-            submit_to(self, [copy = kept(std::move(copy))] { called([&] { (*copy)(); }); },
-                      nullptr);
+            submit_to(
+                self, [copy = kept(std::move(copy))] { called([&] { (*copy)(); }); }, nullptr);
           },
           py::arg("copy"), "Queues a function, whose error is lost.")
       .def("close", &Lane::close, py::call_guard<GilReleased>(),

@@ -68,8 +68,8 @@ void acquire(void* released) {
 }
 
 // fork copies only the calling thread: every lane is held across it, and the child's lanes start
-// their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while it
-// waits for a queue, and who holds a queue waits for nothing.
+// their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while
+// it waits for a queue, and who holds a queue waits for nothing.
 void hold_all() {
   void* const released = release();
   registry().mutex.lock();
@@ -159,7 +159,8 @@ CallingBack::~CallingBack() { is_calling_back = before_; }
 
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();
-  void* const released = release();  // a thread that forks holds the registry, and waits for the GIL
+  void* const released =
+      release();  // a thread that forks holds the registry, and waits for the GIL
   {
     const std::lock_guard lock(registry().mutex);
     state_->closed = registry().ended;

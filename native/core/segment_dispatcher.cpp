@@ -329,8 +329,8 @@ void SegmentDispatcher::end(const Execution& execution) {
 }
 
 // All with one acquisition of the GIL, which the tensors of the caller and most callbacks need. A
-// callback that submits may act in turn; what ends there is reported by the loop further up, so that
-// the depth of calls does not grow.
+// callback that submits may act in turn; what ends there is reported by the loop further up, so
+// that the depth of calls does not grow.
 void SegmentDispatcher::report(std::vector<Execution> ended) noexcept {
   std::vector<Ended> own;
   std::vector<Ended>& all = reported_above == nullptr ? own : *reported_above;
