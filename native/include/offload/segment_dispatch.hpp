@@ -31,10 +31,10 @@ struct DispatchCommand {
 // An execution has a plan, a device for each segment. The plan is replaced, as far as segments have
 // not begun, when paces have changed by a twentieth, or when a segment is ready whose device is
 // busy while another device is idle. Changed paces lead to a new plan at most once in 20 times what
-// planning takes, so that short segments do not cost a plan each. Candidates are the plan, the earliest
-// ends from now on, and the rest on one device. A segment that takes longer than expected counts as
-// lasting as long again as it is late. Values are copied when their producer has ended, to where
-// the plan has their readers.
+// planning takes, so that short segments do not cost a plan each. Candidates are the plan, the
+// earliest ends from now on, and the rest on one device. A segment that takes longer than expected
+// counts as lasting as long again as it is late. Values are copied when their producer has ended,
+// to where the plan has their readers.
 //
 // A step looks at the earliest executions alone, so its duration does not grow with what is queued.
 // The same events at the same times give the same commands.
