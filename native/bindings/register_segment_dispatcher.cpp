@@ -1,8 +1,10 @@
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "convert.hpp"
 #include "gil.hpp"
 #include "offload/errors.hpp"
+#include "offload/lane.hpp"
 #include "python_replay.hpp"
 #include "python_ticket.hpp"
 #include "raised_in_python.hpp"
@@ -39,6 +42,19 @@ auto called(Function function) {
     return function();
   } catch (py::error_already_set& error) {
     throw RaisedInPython(error.value());
+  }
+}
+
+using Lanes = std::vector<std::shared_ptr<Lane>>;
+
+// Queues work on a link. Throws ExecutionError once it is closed.
+void submit_to(Lane& link, std::function<void()> work, std::shared_ptr<Ticket> ticket) {
+  try {
+    link.submit(std::move(work), std::move(ticket));
+  } catch (const std::logic_error&) {
+    throw ExecutionError(
+        "no copies between devices are made once the executable is closed, or while the "
+        "interpreter is exiting");
   }
 }
 
@@ -81,22 +97,41 @@ DispatchValue to_value(const py::handle& given) {
           parts[3].cast<std::size_t>()};
 }
 
-// copy(context, producer, origin, target, values, pieces): a ticket
-QueueCopies to_copy(py::object copy, const Integers& names) {
-  return [copy = kept(std::move(copy)), names](
+// A copy that is queued. Its task drops all of it with the GIL.
+struct QueuedCopy {
+  std::shared_ptr<const py::object> copy;
+  std::shared_ptr<const void> context;
+  std::int64_t producer, origin, target;
+  Integers names;
+  std::vector<CopyPiece> pieces;
+};
+
+// copy(context, producer, origin, target, values, pieces): copies, and returns when that has ended.
+void carry_out(QueuedCopy one) {
+  py::list pieces;
+  for (CopyPiece& piece : one.pieces) {
+    pieces.append(py::make_tuple(from_tensor(std::move(piece.from)),
+                                 from_tensor(std::move(piece.to)), piece.size_bytes));
+  }
+  const auto& context = *static_cast<const py::object*>(one.context.get());
+  (*one.copy)(context, one.producer, one.origin, one.target, one.names, pieces);
+}
+
+// Queues copies on the links' threads, which alone need the GIL.
+QueueCopies to_copy(py::object copy, const Integers& names, Lanes links, std::size_t n_memories) {
+  return [copy = kept(std::move(copy)), names, links = std::move(links), n_memories](
              const DispatchedExecution& execution, std::int64_t producer, std::int64_t origin,
              std::int64_t target, const Integers& values, std::vector<CopyPiece> pieces) {
-    return called([&] {
-      py::list of_python, named;
-      for (CopyPiece& one : pieces) {
-        of_python.append(py::make_tuple(from_tensor(std::move(one.from)),
-                                        from_tensor(std::move(one.to)), one.size_bytes));
-      }
-      for (const std::int64_t value : values) named.append(names[static_cast<std::size_t>(value)]);
-      const auto& context = *static_cast<const py::object*>(execution.context.get());
-      const py::object ticket = (*copy)(context, producer, origin, target, named, of_python);
-      return ticket.cast<const PythonTicket&>().ticket();
-    });
+    const auto one = std::make_shared<QueuedCopy>(
+        QueuedCopy{copy, execution.context, producer, origin, target, {}, std::move(pieces)});
+    for (const std::int64_t value : values) {
+      one->names.push_back(names[static_cast<std::size_t>(value)]);
+    }
+    const auto ticket = std::make_shared<Ticket>();
+    const auto& link =
+        links.at(static_cast<std::size_t>(origin) * n_memories + static_cast<std::size_t>(target));
+    submit_to(*link, [one] { called([&] { carry_out(std::move(*one)); }); }, ticket);
+    return ticket;
   };
 }
 
@@ -121,7 +156,7 @@ TensorDispatcher make_dispatcher(const py::dict& graph, bool is_throughput,
                                  Integers names, const py::list& values,
                                  std::vector<Integers> groups, std::vector<Integers> shared,
                                  const py::list& sites, const py::list& memories, Integers given,
-                                 std::shared_ptr<DevicePaces> paces, py::object copy) {
+                                 std::shared_ptr<DevicePaces> paces, py::object copy, Lanes links) {
   auto spec = std::make_shared<DispatchSpec>();
   spec->graph = to_graph(graph);
   spec->objective = objective_of(is_throughput);
@@ -146,7 +181,10 @@ TensorDispatcher make_dispatcher(const py::dict& graph, bool is_throughput,
   spec->shared = std::move(shared);
   spec->given = std::move(given);
   spec->paces = std::move(paces);
-  spec->copy = to_copy(std::move(copy), rules.names);
+  if (links.size() != rules.n_memories * rules.n_memories) {
+    throw PlanError("the dispatch of segments: expected a link between any two memories");
+  }
+  spec->copy = to_copy(std::move(copy), rules.names, std::move(links), rules.n_memories);
   spec->with_gil = [](const std::function<void()>& function) {
     const GilHeld held;
     function();
@@ -214,8 +252,24 @@ void register_device_paces(py::module_& module) {
 
 }  // namespace
 
+void register_copy_link(py::module_& module) {
+  py::class_<Lane, std::shared_ptr<Lane>>(module, "CopyLink",
+                                          "A thread that copies between two memories, in order.")
+      .def(py::init([] { return std::shared_ptr<Lane>(new Lane, delete_without_gil<Lane>); }))
+      .def(
+          "submit",
+          [](Lane& self, py::object copy) {
+            submit_to(
+                self, [copy = kept(std::move(copy))] { called([&] { (*copy)(); }); }, nullptr);
+          },
+          py::arg("copy"), "Queues a function, whose error is lost.")
+      .def("close", &Lane::close, py::call_guard<GilReleased>(),
+           "Waits for what is queued; later submissions raise an ExecutionError.");
+}
+
 void register_segment_dispatcher(py::module_& module) {
   register_device_paces(module);
+  register_copy_link(module);
   py::class_<DispatchedExecution, std::shared_ptr<DispatchedExecution>>(module,
                                                                         "DispatchedExecution");
   py::class_<TensorDispatcher>(module, "SegmentDispatcher",
@@ -223,7 +277,7 @@ void register_segment_dispatcher(py::module_& module) {
       .def(py::init(&make_dispatcher), py::kw_only(), py::arg("graph"), py::arg("is_throughput"),
            py::arg("inputs"), py::arg("outputs"), py::arg("names"), py::arg("values"),
            py::arg("groups"), py::arg("shared"), py::arg("sites"), py::arg("memories"),
-           py::arg("given"), py::arg("paces"), py::arg("copy"))
+           py::arg("given"), py::arg("paces"), py::arg("copy"), py::arg("links"))
       .def("prepare", &prepared, py::arg("inputs"), py::arg("asked"), py::arg("refreshed"),
            py::arg("pins"), py::arg("done"))
       .def("returned", &returned, py::arg("execution"))

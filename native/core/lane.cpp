@@ -58,20 +58,25 @@ Registry& registry() {
   return *instance;
 }
 
-// fork copies only the calling thread: every lane is held across it, and the child's lanes start
-// their own workers.
 void* (*release_before_wait)() = nullptr;
 void (*acquire_after_wait)(void*) = nullptr;
 
-void hold_all() {
-  void* const released = release_before_wait != nullptr ? release_before_wait() : nullptr;
-  registry().mutex.lock();
-  for (LaneState* state : registry().states) {
-    state->execution.lock();
-    state->mutex.lock();
-  }
-  for (ThreadOwner* owner : registry().owners) owner->hold();
+void* release() { return release_before_wait != nullptr ? release_before_wait() : nullptr; }
+
+void acquire(void* released) {
   if (acquire_after_wait != nullptr) acquire_after_wait(released);
+}
+
+// fork copies only the calling thread: every lane is held across it, and the child's lanes start
+// their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while
+// it waits for a queue, and who holds a queue waits for nothing.
+void hold_all() {
+  void* const released = release();
+  registry().mutex.lock();
+  for (LaneState* state : registry().states) state->execution.lock();
+  for (ThreadOwner* owner : registry().owners) owner->hold();
+  acquire(released);
+  for (LaneState* state : registry().states) state->mutex.lock();
 }
 
 void release_all() {
@@ -135,7 +140,6 @@ void run(const std::shared_ptr<LaneState>& state) {
     const bool ends = is_wanted && task.ticket && (error || !task.hands_on);
     lock.lock();
     state->running = false;
-    state->changed.notify_all();
     if (ends) task.ticket->end(std::move(error));  // locked, so that a fork sees it complete
     lock.unlock();
     if (ends) {
@@ -155,9 +159,14 @@ CallingBack::~CallingBack() { is_calling_back = before_; }
 
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();
-  const std::lock_guard lock(registry().mutex);
-  state_->closed = registry().ended;
-  registry().states.push_back(state_.get());
+  void* const released =
+      release();  // a thread that forks holds the registry, and waits for the GIL
+  {
+    const std::lock_guard lock(registry().mutex);
+    state_->closed = registry().ended;
+    registry().states.push_back(state_.get());
+  }
+  acquire(released);
 }
 
 Lane::~Lane() {
@@ -168,16 +177,18 @@ Lane::~Lane() {
 }
 
 void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on) {
-  const std::lock_guard lock(state_->mutex);
-  if (state_->closed) throw std::logic_error("the executable is closed");
-  if (!state_->has_worker) {  // first, since it may fail
-    state_->worker = start_thread("execute what is submitted", [state = state_] { run(state); });
-    state_->has_worker = true;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->closed) throw std::logic_error("the executable is closed");
+    if (!state_->has_worker) {  // first, since it may fail
+      state_->worker = start_thread("execute what is submitted", [state = state_] { run(state); });
+      state_->has_worker = true;
+    }
+    if (ticket) ticket->set_worker(state_.get());
+    state_->queue.push_back({std::move(task), std::move(ticket), hands_on});
+    ++state_->n_queued;
   }
-  if (ticket) ticket->set_worker(state_.get());
-  state_->queue.push_back({std::move(task), std::move(ticket), hands_on});
-  ++state_->n_queued;
-  state_->changed.notify_all();
+  state_->changed.notify_one();  // without the mutex, which the worker takes at once
 }
 
 std::recursive_mutex& Lane::execution_mutex() noexcept { return state_->execution; }

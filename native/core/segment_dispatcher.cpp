@@ -56,6 +56,14 @@ class Stopwatch {
   std::uint64_t begin_ns_;
 };
 
+struct Ended {
+  std::shared_ptr<SegmentDispatcher> dispatcher;
+  std::shared_ptr<DispatchedWork> execution;
+};
+
+// What a loop further up on this thread reports; null: there is none.
+thread_local std::vector<Ended>* reported_above = nullptr;
+
 }  // namespace
 
 void DispatchPlan::check() const {
@@ -136,11 +144,12 @@ void SegmentDispatcher::note(Event event) noexcept {
   act();
 }
 
-// Takes the next event, with whether others are behind it; false: there is none, or another thread
-// acts, or this one further up.
-bool SegmentDispatcher::take(Event& event, bool& is_last) {
+// Takes the next event, with whether others are behind it; false: there is none, and this thread no
+// longer acts, but has what has ended to report.
+bool SegmentDispatcher::take(Event& event, bool& is_last, std::vector<Execution>& ended) {
   const std::lock_guard lock(mutex_);
   if (events_.empty()) {
+    ended.swap(ended_);
     is_acting_ = false;
     return false;
   }
@@ -153,12 +162,18 @@ bool SegmentDispatcher::take(Event& event, bool& is_last) {
 void SegmentDispatcher::act() noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (std::exchange(is_acting_, true)) return;
+    if (std::exchange(is_acting_, true)) return;  // another thread acts, or this one further up
   }
   const std::shared_ptr<SegmentDispatcher> alive = shared_from_this();
   const Stopwatch acting(is_measured_, measured_.acting_ns);
+  std::vector<Execution> ended;
+  act_on_events(ended);
+  if (!ended.empty()) report(std::move(ended));
+}
+
+void SegmentDispatcher::act_on_events(std::vector<Execution>& ended) noexcept {
   bool is_last = false;
-  for (Event event; take(event, is_last); event = {}) {
+  for (Event event; take(event, is_last, ended); event = {}) {
     try {
       handle(event);
       if (is_last && !broken_) step();
@@ -310,10 +325,33 @@ void SegmentDispatcher::end(const Execution& execution) {
     }
   }
   plan_->paces->end_execution();
-  ended->release();
+  ended_.push_back(ended);
+}
+
+// All with one acquisition of the GIL, which the tensors of the caller and most callbacks need. A
+// callback that submits may act in turn; what ends there is reported by the loop further up, so
+// that the depth of calls does not grow.
+void SegmentDispatcher::report(std::vector<Execution> ended) noexcept {
+  std::vector<Ended> own;
+  std::vector<Ended>& all = reported_above == nullptr ? own : *reported_above;
+  for (Execution& one : ended) all.push_back({shared_from_this(), std::move(one)});
+  if (reported_above != nullptr) return;
+  reported_above = &own;
+  plan_->with_gil([&own] {
+    for (std::size_t at = 0; at < own.size(); ++at) {
+      const Ended one = std::move(own[at]);
+      one.dispatcher->report(*one.execution);
+    }
+  });
+  reported_above = nullptr;
+}
+
+void SegmentDispatcher::report(DispatchedWork& ended) noexcept {
+  if (is_abandoned_) return;  // a callback has forked, and this is the child
+  ended.release();
   --n_under_way_;
   const Stopwatch ending(is_measured_, measured_.ending_ns);
-  finish(*ended->done_, ended->error());
+  finish(*ended.done_, ended.error());
 }
 
 // What they have begun goes on, and keeps its tensors.

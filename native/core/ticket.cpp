@@ -137,10 +137,12 @@ void Ticket::end(std::exception_ptr error) noexcept {
   if (state_ == State::kDone) return;  // already ended, in the child of a fork
   error_ = std::move(error);
   state_.store(State::kDone, std::memory_order_release);
-  changed_.notify_all();
 }
 
+// Wakes those that wait only here, where no lock is held: a thread that wakes up takes the ticket's
+// mutex at once, and often the processor of the thread that woke it.
 void Ticket::call_back() noexcept {
+  changed_.notify_all();
   std::vector<std::function<void()>> callbacks;
   {
     const std::lock_guard lock(mutex_);

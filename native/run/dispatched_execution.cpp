@@ -260,6 +260,7 @@ std::optional<DispatchedWork::Took> DispatchedExecution::took(std::int64_t segme
 void DispatchedExecution::release() noexcept {
   std::fill(held_.begin(), held_.end(), at::Tensor());
   pins_.reset();
+  context.reset();
 }
 
 }  // namespace offload

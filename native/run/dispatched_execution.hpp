@@ -68,8 +68,6 @@ struct DispatchSpec : DispatchPlan {
   std::vector<DispatchMemory> memories;
   std::vector<std::int64_t> given;  // by input of the Program: its Value; -1: no segment takes it
   QueueCopies copy;
-  // Calls a function with Python's GIL.
-  std::function<void(const std::function<void()>&)> with_gil;
 
   // Throws PlanError where lengths or numbers do not fit one another.
   void check() const;
@@ -105,7 +103,7 @@ class DispatchedExecution final : public DispatchedWork {
   std::optional<Took> took(std::int64_t segment, std::int64_t device) const override;
   void release() noexcept override;
 
-  std::shared_ptr<const void> context;  // for copies
+  std::shared_ptr<const void> context;  // for copies, until it is released
 
  private:
   const DispatchSite& site(std::int64_t segment, std::int64_t device) const {

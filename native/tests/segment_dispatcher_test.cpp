@@ -191,7 +191,7 @@ std::shared_ptr<DispatchPlan> drawn_plan(std::size_t n_devices, std::size_t n_me
     plan->shared.push_back({static_cast<std::int64_t>(value)});
   }
   plan->paces = std::make_shared<offload::DevicePaces>(std::vector<double>(n_devices, 1.0));
-  plan->without_gil = [](const std::function<void()>& function) { function(); };
+  plan->with_gil = plan->without_gil = [](const std::function<void()>& function) { function(); };
   return plan;
 }
 

@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from chains import chain, preamble_on, run_script, same
+from chains import PREAMBLE, chain, preamble_on, run_script, same
 
 import offload
 from offload import Ticket
@@ -248,6 +248,34 @@ def test_fork_with_what_waits(backend):
                 ticket.wait()
             """
         ).replace("{device!r}", repr(backend.name))
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_fork_while_another_thread_submits_and_loads():
+    """Who submits or loads holds the GIL, and the thread that forks needs it."""
+    done = run_script(
+        PREAMBLE.format(device="cpu", records="cpu")
+        + textwrap.dedent(
+            """
+            ended = threading.Event()
+
+            def submit():
+                while not ended.is_set():
+                    run.submit(x).result()
+                    captured.load().submit(x).result()
+
+            other = threading.Thread(target=submit)
+            other.start()
+            for _ in range(20):
+                child = os.fork()
+                if child == 0:
+                    os._exit(0)
+                assert os.waitpid(child, 0)[1] == 0
+            ended.set()
+            other.join()
+            """
+        )
     )
     assert (done.returncode, done.stderr) == (0, "")
 

@@ -16,7 +16,7 @@ from offload.errors import BackendUnavailable
 from offload.load.options import named_backend
 from offload.plan.topology import Link
 from offload.program import Program
-from offload.run.transfers import Memory, Piece, copy_pieces
+from offload.run.transfers import Memory, Piece, copy_pieces, stream_between
 
 Device = str | torch.device | Backend
 
@@ -152,10 +152,10 @@ def _copy_ns(origin: Memory, target: Memory, size_bytes: int) -> float:
     piece = Piece(origin.bytes(size_bytes), target.bytes(size_bytes), size_bytes)
     if origin.is_host:
         piece.source.zero_()  # unwritten pages are all the same page
-    times = []
+    times, stream = [], stream_between(origin, target)
     for _ in range(_N_COPIES + 1):
         begin_ns = time.perf_counter_ns()
-        copy_pieces(origin, target, [piece])
+        copy_pieces(origin, target, [piece], stream)
         times.append(time.perf_counter_ns() - begin_ns)
     return statistics.median(times[1:])
 

@@ -987,6 +987,11 @@ class DevicePaces:
 
 class DispatchedExecution: ...
 
+class CopyLink:
+    def __init__(self) -> None: ...
+    def submit(self, copy: Callable[[], object]) -> None: ...
+    def close(self) -> None: ...
+
 class SegmentDispatcher:
     def __init__(
         self,
@@ -1003,7 +1008,8 @@ class SegmentDispatcher:
         memories: list[tuple[str, tuple[int, int, int] | None, bool]],
         given: Sequence[int],
         paces: DevicePaces,
-        copy: Callable[..., Ticket],
+        copy: Callable[..., None],
+        links: Sequence[CopyLink],
     ) -> None: ...
     def prepare(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
@@ -65,8 +66,9 @@ class SegmentDispatcher:
     """Begins segments on devices when they are ready and the device is idle.
 
     Which segment begins where is decided, proved and carried out by a native SegmentDispatcher, on
-    the thread that ended something and without Python. Copies between memories are queued by this
-    module. What does not change from one execution to the next is decided here, once.
+    the thread that ended something and without Python. Copies between memories are made by this
+    module, on the threads of links. What does not change from one execution to the next is decided
+    here, once.
 
     Owner: a PlacedExecutable. Thread: any; `prepare` with its lock.
     """
@@ -102,6 +104,9 @@ class SegmentDispatcher:
         self._arguments = _arguments(program, segments, choice, untimed) | {
             "memories": [_place(one) for one in self._memories],
             "copy": _Copies(program, queue.links, self._memories),
+            "links": [
+                queue.links.link(*ends) for ends in itertools.product(self._memories, repeat=2)
+            ],
         }
         self._native = _native.SegmentDispatcher(**self._arguments)
 
@@ -190,7 +195,7 @@ class SegmentDispatcher:
 
 
 class _Copies:
-    """Queues the copies of dispatched executions."""
+    """Makes the copies of dispatched executions, on the threads of links."""
 
     def __init__(self, program: Program, links: Links, memories: Sequence[Memory]) -> None:
         self._values, self._links, self._memories = program.values, links, tuple(memories)
@@ -204,13 +209,13 @@ class _Copies:
         target: int,
         values: Sequence[int],
         pieces: Sequence[tuple[torch.Tensor, torch.Tensor, int]],
-    ) -> Ticket:
+    ) -> None:
         """Copy what a segment, or the caller, has made from one memory to another."""
         ends = self._memories[origin], self._memories[target]
-        return self._links.copy(
+        self._links.carry_out(
             *ends,
             [Piece(*one) for one in pieces],
-            transfer_name([self._values[one] for one in values], *ends),
+            lambda: transfer_name([self._values[one] for one in values], *ends),
             number=order.number,
             ready=(order.ready if producer == INPUTS else None, order.allocated),
         )

@@ -8,13 +8,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from offload.errors import ExecutionError, OutOfMemory
 from offload.interpreter.torch_names import find_dtype
+from offload.native import _native
 from offload.program import Value
 from offload.run.deferred import when_ended
 from offload.run.ticket import Ticket
@@ -171,7 +171,8 @@ class Links:
 
     def __init__(self) -> None:
         """Begin without threads: the first copy on a link starts its thread."""
-        self._threads: dict[tuple[Memory, Memory], ThreadPoolExecutor] = {}
+        self._links: dict[tuple[Memory, Memory], _native.CopyLink] = {}
+        self._streams: dict[tuple[Memory, Memory], Any] = {}  # each used by its link's thread
         self._lock = threading.Lock()
         self._process = os.getpid()
         self.n_copies = 0  # that have ended well
@@ -206,32 +207,65 @@ class Links:
         """
         ticket = Ticket()
 
-        def copy() -> None:
-            begin_ns = time.monotonic_ns()  # the native clock's: std::chrono::steady_clock
+        def carry_out() -> None:
+            if not ticket._begin():
+                return  # it was cancelled
             try:
-                copy_pieces(origin, target, pieces, ready)
-                recorded = self._recorded
-                if recorded is not None:
-                    size_bytes = sum(one.size_bytes for one in pieces)
-                    link = f"{origin.device} to {target.device}"
-                    ends_ns = begin_ns, time.monotonic_ns()
-                    recorded.append(CopySpan(number, what, link, size_bytes, *ends_ns))
-            except RuntimeError as error:
-                for memory in (origin, target):
-                    if not memory.is_host:
-                        memory.failure = memory.failure or str(error)
-                raise
+                self.carry_out(origin, target, pieces, lambda: what, number=number, ready=ready)
+            except BaseException as error:
+                ticket._set_error(error)
+            else:
+                ticket._set_result(None)
 
         def begin() -> None:
             if any(ticket._fail_as(one) for one in after) or ticket.done():
                 return
             try:
-                self._thread(origin, target).submit(self._carry_out, ticket, what, copy)
-            except (RuntimeError, ExecutionError) as error:  # closed, or the interpreter exits
-                ticket._set_error(_as_execution_error(error, what))
+                self._check_process()  # in a forked child the lock may be held for ever
+                self.link(origin, target).submit(carry_out)
+            except ExecutionError as error:  # closed, or the interpreter exits
+                ticket._set_error(error)
 
         when_ended(after, begin)
         return ticket
+
+    def carry_out(
+        self,
+        origin: Memory,
+        target: Memory,
+        pieces: Sequence[Piece],
+        what: Callable[[], str],
+        *,
+        number: int,
+        ready: Sequence[Any] = (),
+    ) -> None:
+        """Copy on the link's thread, which calls this; arguments as of `copy`.
+
+        Raises:
+            ExecutionError: the device failed, a tensor's memory is gone, or this is the child of a
+                fork.
+        """
+        self._check_process()
+        begin_ns = time.monotonic_ns()  # the native clock's: std::chrono::steady_clock
+        try:
+            if (origin, target) not in self._streams:
+                self._streams[origin, target] = stream_between(origin, target)
+            copy_pieces(origin, target, pieces, self._streams[origin, target], ready)
+        except Exception as error:
+            if isinstance(error, RuntimeError):
+                for memory in (origin, target):
+                    if not memory.is_host:
+                        memory.failure = memory.failure or str(error)
+            if isinstance(error, ExecutionError):
+                raise
+            raise ExecutionError(f"copying {what()} failed: {error}") from error
+        self.n_copies += 1
+        recorded = self._recorded
+        if recorded is not None:
+            size_bytes = sum(one.size_bytes for one in pieces)
+            link = f"{origin.device} to {target.device}"
+            ends_ns = begin_ns, time.monotonic_ns()
+            recorded.append(CopySpan(number, what(), link, size_bytes, *ends_ns))
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[list[CopySpan]]:
@@ -249,26 +283,23 @@ class Links:
         finally:
             self._recorded = None
 
+    def link(self, origin: Memory, target: Memory) -> _native.CopyLink:
+        """Return the queue of copies from one memory to another."""
+        with self._lock:
+            found = self._links.get((origin, target))
+            if found is None:
+                found = self._links[origin, target] = _native.CopyLink()
+            return found
+
     def close(self) -> None:
         """Wait for running copies; later ones have an ExecutionError."""
         if os.getpid() != self._process:
             return
         with self._lock:
-            threads, self._threads = self._threads, {}
+            links = list(self._links.values())
             self._process = -1
-        for one in threads.values():
-            one.shutdown()
-
-    def _thread(self, origin: Memory, target: Memory) -> ThreadPoolExecutor:
-        self._check_process()  # in a forked child the lock may be held for ever
-        with self._lock:
-            self._check_process()
-            found = self._threads.get((origin, target))
-            if found is None:
-                name = f"offload-{origin.device}-{target.device}"
-                found = ThreadPoolExecutor(1, thread_name_prefix=name)
-                self._threads[origin, target] = found
-            return found
+        for one in links:
+            one.close()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
@@ -277,38 +308,37 @@ class Links:
                 "process that was forked since it was loaded: load it there"
             )
 
-    def _carry_out(self, ticket: Ticket, what: str, copy: Callable[[], None]) -> None:
-        if not ticket._begin():
-            return  # it was cancelled
-        try:
-            copy()
-        except BaseException as error:
-            ticket._set_error(_as_execution_error(error, what))
-        else:
-            self.n_copies += 1
-            ticket._set_result(None)
+
+def stream_between(origin: Memory, target: Memory) -> Any:
+    """Return a new stream of torch's for copies, so that links do not wait for one another.
+
+    None between memories of the host.
+    """
+    on = target if origin.is_host else origin
+    return None if on.is_host else torch.Stream(on.device)
 
 
 def copy_pieces(
-    origin: Memory, target: Memory, pieces: Sequence[Piece], ready: Sequence[Any] = ()
+    origin: Memory,
+    target: Memory,
+    pieces: Sequence[Piece],
+    stream: Any,
+    ready: Sequence[Any] = (),
 ) -> None:
     """Copy on this thread, and return when the copies have ended.
-
-    Uses the thread's own stream, so that the links of a device do not wait for one another.
 
     Args:
         origin: the memory of the sources.
         target: the memory of the copies.
         pieces: from one to the other.
+        stream: as `stream_between` returned it; no other thread uses it meanwhile.
         ready: torch's events behind device work that the copies wait for; None is ignored.
     """
-    on = target if origin.is_host else origin
     with torch.no_grad():
-        if on.is_host:
+        if stream is None:
             for one in pieces:
                 _copy(one)
             return
-        stream = _stream_of_thread(on.device)
         with stream:
             for event in ready:
                 if event is not None:
@@ -318,16 +348,6 @@ def copy_pieces(
         # The stream and not an event: after a failed copy torch_npu records no event, and a wait
         # for one does not end.
         stream.synchronize()
-
-
-_of_thread = threading.local()
-
-
-def _stream_of_thread(device: torch.device) -> Any:
-    streams: dict[torch.device, Any] = _of_thread.__dict__.setdefault("streams", {})
-    if device not in streams:
-        streams[device] = torch.Stream(device)
-    return streams[device]
 
 
 def _copy(one: Piece) -> None:
@@ -354,14 +374,6 @@ def _bytes(tensor: torch.Tensor, size_bytes: int) -> torch.Tensor:
         )
     found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return found.set_(tensor.untyped_storage(), begin, (size_bytes,), (1,))
-
-
-def _as_execution_error(error: BaseException, what: str) -> BaseException:
-    if isinstance(error, ExecutionError) or not isinstance(error, Exception):
-        return error
-    found = ExecutionError(f"copying {what} failed: {error}")
-    found.__cause__ = error
-    return found
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import torch
 from offload.interpreter.eager_run import tensor_at
 from offload.program import BoundProgram
 from offload.run.optimizer_steps import OptimizerSteps
-from offload.run.transfers import Memory, Piece, copy_pieces
+from offload.run.transfers import Memory, Piece, copy_pieces, stream_between
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ class WeightCopies:
             return found
         with torch.inference_mode(False), torch.no_grad():
             found = self._made(memory, value)
-            copy_pieces(self._home, memory, self.pieces([found]))
+            stream = stream_between(self._home, memory)
+            copy_pieces(self._home, memory, self.pieces([found]), stream)
         self._copies[value, memory] = found
         return found
 

@@ -30,10 +30,11 @@ struct DispatchCommand {
 //
 // An execution has a plan, a device for each segment. The plan is replaced, as far as segments have
 // not begun, when paces have changed by a twentieth, or when a segment is ready whose device is
-// busy while another device is idle. Candidates are the plan, the earliest ends from now on, and
-// the rest on one device. A segment that takes longer than expected counts as lasting as long again
-// as it is late. Values are copied when their producer has ended, to where the plan has their
-// readers.
+// busy while another device is idle. Changed paces lead to a new plan at most once in 20 times what
+// planning takes, so that short segments do not cost a plan each. Candidates are the plan, the
+// earliest ends from now on, and the rest on one device. A segment that takes longer than expected
+// counts as lasting as long again as it is late. Values are copied when their producer has ended,
+// to where the plan has their readers.
 //
 // A step looks at the earliest executions alone, so its duration does not grow with what is queued.
 // The same events at the same times give the same commands.
@@ -111,6 +112,7 @@ class SegmentDispatch {
   std::vector<double> link_free_ns_;  // from memory * n_memories + to memory: expected
   std::vector<double> paces_;
   double now_ns_ = 0;
+  double plan_again_ns_ = -std::numeric_limits<double>::infinity();  // for changed paces
   double wake_at_ns_ = std::numeric_limits<double>::infinity();
   std::int64_t n_added_ = 0, n_moved_ = 0;
   std::vector<DispatchCommand> commands_;

@@ -29,8 +29,8 @@ struct DispatchPlan {
   DispatchRules rules;
   std::vector<std::vector<std::int64_t>> shared;  // the Values of each SharedValues of the graph
   std::shared_ptr<DevicePaces> paces;
-  // Calls a function without Python's GIL, where the thread holds it.
-  std::function<void(const std::function<void()>&)> without_gil;
+  // Calls a function with Python's GIL, and without it where the thread holds it.
+  std::function<void(const std::function<void()>&)> with_gil, without_gil;
 
   // Throws PlanError where lengths or numbers do not fit one another.
   void check() const;
@@ -62,7 +62,7 @@ class DispatchedWork {
     double expected_ns, measured_ns;
   };
   virtual std::optional<Took> took(std::int64_t segment, std::int64_t device) const = 0;
-  // Drops what the execution holds, before its end is reported.
+  // Drops what the execution holds, before its end is reported. With Python's GIL.
   virtual void release() noexcept = 0;
 
   // The error of the execution: the first that is not the consequence of another.
@@ -88,7 +88,9 @@ class DispatchedWork {
 //
 // Which segment begins where is decided by a SegmentDispatch; this class carries that out. What has
 // ended is noted by the thread that ended it, and one thread at a time acts on it, without waiting
-// for a ticket. Each step is proved by the execution's DispatchCheck before it is taken.
+// for a ticket. Each step is proved by the execution's DispatchCheck before it is taken. The ends
+// of executions, which need Python's GIL, are reported by that thread once it no longer acts, so no
+// device waits for the GIL.
 //
 // Owner: shared by whoever made it, its executions under way and their tickets. Thread: any. No
 // method needs the GIL, and `add` must be called without it. Errors: those of an execution go to
@@ -137,7 +139,10 @@ class SegmentDispatcher final : public Woken,
 
   void note(Event event) noexcept;
   void act() noexcept;
-  bool take(Event& event, bool& is_last);
+  void act_on_events(std::vector<Execution>& ended) noexcept;
+  bool take(Event& event, bool& is_last, std::vector<Execution>& ended);
+  void report(std::vector<Execution> ended) noexcept;
+  void report(DispatchedWork& ended) noexcept;
   void handle(Event& event);
   void added(const Execution& execution, const std::vector<std::int64_t>& devices);
   void segment_ended(const Execution& execution, std::int64_t segment, std::exception_ptr error);
@@ -163,6 +168,7 @@ class SegmentDispatcher final : public Woken,
   // Of the thread that acts.
   SegmentDispatch dispatch_;
   std::map<std::int64_t, Execution> executions_;
+  std::vector<Execution> ended_;  // not reported yet
   std::vector<double> present_paces_;
   double armed_at_ns_ = std::numeric_limits<double>::infinity();
   std::exception_ptr broken_;  // the error of the dispatch itself

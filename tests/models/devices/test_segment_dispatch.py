@@ -264,6 +264,20 @@ def test_a_step_of_the_dispatch_does_not_grow_with_what_is_queued():
     assert [number for number, _ in ended] == list(range(100))
 
 
+def test_changed_paces_lead_to_a_new_plan_at_most_once_in_a_while():
+    """5 us for each segment and device, so that short segments do not cost a plan each."""
+    segments = [SegmentCosts((1e3, 1e3), tuple(range(at)[-1:]), 0) for at in range(4)]
+    dispatch = DeviceChoice(segments, DYNAMIC, 0.0).dispatch()
+    dispatch.add([0, 0, 0, 0])
+    dispatch.next([1.0, 1.0], 0.0)
+    dispatch.next([10.0, 1.0], 100.0)
+    assert dispatch.devices(0) == [0, 1, 1, 1]
+    dispatch.next([1.0, 10.0], 39_999.0)
+    assert dispatch.devices(0) == [0, 1, 1, 1]
+    dispatch.next([1.0, 10.0], 100.0 + 40_000.0)
+    assert dispatch.devices(0) == [0, 0, 0, 0]
+
+
 @torch.no_grad()
 def test_an_execution_whose_segment_is_refused_has_the_error():
     model, x = Small(), normal(4, 8)
