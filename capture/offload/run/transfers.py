@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import torch
 from offload.errors import ExecutionError, OutOfMemory
 from offload.interpreter.torch_names import find_dtype
 from offload.program import Value
+from offload.run.copy_thread import CopyThread
 from offload.run.deferred import when_ended
 from offload.run.ticket import Ticket
 
@@ -171,7 +172,7 @@ class Links:
 
     def __init__(self) -> None:
         """Begin without threads: the first copy on a link starts its thread."""
-        self._threads: dict[tuple[Memory, Memory], ThreadPoolExecutor] = {}
+        self._threads: dict[tuple[Memory, Memory], CopyThread] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()
         self.n_copies = 0  # that have ended well
@@ -226,8 +227,9 @@ class Links:
             if any(ticket._fail_as(one) for one in after) or ticket.done():
                 return
             try:
-                self._thread(origin, target).submit(self._carry_out, ticket, what, copy)
-            except (RuntimeError, ExecutionError) as error:  # closed, or the interpreter exits
+                carry_out = functools.partial(self._carry_out, ticket, what, copy)
+                self._thread(origin, target).submit(carry_out)
+            except (RuntimeError, ExecutionError) as error:  # closed, or no thread starts
                 ticket._set_error(_as_execution_error(error, what))
 
         when_ended(after, begin)
@@ -257,16 +259,15 @@ class Links:
             threads, self._threads = self._threads, {}
             self._process = -1
         for one in threads.values():
-            one.shutdown()
+            one.close()
 
-    def _thread(self, origin: Memory, target: Memory) -> ThreadPoolExecutor:
+    def _thread(self, origin: Memory, target: Memory) -> CopyThread:
         self._check_process()  # in a forked child the lock may be held for ever
         with self._lock:
             self._check_process()
             found = self._threads.get((origin, target))
             if found is None:
-                name = f"offload-{origin.device}-{target.device}"
-                found = ThreadPoolExecutor(1, thread_name_prefix=name)
+                found = CopyThread(f"offload-{origin.device}-{target.device}")
                 self._threads[origin, target] = found
             return found
 
