@@ -13,7 +13,6 @@ from offload.load.placed_devices import Device
 from offload.plan.task_placement import Objective
 from offload.run.device_choice import Placement
 
-
 # Energies of executions stay finite, and so differ.
 _MOST_WATTS = 1e9
 
