@@ -277,7 +277,7 @@ def _decode(document: dict[str, Any]) -> tuple[str, Costs]:
 
 
 def _cost(n_measurements: int, mean_ns: float, squares_ns2: float, n_outliers: int) -> LaunchCost:
-    # 2^53 ns are 104 days; with the n of a Program, below the 2^62 ns that planners can add.
+    # 2^53 ns are 104 days. Sums of such durations stay below the 2^62 ns of the planners.
     if not (1 <= n_measurements < 2**53 and 0 < mean_ns < 2**53 and 0 <= squares_ns2 < math.inf):
         raise ValueError(f"{n_measurements} measurements of {mean_ns} ns on average")
     if not 0 <= n_outliers < 2**53:
