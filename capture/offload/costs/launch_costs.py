@@ -198,10 +198,8 @@ class LaunchCosts:
         for device, known in sorted(self.costs.items()):
             spreads = sorted(one.deviation_ns / one.mean_ns for one in known.values())
             n_known = sum(one.is_known for one in known.values())
-            lines.append(
-                f"  {device}: {n_known} of {len(known)} signatures known, median deviation "
-                f"{spreads[len(spreads) // 2]:.0%}"
-            )
+            spread = f", median deviation {spreads[len(spreads) // 2]:.0%}" if spreads else ""
+            lines.append(f"  {device}: {n_known} of {len(known)} signatures known{spread}")
         return "\n".join(lines)
 
     def _check(self, machine: str) -> None:
@@ -279,7 +277,8 @@ def _decode(document: dict[str, Any]) -> tuple[str, Costs]:
 
 
 def _cost(n_measurements: int, mean_ns: float, squares_ns2: float, n_outliers: int) -> LaunchCost:
-    if not (1 <= n_measurements < 2**53 and 0 < mean_ns < math.inf and 0 <= squares_ns2 < math.inf):
+    # 2^53 ns are 104 days. Sums of such durations stay below the 2^62 ns of the planners.
+    if not (1 <= n_measurements < 2**53 and 0 < mean_ns < 2**53 and 0 <= squares_ns2 < math.inf):
         raise ValueError(f"{n_measurements} measurements of {mean_ns} ns on average")
     if not 0 <= n_outliers < 2**53:
         raise ValueError(f"{n_outliers} outliers")

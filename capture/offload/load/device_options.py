@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Sequence
 
 from offload.costs import LaunchCosts
@@ -11,6 +12,9 @@ from offload.errors import BindingError
 from offload.load.placed_devices import Device
 from offload.plan.task_placement import Objective
 from offload.run.device_choice import Placement
+
+# Energies of executions stay finite, and so differ.
+_MOST_WATTS = 1e9
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,18 +33,19 @@ class Watts:
         """Check the values.
 
         Raises:
-            BindingError: they are negative or no numbers, or `idle` exceeds `busy`.
+            BindingError: they are negative, no numbers or more than 1e9, or `idle` exceeds `busy`.
         """
-        if not (_is_finite(self.idle) and _is_finite(self.busy) and 0 <= self.idle <= self.busy):
+        is_right = _is_finite(self.idle) and _is_finite(self.busy)
+        if not (is_right and 0 <= self.idle <= self.busy <= _MOST_WATTS):
             raise BindingError(
-                f"Watts: expected finite numbers with 0 <= idle <= busy, got idle={self.idle!r}, "
-                f"busy={self.busy!r}"
+                f"Watts: expected numbers with 0 <= idle <= busy <= {_MOST_WATTS:.0e}, got "
+                f"idle={self.idle!r}, busy={self.busy!r}"
             )
 
 
 def _is_finite(given: object) -> bool:
     """Whether something is a number that a float can hold; booleans are none."""
-    if not isinstance(given, (int, float)) or isinstance(given, bool):
+    if not isinstance(given, numbers.Real) or isinstance(given, bool):
         return False
     try:
         return math.isfinite(given)

@@ -22,7 +22,7 @@ from offload.interpreter.own_generators import drawing_alone
 from offload.interpreter.retarget import why_not_on
 from offload.load.device_memory import MemoryLeft
 from offload.load.device_options import DeviceOptions, Watts
-from offload.load.energy_trial import EnergyTrial, costs_at
+from offload.load.energy_trial import EnergyTrial, as_measured, costs_at
 from offload.load.fitted_placement import FittedPlacement
 from offload.load.launch_times import known_or_measured_ns
 from offload.load.place import place
@@ -341,7 +341,9 @@ class _DevicesLoad:
             f"measured at the load: {what} take {placed_ns / 1e3:,.0f} us each on several devices, "
             f"and {single_ns / 1e3:,.0f} us on {self._devices.names[best]} alone"
         )
-        return placement if single_ns * _QUICKER <= placed_ns else None
+        if single_ns * _QUICKER > placed_ns:
+            return None
+        return as_measured(placement, run.placement)
 
     def _best_single(
         self, tasks: ProgramTasks, costs_ns: Sequence[Costs]

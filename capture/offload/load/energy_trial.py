@@ -83,7 +83,9 @@ class EnergyTrial:
         with contextlib.ExitStack() as made:
             measured = [LoadedPlacement(tasks, run.placement, run)]
             for where in (self._least_latency(costs_ns), *singles):
-                self._add(measured, costs_at(costs_ns, where), self._asked, made)
+                if self._add(measured, costs_at(costs_ns, where), self._asked, made):
+                    placement = as_measured(measured[-1].placement, run.placement)
+                    measured[-1] = dataclasses.replace(measured[-1], placement=placement)
             times_ns = self._times_ns([one.run for one in measured])
             max_slowdown = self._asked.max_slowdown or 1.0
             slowdown = times_ns[0] / min(times_ns)
@@ -155,3 +157,28 @@ def costs_at(costs_ns: Costs, where: Sequence[int]) -> list[list[float | None]]:
         [cost if at == device else None for cost, at in zip(costs, where, strict=True)]
         for device, costs in enumerate(costs_ns)
     ]
+
+
+def as_measured(placement: TaskPlacement, planned: TaskPlacement) -> TaskPlacement:
+    """A placement for costs of `costs_at`, with the costs and bounds among which it was chosen.
+
+    Without them it would seem that no other device can run the tasks.
+
+    Args:
+        placement: chosen by measurement, in place of the planned one.
+        planned: the result of the planner, for the costs on all devices.
+    """
+    tasks = tuple(
+        dataclasses.replace(one, costs_ns=among.costs_ns)
+        for one, among in zip(placement.graph.tasks, planned.graph.tasks, strict=True)
+    )
+    limit_ns = planned.latency_limit_ns
+    return dataclasses.replace(
+        placement,
+        graph=dataclasses.replace(placement.graph, tasks=tasks),
+        lower_bound=planned.lower_bound,
+        method="measurement",
+        n_evaluations=planned.n_evaluations,
+        latency_limit_ns=None if limit_ns is None else max(limit_ns, placement.latency_ns),
+        candidates=planned.candidates,
+    )

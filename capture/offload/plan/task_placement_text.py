@@ -22,8 +22,9 @@ def explain_lines(placement: TaskPlacement) -> Iterator[str]:
     beside = {
         Objective.LATENCY: f"{placement.latency_ns:,} ns from begin to end",
         Objective.THROUGHPUT: f"{placement.period_ns:,} ns per input of a stream",
-        Objective.ENERGY: f"{_number(placement.energy_nj)} nJ",
     }
+    if any(one.busy_watts for one in placement.graph.processors):
+        beside[Objective.ENERGY] = f"{_number(placement.energy_nj)} nJ"
     yield "  " + ", ".join(text for one, text in beside.items() if one is not placement.objective)
     if placement.latency_limit_ns is not None:
         yield f"  within a latency of {placement.latency_limit_ns:,} ns"
@@ -32,9 +33,23 @@ def explain_lines(placement: TaskPlacement) -> Iterator[str]:
         yield f"  heuristics: {', '.join(tried)}"
     yield from _processor_lines(placement)
     segments = placement.segments()
-    runners_up = placement.runners_up_of([one.tasks for one in segments])
-    for index, (segment, runner_up) in enumerate(zip(segments, runners_up, strict=True)):
-        yield from _segment_lines(placement, index, segment, runner_up)
+    movable = [_movable(placement, one) for one in segments]
+    runners_up = placement.runners_up_of([one.tasks for one in movable])
+    for index, rows in enumerate(zip(segments, movable, runners_up, strict=True)):
+        yield from _segment_lines(placement, index, *rows)
+
+
+def _movable(placement: TaskPlacement, segment: Segment) -> Segment:
+    """The tasks of a segment that another processor can run; the segment where there are none."""
+    found = tuple(
+        task
+        for task in segment.tasks
+        if any(
+            cost is not None and other != segment.processor
+            for other, cost in enumerate(placement.graph.tasks[task].costs_ns)
+        )
+    )
+    return Segment(segment.processor, found or segment.tasks)
 
 
 def _processor_lines(placement: TaskPlacement) -> Iterator[str]:
@@ -52,7 +67,11 @@ def _processor_lines(placement: TaskPlacement) -> Iterator[str]:
 
 
 def _segment_lines(
-    placement: TaskPlacement, index: int, segment: Segment, runner_up: RunnerUp | None
+    placement: TaskPlacement,
+    index: int,
+    segment: Segment,
+    movable: Segment,
+    runner_up: RunnerUp | None,
 ) -> Iterator[str]:
     graph = placement.graph
     names = [one_line(graph.tasks[task].name) for task in segment.tasks[:_NAMED_TASKS]]
@@ -63,11 +82,14 @@ def _segment_lines(
         f"{', '.join(names)}{f' and {more} more' if more else ''}"
     )
     if runner_up is None:
-        yield f"  {_only_reason(placement, segment)}"
+        yield f"  {_only_reason(placement, movable)}"
         return
+    n_stay = len(segment.tasks) - len(movable.tasks)
+    if n_stay:
+        yield f"  besides {show_count(n_stay, 'task')} that no other processor can run:"
     other = one_line(graph.processors[runner_up.processor].name)
-    here = _taken(placement, segment, segment.processor)
-    there = _taken(placement, segment, runner_up.processor)
+    here = _taken(placement, movable, segment.processor)
+    there = _taken(placement, movable, runner_up.processor)
     yield (
         f"  takes {here[0]:,} ns of work and {here[1]:,} ns of transfers here, {there[0]:,} and "
         f"{there[1]:,} on {other}"

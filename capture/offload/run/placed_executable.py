@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import os
@@ -34,6 +35,7 @@ from offload.run.segment_dispatch import SegmentDispatcher
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
 from offload.run.ticket import Ticket
 from offload.run.transfers import Memory
+from offload.run.under_way import refuse_at_exit
 from offload.run.weight_copies import WeightCopies
 from offload.run.whole_binding import whole_binding
 from offload.timeline import Timeline
@@ -158,7 +160,7 @@ class PlacedExecutable(Submitting):
         with self._lock:
             self._closed = True
         if self._dispatcher is not None and not inside and not in_callable():
-            self._queue.wait()  # segments that have not begun need their executables
+            self._queue.under_way.wait()  # segments that have not begun need their executables
         for run in inside or self._runs():
             run.close()
         if not inside and not in_callable():
@@ -253,7 +255,7 @@ class PlacedExecutable(Submitting):
         """
         while True:
             with self._lock:
-                under_way = self._queue.under_way()
+                under_way = self._queue.under_way.tickets()
                 if not under_way:
                     self._rebind()
                     return
@@ -387,6 +389,7 @@ class PlacedExecutable(Submitting):
         return ticket
 
     def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
+        refuse_at_exit()
         if self._closed:
             raise ExecutionError("the executable is closed")
         given = self._binding.checked(args, kwargs, asked.caller)
@@ -461,6 +464,14 @@ def _notice_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_notice_fork)
+
+
+# Registered after, so called before, executions are refused at exit: these are still queued.
+@atexit.register
+def _queue_what_waits() -> None:
+    for one in list(_alive):
+        for ticket in list(one._waiting):
+            ticket._outcome()
 
 
 def _recorded_device(program: Program) -> torch.device:

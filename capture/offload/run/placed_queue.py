@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ from offload.run.device_choice import SegmentCosts
 from offload.run.executable import Executable
 from offload.run.ticket import Ticket
 from offload.run.transfers import Links, Memory, Piece, block_bytes
+from offload.run.under_way import UnderWay
 from offload.run.weight_copies import WeightCopies
 from offload.run.weight_refresh import WeightRefresh
 
@@ -145,8 +144,7 @@ class PlacedQueue:
         self._returned = {result.view.value for result in program.results}
         self._routes: dict[tuple[int, ...], Route] = {}
         self.n_queued = 0  # executions, the present one included
-        # Tickets of executions that may be under way, which keep them; an ended one keeps results.
-        self._executions: deque[Sequence[weakref.ref[Ticket]]] = deque()
+        self.under_way = UnderWay(self)
 
     def route(self, devices: Sequence[int]) -> Route:
         """Return the route of executions on these devices; proved when it is made."""
@@ -206,7 +204,7 @@ class PlacedQueue:
                 one.cancel()
             raise
         finally:
-            self.note_execution(queue.tickets())
+            self.under_way.note(queue.tickets())
             if begun is not None:
                 begun += queue.tickets()
         home = {value: tensor for (value, memory), tensor in held.items() if memory is self.home}
@@ -291,29 +289,10 @@ class PlacedQueue:
         what = transfer_name([values[value] for value in one.values], origin, target)
         return self.links.copy(origin, target, pieces, what, number=self.n_queued, **order)
 
-    def under_way(self) -> list[Ticket]:
-        """Return the tickets of executions that have not ended."""
-        return [one for tickets in self._executions for one in _alive(tickets) if not one.done()]
-
-    def note_execution(self, tickets: Sequence[Ticket]) -> None:
-        """Note the tickets of an execution that is under way."""
-        while self._executions and all(one.done() for one in _alive(self._executions[0])):
-            self._executions.popleft()
-        self._executions.append([weakref.ref(one) for one in tickets])
-
-    def wait(self) -> None:
-        """Wait for executions under way."""
-        for one in self.under_way():
-            one._outcome()
-
     def close(self) -> None:
         """Wait for executions under way; later transfers fail."""
-        self.wait()
+        self.under_way.wait()
         self.links.close()
-
-
-def _alive(tickets: Sequence[weakref.ref[Ticket]]) -> Iterator[Ticket]:
-    return (one for one in (each() for each in tickets) if one is not None)
 
 
 def transfer_name(values: Sequence[Value], origin: Memory, target: Memory) -> str:

@@ -172,7 +172,7 @@ class SegmentDispatcher:
         native = self._native.prepare(
             inputs, asked.by_device, [refreshed.get(one, ()) for one in self._memories], pins, done
         )
-        queue.note_execution([done])
+        queue.under_way.note([done])
         if self._others:
             queue.weights.note_reader(done)
         allocated = queue.home.mark() if self._others else None

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy
 import pytest
 import torch
 from checks import normal
@@ -244,6 +245,10 @@ def test_launches_are_timed_and_the_quicker_way_is_kept(monkeypatch, times_ns, n
     assert len({one.costs.planned for one in run.segments}) == n_devices
     assert torch.equal(run(x), model(x))
     assert "measured at the load" in run.explain()
+    assert "runner-up: on " in run.explain()
+    assert "no other processor" not in run.explain()
+    assert ("found by measurement" in run.explain()) == (n_devices == 1)
+    assert "nJ" not in run.explain()  # nobody gave watts
 
 
 @pytest.mark.parametrize("placement", ["hybrid", "dynamic"])
@@ -314,13 +319,14 @@ def test_what_is_refused(tmp_path):
     nan = float("nan")
     for idle, busy in (
         *((2.0, 1.0), (-1.0, 1.0), (0.0, float("inf")), (nan, 1.0), (0.0, nan)),
-        *((0, 10**400), ("1", 2), (None, 1.0), (False, True)),
+        *((0, 10**400), (0, 1e10), ("1", 2), (None, 1.0), (False, True)),
     ):
         with pytest.raises(offload.BindingError, match="0 <= idle <= busy"):
             offload.Watts(idle=idle, busy=busy)
-    for made in (lambda: CpuBackend(threads=0), lambda: CpuBackend(duty=0)):
+    assert offload.Watts(idle=numpy.float32(1), busy=numpy.int64(2)).busy == 2
+    for wrong in ({"threads": 0}, {"threads": True}, *({"duty": one} for one in (0, "1", None))):
         with pytest.raises(offload.BackendUnavailable, match="expected"):
-            made()
+            CpuBackend(**wrong)
 
 
 @torch.no_grad()

@@ -184,7 +184,7 @@ def test_random_programs_devices_failures_and_ways_to_call(seed, before_steps, m
         one.join(WAITING_SECONDS)
     assert not any(one.is_alive() for one in threads)
     assert not wrong
-    run._queue.wait()
+    run._queue.under_way.wait()
     before_steps["with"] = lambda: None
     monkeypatch.setattr(transfers, "_copy", copy)
     assert all(map(torch.equal, run(x), model.computed(x, versions[-1])))

@@ -91,6 +91,14 @@ def test_a_file_is_read_again(tmp_path):
     assert "3 of 3 signatures known" in str(again)
 
 
+def test_a_device_without_measurements_is_described(tmp_path):
+    path = tmp_path / "costs.json"
+    path.write_text(json.dumps({"format": 1, "machine": MACHINE, "devices": {DEVICE: {}}}))
+    costs = LaunchCosts(path)
+    assert str(costs).endswith(f"{DEVICE}: 0 of 0 signatures known")
+    assert costs.known_ns(MACHINE, DEVICE, program()) is None
+
+
 def test_writers_of_one_file_keep_what_the_others_measured(tmp_path):
     path = tmp_path / "costs.json"
     writers = [LaunchCosts(path) for _ in range(8)]
@@ -195,6 +203,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path, content):
         {"devices": {DEVICE: {"x": [3, 1.0, 0.0, math.inf]}}},
         {"devices": {DEVICE: {"x": [0, 1.0, 0.0, 0]}}},
         {"devices": {DEVICE: {"x": [1, -1.0, 0.0, 0]}}},
+        {"devices": {DEVICE: {"x": [3, 1e18, 0.0, 0]}}},
         {"devices": {DEVICE: {"x": [1, 1.0]}}},
         {"devices": []},
         {"machine": None, "devices": {DEVICE: {"x": [1, float("nan"), 0.0, 0]}}},

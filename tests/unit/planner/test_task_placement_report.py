@@ -13,6 +13,7 @@ from task_graphs import (
 )
 
 from offload.errors import PlanError
+from offload.plan.task_graph import Edge, Processor, Task, TaskGraph
 from offload.plan.topology import Link
 
 
@@ -105,3 +106,17 @@ def test_dot():
         '  t0 -> t1 [label="2.00 KiB\\n3 ns", style=bold];',
         "}",
     ]
+
+
+def test_tasks_that_must_stay_do_not_hide_the_runner_up_of_the_others():
+    graph = TaskGraph(
+        tasks=(Task("inputs", (0, None)), Task("one", (5, 9)), Task("other", (5, 9))),
+        edges=(Edge(0, 1, 10), Edge(1, 2, 10)),
+        processors=(Processor("here"), Processor("there")),
+        links={(0, 1): Link(1e9, 1), (1, 0): Link(1e9, 1)},
+    )
+    text = place(graph).explain()
+    assert "besides 1 task that no other processor can run:" in text
+    assert "takes 10 ns of work and 0 ns of transfers here, 18 and 11 on there" in text
+    assert "runner-up: on there latency would be 29 ns (+190.0%)" in text
+    assert "nJ" not in text

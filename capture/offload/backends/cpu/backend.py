@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 import os
 import platform
 from typing import cast
@@ -64,13 +65,17 @@ class CpuBackend:
                 OpenMP to set threads.
         """
         if threads is not None and not (
-            isinstance(threads, int) and 1 <= threads <= _MOST_THREADS and _SETS_THREADS
+            isinstance(threads, int)
+            and not isinstance(threads, bool)
+            and 1 <= threads <= _MOST_THREADS
+            and _SETS_THREADS
         ):
             raise BackendUnavailable(
                 f"threads: expected a number from 1 to {_MOST_THREADS}, and a torch that shares "
                 f"work by OpenMP, got {threads!r}"
             )
-        if not 0 < duty <= 1:
+        is_number = isinstance(duty, numbers.Real) and not isinstance(duty, bool)
+        if not (is_number and 0 < duty <= 1):
             raise BackendUnavailable(f"duty: expected more than 0 and at most 1, got {duty!r}")
         self.threads, self.duty = threads, duty
 
