@@ -38,6 +38,7 @@ from offload.run.transfers import Memory
 from offload.run.under_way import refuse_at_exit
 from offload.run.weight_copies import WeightCopies
 from offload.run.whole_binding import whole_binding
+from offload.run.whole_segment import WholeSegment
 from offload.timeline import Timeline
 
 
@@ -102,9 +103,11 @@ class PlacedExecutable(Submitting):
             self.program, self.segments, memories or (home,) * n_devices, home, copies
         )
         self._has_others = any(memory is not home for _, memory in self._placed_runs())
-        self._is_whole = len(self.segments) == 1 and self.segments[0].slice.bound is bound
+        self._whole = None
+        if len(self.segments) == 1 and self.segments[0].slice.bound is bound:
+            self._whole = WholeSegment(self.segments[0], choice, untimed)
         self._dispatcher = None
-        if choice.is_dynamic and self.segments and not self._is_whole:
+        if choice.is_dynamic and self.segments and self._whole is None:
             self._dispatcher = SegmentDispatcher(
                 self.program,
                 self.segments,
@@ -125,8 +128,8 @@ class PlacedExecutable(Submitting):
             ExecutionError: also in a done-callback, where several segments cannot be waited for.
         """
         _refuse_buffers(kwargs)
-        if self._is_whole:
-            return self._called(args, kwargs)
+        if self._whole is not None:
+            return self._whole.called(args, kwargs)
         refuse_in_callback()
         self._refuse_inside_launch()
         queued = self._queued(args, kwargs, self._asked(()))
@@ -178,8 +181,9 @@ class PlacedExecutable(Submitting):
     def _notice_fork(self) -> None:
         """Renew, in the child of a fork, what threads of the parent may have held."""
         self._lock = threading.Lock()
-        if self._dispatcher is not None:
-            self._dispatcher.notice_fork()
+        for one in (self._dispatcher, self._whole):
+            if one is not None:
+                one.notice_fork()
 
     @property
     def closed(self) -> bool:
@@ -285,8 +289,8 @@ class PlacedExecutable(Submitting):
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         """Queue the segments; where executions leave state, wait for the given tickets."""
         _refuse_buffers(kwargs)
-        if self._is_whole:
-            return self._submitted_whole(args, kwargs, after)
+        if self._whole is not None:
+            return self._whole.submitted(args, kwargs, after)
         self._refuse_inside_launch()
         given = tickets_in(args, kwargs)
         whole = Ticket()
@@ -351,42 +355,6 @@ class PlacedExecutable(Submitting):
         ]
         with self._lock:
             self.choice.ended(devices, took_ns)
-
-    def _called(self, args: Args, kwargs: Kwargs) -> Any:
-        """Execute the whole as one segment on this thread.
-
-        A program that leaves state stays on the first device, which keeps the order.
-        """
-        if self.choice.is_static:
-            return self._whole(self.segments[0].costs.planned)(*args, **kwargs)
-        with self._lock:
-            devices = self.choice.choose()
-        try:
-            result = self._whole(devices[0])(*args, **kwargs)
-        except BaseException as error:
-            self._observe(devices, error)
-            raise
-        self._observe(devices, None)
-        return result
-
-    def _whole(self, device: int) -> Executable:
-        if self._closed:
-            raise ExecutionError("the executable is closed")
-        return self.segments[0].run(device)
-
-    def _submitted_whole(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
-        if self.choice.is_static:
-            planned = self.segments[0].costs.planned
-            return self._whole(planned)._submitted(args, kwargs, after)
-        with self._lock:
-            devices = self.choice.choose()
-            try:
-                ticket = self._whole(devices[0])._submitted(args, kwargs, after)
-            except BaseException:
-                self.choice.failed()
-                raise
-        ticket._call_when_done(lambda: self._observe(devices, ticket._outcome()))
-        return ticket
 
     def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
         refuse_at_exit()

@@ -809,7 +809,7 @@ def test_what_stays_at_home_is_called_as_the_whole():
     model, x = Small(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {}) as run:
-        assert run._is_whole
+        assert run._whole is not None
         assert all(map(torch.equal, run(x), model(x)))
         assert all(map(torch.equal, run.submit(x).result(), model(x)))
         assert run._queue.links.n_copies == 0
