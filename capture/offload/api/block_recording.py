@@ -12,7 +12,7 @@ from offload.api.recorded_program import recorded_program, runs_opaque, triton_c
 from offload.api.recording_turn import TURN, refuse_nested
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
-from offload.console.user_code import callable_name, user_location
+from offload.console.user_code import callable_name, user_lines, user_location
 from offload.distributed import Rendezvous, is_one_of_several
 from offload.errors import CaptureError, OffloadError
 from offload.files import has_same_content
@@ -164,9 +164,16 @@ class BlockRecording:
         Raises:
             CaptureError: a call is being recorded, or was already recorded; or this call cannot be.
         """
-        refuse_nested()
-        refuse_hidden_reads(self._function)
-        refuse_transforms()
+        if is_one_of_several():
+            name = callable_name(self._function)
+            self._rendezvous = Rendezvous("capture", name, lines=user_lines())
+        try:
+            refuse_nested()
+            refuse_hidden_reads(self._function)
+            refuse_transforms()
+        except CaptureError as error:
+            self._refuse(error)
+            raise
         TURN.take()
         try:
             if self.captured._bound is not None:
@@ -175,8 +182,6 @@ class BlockRecording:
                     "leave the block after the first, and call the captured model instead"
                 )
             self._called = (args, kwargs)
-            if is_one_of_several():
-                self._rendezvous = Rendezvous("capture", callable_name(self._function))
             if self._dynamic_shapes is not None:
                 self._varying = varying_sizes(self._function, self._dynamic_shapes, args, kwargs)
             self._progress.enter_context(telling())

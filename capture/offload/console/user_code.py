@@ -27,6 +27,8 @@ _SKIPPED = (
     contextlib.__file__,
 )
 
+_MOST_LINES = 16
+
 _traced_location = contextvars.ContextVar("traced_location", default="")
 
 
@@ -61,6 +63,20 @@ def user_location() -> str:
             return portable_location(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "unknown"
+
+
+def user_lines() -> str:
+    """The `file:line` of the innermost frames outside torch and offload, as `user_location`.
+
+    These distinguish calls by the same line of a function of the user's that is called at several.
+    """
+    lines: list[str] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(lines) < _MOST_LINES:
+        if is_user_file(frame.f_code.co_filename):
+            lines.append(portable_location(frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return " < ".join(lines)
 
 
 def portable_location(filename: str, line: int | str) -> str:

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from offload.distributed.groups import distributed, rank_in
+from offload.distributed.groups import rank_in
+from offload.distributed.refusals import Place, Refusal, epochs_of, store
 from offload.program import Group
 from offload.program.collectives import Meeting
 
 if TYPE_CHECKING:
     from offload.distributed.rendezvous import Rendezvous
-
-# How many recordings or loads of this process have come to a channel in one epoch of it, by what
-# they are of.
-_counts: Counter[str] = Counter()
-# By channel the first epoch of which this process does not know yet how it has ended.
-_unknown: Counter[str] = Counter()
-
-
-def store() -> Any:
-    """Where keys are kept that all ranks of the world see."""
-    return distributed()._get_default_store()
 
 
 class Channel:
@@ -49,12 +38,11 @@ class Channel:
         self.has_met = False
         self._arrivals: list[Arrival] = []
         self._prefix = f"offload/{kind}/{first.channel}"
-        self._group_prefix = f"offload/{kind}/{group.name}"
-        self._number: int | None = None
-        prefixes = (self._prefix, self._group_prefix)
-        # The epochs of the channel and of its group, as far as their ends are known.
-        self._known = {one: store().add(f"{one}/epoch", 0) for one in prefixes}
-        self._epoch = self._known[self._prefix]
+        self._epochs = epochs_of(self._prefix)
+        # Refusals from here on may concern this work, and have not been looked at.
+        self._first = self._unseen = self._epochs.first
+        self._epoch = self._epochs.read()
+        self._places: dict[int, Place] = {}  # by epoch
 
     @property
     def is_of_all(self) -> bool:
@@ -63,92 +51,82 @@ class Channel:
 
     def add(self, arrival: Arrival) -> int:
         """Count an arrival; gives its number."""
-        if self._number is None:
-            begun = f"{self._prefix}/{self._epoch}"
-            self._number = _counts[begun]
-            _counts[begun] += 1
+        if self._epoch not in self._places:
+            self._places[self._epoch] = self._epochs.take(self._epoch)
         self._arrivals.append(arrival)
         return len(self._arrivals) - 1
 
-    def is_at(self, prefix: str, where: str) -> bool:
-        """Whether what meets here is what was refused there."""
-        return prefix == self._prefix and bool(where) and where == self._where
-
-    @property
-    def _where(self) -> str:
-        """Its epoch and its number in it; empty: it has not come yet."""
-        return "" if self._number is None else f"{self._epoch}.{self._number}"
-
     def key(self, arrival: int, member: int) -> str:
         """Under which a member leaves word that it is at an arrival of this number."""
-        return f"{self._prefix}/{self._epoch}/{self._number}/{arrival}/{member}"
+        return f"{self._present}/{arrival}/{member}"
 
     def word_key(self, number: int) -> str:
         """Under which members leave numbers, each behind a `/` and its own number."""
-        return f"{self._prefix}/{self._epoch}/{self._number}/numbers/{number}"
+        return f"{self._present}/numbers/{number}"
 
-    def end(self, told: str) -> None:
-        """Leave word of a refusal, and begin the next epoch."""
-        ended = store().add(f"{self._prefix}/epoch", 1) - 1  # others may have ended one as well
-        where = f"{self.group.rank}|{self._where}|{told}"
-        store().set(f"{self._prefix}/{ended}/refused", where)
+    @property
+    def _present(self) -> str:
+        place = self._places[self._epoch]
+        return f"{self._prefix}/{place.epoch}/{place.number}"
 
     def refusals(self) -> Iterator[Refusal]:
-        """Those since it was begun, each once."""
-        for prefix, known in list(self._known.items()):
-            self._known[prefix] = store().add(f"{prefix}/epoch", 0)
-            for epoch in range(known, self._known[prefix]):
-                yield Refusal.read(prefix, epoch)
+        """Those of this work's place that were not looked at, in order."""
+        self._epochs.read()
+        while self._unseen < len(self._epochs.refusals):
+            self._unseen += 1
+            refusal = self._epochs.refusals[self._unseen - 1]
+            if self._is_here(refusal.place):
+                yield refusal
 
-    def ended_before(self) -> Iterator[Refusal]:
-        """Those before it was begun, of which this process did not know."""
-        for prefix, known in self._known.items():
-            unknown = range(_unknown[prefix], known)
-            _unknown[prefix] = known
-            yield from (Refusal.read(prefix, one) for one in unknown)
+    def _is_here(self, place: Place) -> bool:
+        """Whether this work is, or would be, at a place."""
+        if place.epoch in self._places:
+            return self._places[place.epoch] == place
+        if self.has_met or place.epoch < self._first:
+            return False
+        return self._epochs.counts[place.epoch] == place.number
+
+    def end(self, refusal: Refusal) -> None:
+        """Announce a refusal of this work, unless the others know of it; begin the next epoch."""
+        has_come = bool(self._places)
+        self._epochs.read()
+        known = self._known(refusal)
+        if known is None or (has_come and not known.has_come):
+            ended = self._epochs.begin_end()
+            known = self._known(refusal)  # another rank may have been the first meanwhile
+            place = self._place_in(ended) if known is None else known.place
+            known = dataclasses.replace(refusal, place=place, has_come=has_come)
+            self._epochs.end(ended, known)
+        self._epochs.leave(known.place)
+
+    def _place_in(self, epoch: int) -> Place:
+        """Where this work would be found if it followed to an epoch, as others have."""
+        if self.has_met:
+            return self._places[self._epoch]
+        return self._places.get(epoch, Place(epoch, self._epochs.counts[epoch]))
+
+    def _known(self, refusal: Refusal) -> Refusal | None:
+        """An announced refusal of this work, at best by a rank that had come here."""
+        has_come = bool(self._places)
+        found = [
+            one
+            for one in self._epochs.refusals[self._first :]
+            if self._is_here(one.place)
+            and ((has_come and one.has_come) or one.is_of(refusal.name, refusal.lines))
+        ]
+        return next((one for one in found if one.has_come), found[0] if found else None)
 
     def follow(self) -> None:
         """Come to the present epoch, as what was refused was something else.
 
         Not where the others were met: what one of them refuses then, it does after this.
         """
-        if self.has_met or self._epoch == self._known[self._prefix]:
+        if self.has_met or self._epoch == len(self._epochs.refusals):
             return
-        self._epoch, self._number = self._known[self._prefix], None
+        self._epoch = len(self._epochs.refusals)
         arrivals, self._arrivals = self._arrivals, []
         for arrival in arrivals:
             arrival.come()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refusal:
-    """How an epoch of a channel has ended.
-
-    Attributes:
-        prefix: of the channel's keys.
-        rank: who refused.
-        where: which epoch of the channel was refused, and the how many-eth to come there; empty: it
-            had not come yet.
-        name, which: of what was refused, and the how many-eth of this name it was.
-        why: it was refused.
-    """
-
-    prefix: str
-    rank: str
-    where: str
-    name: str
-    which: str
-    why: str
-
-    @classmethod
-    def read(cls, prefix: str, epoch: int) -> Refusal:
-        """That which ended an epoch."""
-        told = store().get(f"{prefix}/{epoch}/refused").decode()
-        return cls(prefix, *told.split("|", 4))
-
-    def is_of(self, channel: Channel, which: str) -> bool:
-        """Whether it is of what meets in a channel, and has this name and number."""
-        return f"{self.name}|{self.which}" == which or channel.is_at(self.prefix, self.where)
 
 
 class Arrival:

@@ -12,11 +12,11 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from offload.distributed.channels import Arrival, Channel, Refusal, store
-from offload.distributed.groups import active_groups, group_here, timeout_s, world
+from offload.distributed.channels import Arrival, Channel
+from offload.distributed.groups import active_groups, group_here, rank_in, timeout_s, world
+from offload.distributed.refusals import Refusal, store
 from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
 from offload.program.collectives import Meeting
@@ -24,8 +24,8 @@ from offload.program.collectives import Meeting
 # A rank's sleep between two reads of the store, doubling from the first to the last.
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 
-# How many recordings or loads this process has begun, by what they are of.
-_begun: Counter[str] = Counter()
+# A refusal by a rank that began its work at other lines is believed after this time.
+_DOUBTED_S = 5.0
 
 
 class Rendezvous:
@@ -33,27 +33,36 @@ class Rendezvous:
 
     Ranks meet in channels: groups, or pairs of ranks of a group. Counterparts are, in each process,
     the n-th to come to a channel in one epoch of it. The epoch is a number in the store; a rank
-    that refuses begins the next epoch, so that all count anew. A refusal before a rank came to a
-    channel is identified by the name of the refused work, and by its count under this name.
+    that refuses begins the next epoch, so that all count anew.
+
+    A rank that refuses announces it in the channels that it came to. It may have come to more, so
+    it announces the refusal in all other channels as well, with the place that its work would have
+    had there: this concerns a work of the same name at this place. If that work was begun at
+    another line of the user's code, it may be another one; then it is refused unless the
+    rank comes within a few seconds. A rank that is refused by another one announces the refusal
+    likewise, since those that it would have met do not know.
 
     Owner: the recording or load. Thread: one.
     """
 
-    def __init__(self, kind: str, name: str, only_group: str = "") -> None:
+    def __init__(
+        self, kind: str, name: str, groups: Sequence[str] | None = None, lines: str = ""
+    ) -> None:
         """Begin a rendezvous that other ranks begin as well, if their work has collectives.
 
         Args:
             kind: the kind of work, for the user: `capture`, `load`.
             name: the name of its subject.
-            only_group: the group in which ranks meet; empty: in groups that are not yet known, so
-                that a refusal before a meeting is announced in all groups.
+            groups: the names of all groups in which ranks meet; None: they are not yet known, so
+                that a refusal is announced in all groups.
+            lines: of the user's code that began it; empty: a name has one meaning in a group.
         """
-        self._kind, self._name, self._only_group = kind, name, only_group
-        counted = f"{kind}/{only_group}/{name}"
-        _begun[counted] += 1
-        self._which = f"{name}|{_begun[counted]}"
+        self._kind, self._name, self._lines = kind, name, lines
+        self._only_groups = groups
         self._channels: dict[str, Channel] = {}
         self._groups: dict[str, Group] = {}
+        self._doubted: dict[str, tuple[float, Refusal]] = {}  # by channel, since when
+        self._passed: list[Refusal] = []
         self._n_gathered = 0
         self._over = False
 
@@ -78,11 +87,14 @@ class Rendezvous:
             if channel is None:
                 channel = Channel(self._kind, meeting, self.group(meeting.group))
                 self._channels[meeting.channel] = channel
-                self._heed(channel, channel.ended_before())
+                self._heed(channel)
             return Arrival(self, channel, meeting.what)
 
     def agree(self, what: str) -> None:
-        """Wait until all ranks that were met before reach the same point.
+        """Wait until all ranks that were met before, and those they met, reach the same point.
+
+        A rank that only its neighbours have met may refuse after they came here: so each rank
+        waits until the others have been let through.
 
         Args:
             what: the point, in words.
@@ -95,6 +107,7 @@ class Rendezvous:
         arrivals = [self.come(dataclasses.replace(one.first, what=what)) for one in channels]
         for arrival in arrivals:
             arrival.wait()
+        self.gather(())
 
     def gather(self, values: Sequence[float]) -> dict[int, tuple[float, ...]]:
         """Exchange numbers with all ranks that were met before, and with those that they have met.
@@ -110,7 +123,9 @@ class Rendezvous:
             ExecutionError: a rank did not arrive in time, or the store is gone.
         """
         channels = {
-            channel.word_key(self._n_gathered): channel for channel in self._channels.values()
+            channel.word_key(self._n_gathered): channel
+            for channel in self._channels.values()
+            if len(channel.members) > 1
         }
         self._n_gathered += 1
         meets = {
@@ -139,7 +154,7 @@ class Rendezvous:
         until, sleep_s = time.monotonic() + slowest, _FIRST_SLEEP_S
         while not store().check([key]):
             for channel in self._channels.values():
-                self._heed(channel, channel.refusals())
+                self._heed(channel)
             if time.monotonic() > until:
                 why = (
                     f"no message for {slowest:g} s from rank {rank}, which was expected to "
@@ -158,18 +173,31 @@ class Rendezvous:
         Members of groups to which it has not come yet learn it as well, if they do work of the same
         name.
         """
+        self._announce(Refusal(world()[0], self._name, self._lines, why))
+
+    def _announce(self, refusal: Refusal) -> None:
         if self._over:
             return
         self._over = True
-        told = f"{self._which}|{why}"
         with contextlib.suppress(RuntimeError, ValueError):  # the store may be gone: others notice
             for channel in self._channels.values():
-                channel.end(told)
-            for group in active_groups():
-                if self._only_group not in ("", group.name) or len(group.ranks) == 1:
-                    continue
-                if group.name not in self._channels:
-                    Channel(self._kind, Meeting(group.name, None, None, ""), group).end(told)
+                if len(channel.members) > 1:
+                    channel.end(refusal)
+            for meeting, group in self._elsewhere():
+                Channel(self._kind, meeting, group).end(refusal)
+
+    def _elsewhere(self) -> Iterator[tuple[Meeting, Group]]:
+        """Meetings in all channels to which it has not come, and may have to."""
+        for group in active_groups():
+            if self._only_groups is not None and group.name not in self._only_groups:
+                continue
+            own = rank_in(group)
+            others = [one for one in range(len(group.ranks)) if one != own]
+            pairs = [pair for other in others for pair in ((own, other), (other, own))]
+            for pair in [(None, None), *pairs] if others else []:
+                meeting = Meeting(group.name, *pair, "")
+                if meeting.channel not in self._channels:
+                    yield meeting, group
 
     def check_unrefused(self, channel: Channel) -> None:
         """Check whether an expected member of a channel has refused.
@@ -177,18 +205,31 @@ class Rendezvous:
         Raises:
             CaptureError: a member has.
         """
-        self._heed(channel, channel.refusals())
+        self._heed(channel)
         channel.follow()
 
-    def _heed(self, channel: Channel, refusals: Iterable[Refusal]) -> None:
-        """Refuse as well if one of these refusals concerns this work."""
-        for refusal in refusals:
-            if refusal.is_of(channel, self._which):
-                self._over = True
-                raise CaptureError(
-                    f"rank {refusal.rank} refused the {self._kind} of {refusal.name}, so that all "
-                    f"ranks do: {refusal.why}"
-                )
+    def _heed(self, channel: Channel) -> None:
+        """Refuse as well if a refusal in a channel concerns this work."""
+        key = channel.first.channel
+        for refusal in channel.refusals():
+            if refusal.has_come or refusal.is_of(self._name, self._lines):
+                self._heed_one(refusal)
+            elif refusal.name == self._name:
+                self._doubted.setdefault(key, (time.monotonic(), refusal))
+            else:
+                self._passed.append(refusal)
+        if key in self._doubted and not channel.has_met:
+            since, doubted = self._doubted[key]
+            patience_s = min(_DOUBTED_S, timeout_s(channel.group.name) / 2)
+            if time.monotonic() - since > patience_s:
+                self._heed_one(doubted)
+
+    def _heed_one(self, refusal: Refusal) -> None:
+        self._announce(refusal)
+        raise CaptureError(
+            f"rank {refusal.rank} refused the {self._kind} of {refusal.name}, so that all "
+            f"ranks do: {refusal.why}"
+        )
 
     @contextlib.contextmanager
     def _store_watched(self) -> Iterator[None]:
@@ -242,5 +283,8 @@ class Rendezvous:
             f"from ranks {late}, which were expected at {arrival.what!r}: they ended, hang, or do "
             "something else"
         )
+        if self._passed:
+            other = self._passed[-1]
+            why = f"{why}; rank {other.rank} refused the {self._kind} of {other.name}: {other.why}"
         self.refuse(why)
         raise ExecutionError(why)

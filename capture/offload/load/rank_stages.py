@@ -107,7 +107,7 @@ def met(
         CaptureError: another rank refuses, or its request, its Program or its weights differ.
         ExecutionError: a rank does not load in time.
     """
-    rendezvous = Rendezvous("pipeline", name, group.name)
+    rendezvous = Rendezvous("pipeline", name, [group.name])
     try:
         found, summary = request()
         rendezvous.come(Meeting(group.name, None, None, summary)).wait()

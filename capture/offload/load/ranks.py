@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from offload.distributed import Rendezvous, find_groups
+from offload.distributed import Rendezvous, find_groups, is_one_of_several
 from offload.distributed.groups import rank_in
 from offload.errors import BindingError
 from offload.program import Argument, BoundProgram, Launch, Program
@@ -73,7 +73,11 @@ def loaded_together(
         CaptureError: another rank's program has other collectives, or another rank refused.
         ExecutionError: another rank does not load in time.
     """
-    names = find_groups(bound.program.groups, groups)
+    try:
+        names = find_groups(bound.program.groups, groups)
+    except BindingError as error:
+        _refuse_at_once(bound.program, groups, name, error)
+        raise
     if not names:
         yield LoadedTogether(bound)
         return
@@ -81,7 +85,7 @@ def loaded_together(
         one.name: dataclasses.replace(one, name=names[one.name]) for one in bound.program.groups
     }
     bound = dataclasses.replace(bound, program=_renamed(bound.program, here))
-    rendezvous = Rendezvous("load", name)
+    rendezvous = Rendezvous("load", name, list(names.values()))
     try:
         summaries = [
             dataclasses.replace(one, what=f"{one.what}{how}") for one in _summaries(bound.program)
@@ -93,6 +97,16 @@ def loaded_together(
     except BaseException as error:
         rendezvous.refuse(f"{type(error).__qualname__}: {error}")
         raise
+
+
+def _refuse_at_once(
+    program: Program, given: Mapping[str, Any] | None, name: str, error: BindingError
+) -> None:
+    """Tell other ranks, in the groups that there are, that this one cannot find all groups."""
+    if is_one_of_several():
+        found = (getattr(one, "group_name", None) for one in (given or {}).values())
+        groups = [*(one.name for one in program.groups), *filter(None, found)]
+        Rendezvous("load", name, groups).refuse(f"{type(error).__qualname__}: {error}")
 
 
 def refuse_with_ranks(program: Program, **options: object) -> None:

@@ -1,0 +1,147 @@
+"""Refusals that ranks leave in the store of torch.distributed, and which work they concern."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import uuid
+import weakref
+from collections import Counter
+from typing import Any
+
+from offload.distributed.groups import distributed
+
+
+def store() -> Any:
+    """Where keys are kept that all ranks of the world see."""
+    return distributed()._get_default_store()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """Where one work comes to a channel: it is the same on all ranks that meet there.
+
+    Attributes:
+        epoch: of the channel.
+        number: how many works came there before, in this epoch.
+    """
+
+    epoch: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refusal:
+    """A work that a rank refuses, as it announces that in one channel.
+
+    Attributes:
+        rank: that refused first, in the world.
+        name: of the work.
+        lines: of the user's code that began it; empty: these do not matter.
+        why: it was refused.
+        place: the place of the work in the channel.
+        has_come: the work had come there; otherwise it is not known whether it would have.
+    """
+
+    rank: int
+    name: str
+    lines: str
+    why: str
+    place: Place = Place(0, 0)
+    has_come: bool = False
+
+    def is_of(self, name: str, lines: str) -> bool:
+        """Whether it is of a work of this name that was begun at these lines."""
+        return (self.name, self.lines) == (name, lines)
+
+    def text(self) -> str:
+        """The refusal as `read` understands it."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Refusal:
+        """The refusal of a text."""
+        fields = json.loads(text)
+        return cls(**{**fields, "place": Place(**fields["place"])})
+
+
+class Epochs:
+    """What this process knows of one channel; a refusal ends an epoch, and all count anew.
+
+    Owner: the process. Thread: one at a time.
+
+    Attributes:
+        refusals: those that ended epochs, in order.
+        counts: by epoch the works of this process that came, or would have and were refused.
+        first: the first epoch that later works may belong to.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self.refusals: list[Refusal] = []
+        self.counts: Counter[int] = Counter()
+        self.first = 0
+
+    def read(self) -> int:
+        """Read the refusals of other ranks; return the present epoch."""
+        self._read_before(epoch := int(store().add(f"{self._prefix}/epoch", 0)))
+        return epoch
+
+    def _read_before(self, epoch: int) -> None:
+        for one in range(len(self.refusals), epoch):
+            key = f"{self._prefix}/{one}/refused"
+            self.refusals.append(Refusal.read(store().get(key).decode()))
+
+    def begin_end(self) -> int:
+        """End an epoch, of which `end` has to tell why; return it."""
+        ended = int(store().add(f"{self._prefix}/epoch", 1)) - 1
+        self._read_before(ended)  # other ranks may have ended some meanwhile
+        return ended
+
+    def end(self, epoch: int, refusal: Refusal) -> None:
+        """Announce the refusal that ended an epoch."""
+        store().set(f"{self._prefix}/{epoch}/refused", refusal.text())
+        self.refusals.append(refusal)
+
+    def take(self, epoch: int) -> Place:
+        """The place of a work that comes in an epoch."""
+        place = Place(epoch, self.counts[epoch])
+        self.leave(place)
+        self.first = epoch
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Note that no later work belongs to a place."""
+        self.counts[place.epoch] = max(self.counts[place.epoch], place.number + 1)
+
+
+class _Known:
+    """The channels that this process knows in a store, and by what it recognises the store."""
+
+    def __init__(self) -> None:
+        self.epochs: dict[str, Epochs] = {}
+        self._own = f"offload/processes/{os.getpid()}-{uuid.uuid4()}"
+        self._store: weakref.ref[Any] | None = None
+
+    def look(self) -> None:
+        """Forget all channels if they are in another store than the present one.
+
+        Groups that are made again have another object, often with the same keys behind it.
+        """
+        present = store()
+        if self._store is not None and self._store() is present:
+            return
+        if not present.check([self._own]):
+            self.epochs.clear()
+            present.set(self._own, "")
+        self._store = weakref.ref(present)
+
+
+_KNOWN = _Known()
+
+
+def epochs_of(prefix: str) -> Epochs:
+    """What this process knows of the channel with these keys."""
+    _KNOWN.look()
+    return _KNOWN.epochs.setdefault(prefix, Epochs(prefix))
