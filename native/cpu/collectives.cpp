@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <functional>
 #include <stdexcept>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -75,9 +76,10 @@ class GroupCollective final : public Collective {
  public:
   using Begin = std::function<WorkPointer(c10d::ProcessGroup&, GroupCollective&)>;
 
-  GroupCollective(std::string group, TensorVector inputs, TensorVector outputs, bool in_place,
-                  bool copies, Begin begin)
-      : name_(std::move(group)),
+  GroupCollective(std::string what, std::string group, TensorVector inputs, TensorVector outputs,
+                  bool in_place, bool copies, Begin begin)
+      : what_(std::move(what)),
+        name_(std::move(group)),
         group_(find_group(name_)),
         inputs_(real_views(inputs)),
         outputs_(real_views(outputs)),
@@ -96,6 +98,7 @@ class GroupCollective final : public Collective {
     }
     if (alone) return;
     refuse_forked();
+    begun_ = std::chrono::steady_clock::now();
     work_ = begin_(*group, *this);
   }
 
@@ -103,7 +106,11 @@ class GroupCollective final : public Collective {
     if (!work_) return;
     const WorkPointer work = std::move(work_);
     const std::function<void()> end = std::exchange(end_, nullptr);
-    if (!work->wait()) throw std::runtime_error("the process group " + name_ + " gave up");
+    try {
+      if (!work->wait()) throw std::runtime_error("the process group gave up");
+    } catch (const std::exception& error) {
+      std::throw_with_nested(std::runtime_error(told_of_end() + error.what()));
+    }
     if (end) end();
   }
 
@@ -122,6 +129,19 @@ class GroupCollective final : public Collective {
   const TensorVector& outputs() const { return outputs_; }
 
  private:
+  // The collective, its group, and how long it has run, before the group's own words. Gloo does not
+  // say which ranks have come; the peer of a message is known.
+  std::string told_of_end() const {
+    const auto ran = std::chrono::steady_clock::now() - begun_;
+    const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(ran).count();
+    const Group group = group_.lock();
+    const std::string here = group ? ", where this is number " + std::to_string(group->getRank()) +
+                                         " of " + std::to_string(group->getSize()) + " ranks,"
+                                   : "";
+    return what_ + " in process group '" + name_ + "'" + here + " failed after " +
+           std::to_string(ms) + " ms: ";
+  }
+
   // A destroyed group may still be referenced, and its name may belong to a new group.
   Group present_group() const {
     Group group = group_.lock();
@@ -141,6 +161,7 @@ class GroupCollective final : public Collective {
                          "threads run: make groups and load the program in the new process");
   }
 
+  std::string what_;  // the operator, and the peer of a message
   std::string name_;
   c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
   TensorVector inputs_;
@@ -150,6 +171,7 @@ class GroupCollective final : public Collective {
   Begin begin_;
   pid_t process_ = getpid();  // the process of the group's threads
   WorkPointer work_;          // null: not running
+  std::chrono::steady_clock::time_point begun_;
   std::function<void()> end_;
 };
 
@@ -390,6 +412,13 @@ void check_peers(const std::string& name, const Arguments& arguments,
   }
 }
 
+// The operator, and the peer of a message, for the user.
+std::string described(const std::string& name, const Arguments& arguments) {
+  if (name != "isend" && name != "irecv") return name;
+  return name + (name == "isend" ? " to number " : " from number ") +
+         std::to_string(arguments[1].toInt());
+}
+
 // The group of a collective is its last argument that is a name.
 const std::string& group_name(const Arguments& arguments) {
   for (auto one = arguments.rbegin(); one != arguments.rend(); ++one) {
@@ -417,9 +446,9 @@ std::shared_ptr<Collective> make_collective(const std::string& name, const Argum
   const Group group = find_group(group_name(arguments));
   check_tensors(name, arguments, inputs, outputs, recipe.in_place, *group);
   check_peers(name, arguments, *group);
-  return std::make_shared<GroupCollective>(group_name(arguments), std::move(inputs),
-                                           std::move(outputs), recipe.in_place, recipe.copies,
-                                           recipe.begin(arguments));
+  return std::make_shared<GroupCollective>(described(name, arguments), group_name(arguments),
+                                           std::move(inputs), std::move(outputs), recipe.in_place,
+                                           recipe.copies, recipe.begin(arguments));
 }
 
 std::string reduce_op_name(const c10::IValue& boxed) {

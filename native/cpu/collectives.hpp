@@ -19,9 +19,9 @@ namespace offload {
 // one rank nothing is sent: results are copies.
 //
 // Owner: the launches that start it and wait for it. Thread: any, one at a time, without the GIL.
-// Errors: std::exception of the process group (a peer has ended or is late), and ExecutionError
-// where the group was destroyed, or belongs to another process; a running collective is then
-// abandoned by `drain`.
+// Errors: std::runtime_error with the operator, the group, the time since the start, and the
+// process group's own words (a peer has ended or is late); and ExecutionError where the group was
+// destroyed, or belongs to another process; a running collective is then abandoned by `drain`.
 class Collective {
  public:
   virtual ~Collective() = default;

@@ -24,8 +24,9 @@ from offload.program.collectives import Meeting
 # A rank's sleep between two reads of the store, doubling from the first to the last.
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 
-# A refusal by a rank that began its work at other lines is believed after this time.
-_DOUBTED_S = 5.0
+# A refusal by a rank that began its work at other lines is believed after this time: if it is of
+# another work, the rank comes before, unless its machine is very busy.
+_DOUBTED_S = 30.0
 
 
 class Rendezvous:

@@ -5,6 +5,8 @@ A rank waits at most its group's timeout; the processes end by themselves here, 
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from ranks import Found, run_alone
 
@@ -101,6 +103,10 @@ def test_a_rank_that_hangs_is_an_error_after_the_timeout():
     (failed, other), _ = found.of("hung")
     assert failed["kind"] == "ExecutionError"
     assert "Timed out waiting 6000ms" in failed["message"]
+    told = (
+        r"all_reduce_? in process group '0', where this is number 0 of 2 ranks, failed after \d+ ms"
+    )
+    assert re.search(told, failed["message"])
     assert other == [1.0, 1.0, 1.0]  # work without other ranks continues
 
 

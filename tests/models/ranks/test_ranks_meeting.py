@@ -53,7 +53,7 @@ def test_a_refusal_at_another_line_is_believed_if_the_rank_does_not_come(found):
     first, *others = found.of("refused_at_another_line")
     assert "reads a tensor's value on the host" in first[0]
     for one in others:
-        assert one[0].startswith("CaptureError: rank 0 refused the capture of call")
+        assert one[0].startswith("CaptureError: rank 0 refused the capture of at_other_lines_0")
     assert [one[1] for one in (first, *others)] == [""] * 4
 
 
