@@ -49,6 +49,11 @@ class Channel:
         """Whether the whole group meets there."""
         return self.first.sender is None
 
+    @property
+    def has_message(self) -> bool:
+        """Whether this rank has begun a message, and does not know whether its peer has."""
+        return any(one.begins_message and not one.is_over for one in self._arrivals)
+
     def add(self, arrival: Arrival) -> int:
         """Count an arrival; gives its number."""
         if self._epoch not in self._places:
@@ -135,10 +140,16 @@ class Arrival:
     Attributes:
         channel: where.
         what: it is here for.
+        begins_message: this rank begins a message now, before its peer has come.
+        is_over: all have come for the same.
     """
 
-    def __init__(self, rendezvous: Rendezvous, channel: Channel, what: str) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, channel: Channel, what: str, *, begins_message: bool
+    ) -> None:
         self.channel, self.what = channel, what
+        self.begins_message = begins_message
+        self.is_over = False
         self._rendezvous = rendezvous
         self._leader = min(channel.members)
         self._number = 0

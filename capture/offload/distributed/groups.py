@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from offload.errors import BindingError, ExecutionError
+from offload.errors import BindingError, CaptureError, ExecutionError
 from offload.program import Group
+
+# Process groups that may keep a message whose other rank never came.
+_with_left_messages: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def distributed() -> Any:
@@ -109,6 +113,29 @@ def send(tensor: Any, peer: int, tag: int, name: str) -> tuple[Any, Any]:
     """
     work = distributed()._resolve_process_group(name).send([tensor], peer, tag)
     return tensor.new_empty(0), work
+
+
+def note_left_message(name: str) -> None:
+    """Note that this rank has begun a message in a group, and that its peer may never come to it.
+
+    Gloo pairs the first of each tag, and so gives this message to the next that is received, or
+    takes the next one that is sent.
+    """
+    _with_left_messages.add(distributed()._resolve_process_group(name))
+
+
+def check_no_message_left(name: str) -> None:
+    """Check whether messages in a group reach those for whom they are meant.
+
+    Raises:
+        CaptureError: a message may be left there.
+    """
+    if distributed()._resolve_process_group(name) in _with_left_messages:
+        raise CaptureError(
+            f"in group {name!r} this rank has begun a message in an earlier capture, which was "
+            "refused before its peer came to the message: the next message would be taken for it: "
+            "make the groups again (destroy_process_group and init_process_group, or new_group)"
+        )
 
 
 def find_groups(

@@ -15,7 +15,15 @@ import time
 from collections.abc import Iterator, Sequence
 
 from offload.distributed.channels import Arrival, Channel
-from offload.distributed.groups import active_groups, group_here, rank_in, timeout_s, world
+from offload.distributed.groups import (
+    active_groups,
+    check_no_message_left,
+    group_here,
+    note_left_message,
+    rank_in,
+    timeout_s,
+    world,
+)
 from offload.distributed.refusals import Refusal, store
 from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
@@ -47,7 +55,11 @@ class Rendezvous:
     """
 
     def __init__(
-        self, kind: str, name: str, groups: Sequence[str] | None = None, lines: str = ""
+        self,
+        kind: str,
+        name: str,
+        groups: Sequence[str] | None = None,
+        lines: str = "",
     ) -> None:
         """Begin a rendezvous that other ranks begin as well, if their work has collectives.
 
@@ -77,19 +89,26 @@ class Rendezvous:
             self._groups[name] = group_here(name)
         return self._groups[name]
 
-    def come(self, meeting: Meeting) -> Arrival:
+    def come(self, meeting: Meeting, *, begins_message: bool = False) -> Arrival:
         """Announce that this rank has come to a meeting; the Arrival waits for the others.
 
+        Args:
+            meeting: of a group, or of a message's sender and receiver.
+            begins_message: this rank begins a message at once, and waits for its peer later.
+
         Raises:
+            CaptureError: it is for a message, and an earlier message may be left in the group.
             ExecutionError: the store is gone.
         """
+        if meeting.sender is not None:
+            check_no_message_left(meeting.group)
         with self._store_watched():
             channel = self._channels.get(meeting.channel)
             if channel is None:
                 channel = Channel(self._kind, meeting, self.group(meeting.group))
                 self._channels[meeting.channel] = channel
                 self._heed(channel)
-            return Arrival(self, channel, meeting.what)
+            return Arrival(self, channel, meeting.what, begins_message=begins_message)
 
     def agree(self, what: str) -> None:
         """Wait until all ranks that were met before, and those they met, reach the same point.
@@ -180,6 +199,9 @@ class Rendezvous:
         if self._over:
             return
         self._over = True
+        for channel in self._channels.values():
+            if channel.has_message:
+                note_left_message(channel.group.name)
         with contextlib.suppress(RuntimeError, ValueError):  # the store may be gone: others notice
             for channel in self._channels.values():
                 if len(channel.members) > 1:
@@ -254,7 +276,7 @@ class Rendezvous:
                 other = arrival.who_differs(members)
                 if other is not None:
                     self._refuse_other(arrival, other)
-            arrival.channel.has_met = True
+            arrival.channel.has_met = arrival.is_over = True
 
     def _await(self, arrival: Arrival, members: Sequence[int], until: float) -> None:
         sleep_s = _FIRST_SLEEP_S

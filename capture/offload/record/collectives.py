@@ -254,11 +254,12 @@ class Collectives:
         if self._rendezvous is None:
             return
         meeting = meeting_of(name, arguments, rank_in(group))
-        arrival = self._rendezvous.come(meeting)
-        if meeting.sender is None:
-            arrival.wait()
-        else:
+        is_message = meeting.sender is not None
+        arrival = self._rendezvous.come(meeting, begins_message=is_message)
+        if is_message:
             self._met = arrival.wait
+        else:
+            arrival.wait()
 
     def _batch(
         self,

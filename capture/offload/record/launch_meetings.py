@@ -64,11 +64,12 @@ class LaunchMeetings:
             return
         group = self._rendezvous.group(group_name(launch.arguments))
         meeting = meeting_of(launch.name, launch.arguments, rank_in(group))
-        arrival = self._rendezvous.come(meeting)
-        if meeting.sender is None:
-            arrival.wait()
-        else:
+        is_message = meeting.sender is not None
+        arrival = self._rendezvous.come(meeting, begins_message=is_message)
+        if is_message:
             self._later |= dict.fromkeys(launch.writes, arrival.wait)
+        else:
+            arrival.wait()
 
 
 def _nobody() -> None:

@@ -105,30 +105,35 @@ def refused_beside_another_recording() -> Any:
 
 @case
 def refused_before_a_message() -> Any:
-    """The sender refuses where the receiver already waits; then both record another message.
+    """One of two refuses where the other has begun a message; then both record a message.
 
-    It has another tag, since gloo still has the receive that was begun, which takes the next
-    message of its tag.
+    Gloo keeps what was begun for the next message of its tag, so a group is used once.
     """
     rank = dist.get_rank()
 
-    def sending(tag: int, *, refuses: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    def exchange(group: Any, *, refuses: int | None = None) -> Callable[[torch.Tensor], Any]:
         def call(x: torch.Tensor) -> torch.Tensor:
-            if refuses and rank == 0 and x.sum().item() > 0:
+            if refuses == rank and x.sum().item() > 0:
                 x = x + 1
             if rank == 0:
-                dist.send(x, 1, tag=tag)
+                dist.send(x, 1, group=group)
             else:
-                dist.recv(x, 0, tag=tag)
+                dist.recv(x, 0, group=group)
             return x + 1
 
         return call
 
+    groups = [dist.new_group([0, 1], timeout=TIMEOUT) for _ in range(4)]
     if rank > 1:
         return None
-    if rank == 0:
-        time.sleep(0.3)
-    return captured(sending(1, refuses=True)), captured(sending(2, refuses=False))
+    found = []
+    for refuses, (once, again) in enumerate(zip(groups[::2], groups[1::2], strict=True)):
+        program = offload.capture(exchange(once), torch.ones(4))
+        if refuses == rank:
+            time.sleep(0.3)
+        found.append(captured(exchange(once, refuses=refuses)))
+        found += [captured(exchange(once)), told(program.load), captured(exchange(again))]
+    return found
 
 
 @case
