@@ -171,6 +171,38 @@ def test_a_child_has_helpers_of_its_own():
         assert torch.equal(run(x), expected)
 
 
+def test_a_fork_beside_a_thread_that_makes_and_drops_lanes():
+    """Who makes or drops lanes waits for the helpers, which a fork holds while it needs the GIL."""
+    source = """
+import os, threading
+import offload
+from offload.native import _native
+
+lane, ended, n_made = [(_native.LaneStep.RUN, 0, 0)], threading.Event(), 0
+
+def make():
+    global n_made
+    while not ended.is_set():
+        _native.set_lanes(_native.CpuResident([], []), [lane, lane], [])
+        n_made += 1
+
+other = threading.Thread(target=make)
+other.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+ended.set()
+other.join()
+assert n_made > 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
