@@ -1,6 +1,7 @@
 #include "offload/lane.hpp"
 
 #include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
@@ -68,19 +69,19 @@ void acquire(void* released) {
   if (acquire_after_wait != nullptr) acquire_after_wait(released);
 }
 
-using Clock = std::chrono::steady_clock;
+// Waits in the system, unlike a loop of attempts, which a lane that executes again and again
+// starves.
+bool lock_until(std::recursive_mutex& mutex, const timespec& until) {
+  return pthread_mutex_timedlock(mutex.native_handle(), &until) == 0;
+}
 
-bool try_lock_until(std::recursive_mutex& mutex, Clock::time_point until) {
-  constexpr int kMostYields = 1000;
-  for (int n_tries = 0; !mutex.try_lock(); ++n_tries) {
-    if (Clock::now() >= until) return false;
-    if (n_tries < kMostYields) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  }
-  return true;
+timespec in(std::chrono::milliseconds time) {
+  timespec found{};
+  clock_gettime(CLOCK_REALTIME, &found);  // the clock of pthread_mutex_timedlock
+  const auto ns = found.tv_nsec + std::chrono::nanoseconds(time).count();
+  found.tv_sec += ns / 1'000'000'000;
+  found.tv_nsec = ns % 1'000'000'000;
+  return found;
 }
 
 // Holds the registry and waits until no lane executes. A launch may execute another executable,
@@ -88,14 +89,14 @@ bool try_lock_until(std::recursive_mutex& mutex, Clock::time_point until) {
 // lane that did not end is waited for alone. The while doubles, so that it becomes longer than any
 // execution.
 void hold_executions() {
-  auto patience = std::chrono::milliseconds(20);
+  auto patience = std::chrono::milliseconds(200);
   std::shared_ptr<LaneState> first;  // held already
   while (true) {
     registry().mutex.lock();
-    const Clock::time_point until = Clock::now() + patience;
+    const timespec until = in(patience);
     auto& states = registry().states;
     auto late = states.begin();
-    while (late != states.end() && try_lock_until((*late)->execution, until)) ++late;
+    while (late != states.end() && lock_until((*late)->execution, until)) ++late;
     std::shared_ptr<LaneState> next = late == states.end() ? nullptr : *late;
     if (first) first->execution.unlock();  // its lane may have gone; else it is held twice
     if (!next) return;
