@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "cpu/lanes.hpp"
+#include "gil.hpp"
 #include "registers.hpp"
 #include "run/operator_threads.hpp"
 
@@ -27,6 +28,7 @@ void set_lanes(CpuResident& resident, const std::vector<std::vector<Step>>& lane
   for (auto& [slot, offset_bytes, size_bytes, launches] : endings) {
     found.push_back({slot, offset_bytes, size_bytes, std::move(launches)});
   }
+  const GilReleased release;  // a thread that forks holds the helpers, and waits for the GIL
   resident.set_lanes(std::make_unique<CpuLanes>(resident, std::move(steps), std::move(found)));
 }
 
@@ -62,7 +64,7 @@ void register_lanes(py::module_& module) {
   module.def("set_share", &CpuResident::set_share, py::arg("resident"), py::arg("n_threads"),
              py::arg("duty"), "How much of the processor executions take: see CpuResident.");
   module.def(
-      "n_helpers", [] { return Helpers::instance().n_started(); },
+      "n_helpers", [] { return Helpers::instance().n_started(); }, py::call_guard<GilReleased>(),
       "How many helpers this process has started.");
   module.def("sets_operator_threads", &OperatorThreads::is_supported,
              "Whether operators on a thread can be told among how many to share their work.");

@@ -151,7 +151,9 @@ void register_residents(py::module_& module) {
       .def(py::init([](std::vector<CpuSlot> slots, const std::vector<CpuTensor>& tensors,
                        std::shared_ptr<WeightStream> stream) {
              const GilReleased release;
-             return std::make_shared<CpuResident>(std::move(slots), tensors, std::move(stream));
+             return std::shared_ptr<CpuResident>(
+                 new CpuResident(std::move(slots), tensors, std::move(stream)),
+                 delete_without_gil<CpuResident>);
            }),
            py::arg("slots"), py::arg("tensors"), py::arg("stream") = nullptr)
       .def("add", &add_launch, py::kw_only(), py::arg("operator_name"), py::arg("overload"),

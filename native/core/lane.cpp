@@ -1,9 +1,11 @@
 #include "offload/lane.hpp"
 
 #include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <exception>
@@ -48,7 +50,7 @@ thread_local bool is_calling_back = false;
 // All live lanes and thread owners, so that fork and interpreter exit find them at rest.
 struct Registry {
   std::mutex mutex;
-  std::vector<LaneState*> states;
+  std::vector<std::shared_ptr<LaneState>> states;
   std::vector<ThreadOwner*> owners;
   std::atomic<bool> ended = false;  // the interpreter is exiting: no thread may start
 };
@@ -67,21 +69,59 @@ void acquire(void* released) {
   if (acquire_after_wait != nullptr) acquire_after_wait(released);
 }
 
+// Waits in the system, unlike a loop of attempts, which a lane that executes again and again
+// starves.
+bool lock_until(std::recursive_mutex& mutex, const timespec& until) {
+  return pthread_mutex_timedlock(mutex.native_handle(), &until) == 0;
+}
+
+timespec in(std::chrono::milliseconds time) {
+  timespec found{};
+  clock_gettime(CLOCK_REALTIME, &found);  // the clock of pthread_mutex_timedlock
+  const auto ns = found.tv_nsec + std::chrono::nanoseconds(time).count();
+  found.tv_sec += ns / 1'000'000'000;
+  found.tv_nsec = ns % 1'000'000'000;
+  return found;
+}
+
+// Holds the registry and waits until no lane executes. A launch may execute another executable,
+// make one or drop one, and so wait for what is held here: after a while all is given back, and the
+// lane that did not end is waited for alone. The while doubles, so that it becomes longer than any
+// execution.
+void hold_executions() {
+  auto patience = std::chrono::milliseconds(200);
+  std::shared_ptr<LaneState> first;  // held already
+  while (true) {
+    registry().mutex.lock();
+    const timespec until = in(patience);
+    auto& states = registry().states;
+    auto late = states.begin();
+    while (late != states.end() && lock_until((*late)->execution, until)) ++late;
+    std::shared_ptr<LaneState> next = late == states.end() ? nullptr : *late;
+    if (first) first->execution.unlock();  // its lane may have gone; else it is held twice
+    if (!next) return;
+    while (late != states.begin()) (*--late)->execution.unlock();
+    registry().mutex.unlock();
+    next->execution.lock();
+    first = std::move(next);
+    patience *= 2;
+  }
+}
+
 // fork copies only the calling thread: every lane is held across it, and the child's lanes start
 // their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while
 // it waits for a queue, and who holds a queue waits for nothing.
 void hold_all() {
   void* const released = release();
-  registry().mutex.lock();
-  for (LaneState* state : registry().states) state->execution.lock();
+  hold_executions();
   for (ThreadOwner* owner : registry().owners) owner->hold();
   acquire(released);
-  for (LaneState* state : registry().states) state->mutex.lock();
+  for (const auto& state : registry().states) state->mutex.lock();
 }
 
 void release_all() {
   for (ThreadOwner* owner : registry().owners) owner->release();
-  for (LaneState* state : registry().states) {
+  for (const auto& state : registry().states) {
     state->mutex.unlock();
     state->execution.unlock();
   }
@@ -93,7 +133,7 @@ void restart_all() {
   // The parent's threads do not exist here and may be neither joined nor notified. A mutex
   // identifies its owner by thread number, which differs in the child. All are therefore
   // constructed anew.
-  for (LaneState* state : registry().states) {
+  for (const auto& state : registry().states) {
     state->queue.clear();
     state->n_queued = 0;
     state->running = false;
@@ -164,7 +204,7 @@ Lane::Lane() : state_(std::make_shared<LaneState>()) {
   {
     const std::lock_guard lock(registry().mutex);
     state_->closed = registry().ended;
-    registry().states.push_back(state_.get());
+    registry().states.push_back(state_);
   }
   acquire(released);
 }
@@ -173,7 +213,7 @@ Lane::~Lane() {
   close();
   const std::lock_guard lock(registry().mutex);
   auto& states = registry().states;
-  states.erase(std::remove(states.begin(), states.end(), state_.get()), states.end());
+  states.erase(std::remove(states.begin(), states.end(), state_), states.end());
 }
 
 void Lane::submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on) {
@@ -232,7 +272,7 @@ void Lane::close_all() noexcept {
   {
     const std::lock_guard lock(registry().mutex);
     registry().ended = true;
-    for (LaneState* state : registry().states) {
+    for (const auto& state : registry().states) {
       const std::lock_guard state_lock(state->mutex);
       state->closed = true;
       state->changed.notify_all();

@@ -11,6 +11,7 @@ import functools
 import importlib.metadata
 import sys
 from collections.abc import Iterator, Mapping
+from types import MethodType
 from typing import Any
 
 import torch
@@ -101,9 +102,15 @@ def _installed() -> frozenset[str]:
 
 
 def is_in_torch(function: Any) -> bool:
-    """Whether torch defines a function, or the class of a callable and all that it calls."""
+    """Whether torch defines a function, or the class of a callable and all that it calls.
+
+    An object of torch's may hold functions of the user's, as a PatternMatcherPass does in its
+    patterns, so its methods do not count.
+    """
     if isinstance(function, functools.partial):
         return _are_in_torch((function.func, function.args, function.keywords))
+    if isinstance(function, MethodType) and not isinstance(function.__self__, type):
+        return False
     module = getattr(function, "__module__", None) or ""
     given = getattr(function, "kwargs", {})  # of `aot_autograd`, the parts of a compiler
     return module.partition(".")[0] == "torch" and _are_in_torch(given)

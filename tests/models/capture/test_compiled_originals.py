@@ -1,6 +1,7 @@
 """What torch.compile has wrapped is recorded as its original code."""
 
 import copy
+import functools
 import subprocess
 import sys
 import weakref
@@ -11,6 +12,7 @@ from checks import capture, normal
 from safetensors.torch import save_file
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor import pattern_matcher
 from torch.nn.attention.flex_attention import flex_attention
 
 import offload
@@ -468,6 +470,25 @@ def test_a_pass_does_change_what_is_computed():
         assert torch.equal(capture(torch.compile(model, options=options), x)(x), x + 1)
         others = torch.compile(model, backend="aot_eager")  # without passes of Inductor
         assert torch.equal(capture(others, x)(x), others(x))
+
+
+@pytest.mark.parametrize("wrap", [lambda function: function, functools.partial, lambda f: [f]])
+def test_patterns_of_the_users_in_a_pass_of_torchs_class_are_refused(wrap):
+    patterns = pattern_matcher.PatternMatcherPass()
+
+    @pattern_matcher.register_graph_pattern(
+        pattern_matcher.CallFunction(torch.ops.aten.sin.default, pattern_matcher.Arg()),
+        pass_dict=patterns,
+    )
+    def cosine(match, _):
+        match.output_node().target = torch.ops.aten.cos.default
+
+    compiled, x = torch.compile(lambda x: x.sin()), normal(3, 8)
+    with torch._inductor.config.patch(post_grad_custom_post_pass=wrap(patterns.apply)):
+        assert torch.allclose(compiled(x), x.cos())
+        with pytest.raises(offload.CaptureError, match="post_grad_custom_post_pass"):
+            offload.capture(compiled, x)
+    assert torch.equal(capture(compiled, x)(x), x.sin())
 
 
 def compiled_by_inductor_inside(x):

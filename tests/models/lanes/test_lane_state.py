@@ -171,6 +171,91 @@ def test_a_child_has_helpers_of_its_own():
         assert torch.equal(run(x), expected)
 
 
+def test_a_fork_beside_a_thread_that_makes_and_drops_lanes():
+    """Who makes or drops lanes waits for the helpers, which a fork holds while it needs the GIL."""
+    source = """
+import os, threading
+import offload
+from offload.native import _native
+
+lane, ended, n_made = [(_native.LaneStep.RUN, 0, 0)], threading.Event(), 0
+
+def make():
+    global n_made
+    while not ended.is_set():
+        _native.set_lanes(_native.CpuResident([], []), [lane, lane], [])
+        n_made += 1
+
+other = threading.Thread(target=make)
+other.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+ended.set()
+other.join()
+assert n_made > 0
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "return twice(x)",
+        "return twice.submit(x).result()",
+        "with captured.load() as run: return run(x)",
+    ],
+)
+def test_a_fork_beside_a_launch_that_executes_another_executable(step):
+    """What it executes, makes or drops is not held while the fork waits for the launch."""
+    source = f"""
+import os, threading, time
+import torch, offload
+
+def step(x):
+    if not is_loaded.is_set():
+        return x * 2
+    time.sleep(0.001)
+    with torch.no_grad():
+        {step}
+
+x, is_loaded, ended = torch.randn(4, 8), threading.Event(), threading.Event()
+captured = offload.capture(lambda x: x * 2, x)
+twice = captured.load()
+library = torch.library.Library("offload_nested", "FRAGMENT")
+library.define("step(Tensor x) -> Tensor")
+library.impl("step", step, "CPU")
+library.impl("step", torch.empty_like, "Meta")
+outer = offload.capture(lambda x: torch.ops.offload_nested.step(x) + 1, x).load()
+is_loaded.set()
+results = []
+
+def execute():
+    while not ended.is_set():
+        results.append(outer(x))
+
+other = threading.Thread(target=execute)
+other.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+ended.set()
+other.join()
+assert results and all(torch.equal(one, x * 2 + 1) for one in results)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
