@@ -171,22 +171,17 @@ def test_a_child_has_helpers_of_its_own():
         assert torch.equal(run(x), expected)
 
 
-def test_a_fork_beside_a_thread_that_makes_and_drops_lanes():
-    """Who makes or drops lanes waits for the helpers, which a fork holds while it needs the GIL."""
-    source = """
-import os, threading
-import offload
-from offload.native import _native
+# Forks beside a thread that calls `work` again and again.
+_FORKS = """
+n_done, ended = 0, threading.Event()
 
-lane, ended, n_made = [(_native.LaneStep.RUN, 0, 0)], threading.Event(), 0
-
-def make():
-    global n_made
+def repeat():
+    global n_done
     while not ended.is_set():
-        _native.set_lanes(_native.CpuResident([], []), [lane, lane], [])
-        n_made += 1
+        work()
+        n_done += 1
 
-other = threading.Thread(target=make)
+other = threading.Thread(target=repeat)
 other.start()
 for _ in range(20):
     child = os.fork()
@@ -195,12 +190,29 @@ for _ in range(20):
     os.waitpid(child, 0)
 ended.set()
 other.join()
-assert n_made > 0
+assert n_done > 0
 """
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
-    )
+
+
+def fork_beside(source):
+    """Fork in a process of its own beside a thread that calls the `work` of this source."""
+    run = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source + _FORKS]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_fork_beside_a_thread_that_makes_and_drops_lanes():
+    """Who makes or drops lanes waits for the helpers, which a fork holds while it needs the GIL."""
+    fork_beside("""
+import os, threading
+import offload
+from offload.native import _native
+
+lane = [(_native.LaneStep.RUN, 0, 0)]
+
+def work():
+    _native.set_lanes(_native.CpuResident([], []), [lane, lane], [])
+""")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +225,7 @@ assert n_made > 0
 )
 def test_a_fork_beside_a_launch_that_executes_another_executable(step):
     """What it executes, makes or drops is not held while the fork waits for the launch."""
-    source = f"""
+    fork_beside(f"""
 import os, threading, time
 import torch, offload
 
@@ -224,7 +236,7 @@ def step(x):
     with torch.no_grad():
         {step}
 
-x, is_loaded, ended = torch.randn(4, 8), threading.Event(), threading.Event()
+x, is_loaded = torch.randn(4, 8), threading.Event()
 captured = offload.capture(lambda x: x * 2, x)
 twice = captured.load()
 library = torch.library.Library("offload_nested", "FRAGMENT")
@@ -233,27 +245,10 @@ library.impl("step", step, "CPU")
 library.impl("step", torch.empty_like, "Meta")
 outer = offload.capture(lambda x: torch.ops.offload_nested.step(x) + 1, x).load()
 is_loaded.set()
-results = []
 
-def execute():
-    while not ended.is_set():
-        results.append(outer(x))
-
-other = threading.Thread(target=execute)
-other.start()
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-ended.set()
-other.join()
-assert results and all(torch.equal(one, x * 2 + 1) for one in results)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+def work():
+    assert torch.equal(outer(x), x * 2 + 1)
+""")
 
 
 @pytest.mark.slow
