@@ -121,7 +121,9 @@ def note_left_message(name: str) -> None:
     Gloo pairs the first of each tag, and so gives this message to the next that is received, or
     takes the next one that is sent.
     """
-    _with_left_messages.add(distributed()._resolve_process_group(name))
+    group = _registered(distributed(), name)
+    if group is not None:  # one that was destroyed carries no more messages
+        _with_left_messages.add(group)
 
 
 def check_no_message_left(name: str) -> None:
@@ -130,7 +132,7 @@ def check_no_message_left(name: str) -> None:
     Raises:
         CaptureError: a message may be left there.
     """
-    if distributed()._resolve_process_group(name) in _with_left_messages:
+    if _registered(distributed(), name) in _with_left_messages:
         raise CaptureError(
             f"in group {name!r} this rank has begun a message in an earlier capture, which was "
             "refused before its peer came to the message: the next message would be taken for it: "

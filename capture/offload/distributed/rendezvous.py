@@ -48,7 +48,7 @@ class Rendezvous:
     it announces the refusal in all other channels as well, with the place that its work would have
     had there: this concerns a work of the same name at this place. If that work was begun at
     another line of the user's code, it may be another one; then it is refused unless the
-    rank comes within a few seconds. A rank that is refused by another one announces the refusal
+    rank comes within 30 s. A rank that is refused by another one announces the refusal
     likewise, since those that it would have met do not know.
 
     Owner: the recording or load. Thread: one.
