@@ -62,6 +62,10 @@ class FakeStream:
     def record_event(self) -> str:
         return "what the caller has enqueued"
 
+    def query(self) -> bool:
+        """Whether work has ended: a memory pool of an earlier test may be collected meanwhile."""
+        return True
+
 
 def test_captures_on_several_threads_take_turns(monkeypatch):
     """The pool that serves torch, its record of requests and its generators are process-wide."""
