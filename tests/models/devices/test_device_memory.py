@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import threading
+import time
 import weakref
 
 import pytest
@@ -243,7 +244,7 @@ def n_threads():
 
 
 @torch.no_grad()
-def test_nothing_stays_of_executions(monkeypatch):
+def test_nothing_stays_of_executions():
     model, x = Small(), normal(4, 8)
     captured = offload.capture(model, x)
     run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
@@ -256,7 +257,11 @@ def test_nothing_stays_of_executions(monkeypatch):
         for _ in range(20):
             run(x)
             run.submit(x).result()
-        assert n_tensors() <= before + 2
+        for _ in range(6000):  # a device's thread drops its last tensors after its ticket ended
+            if n_tensors() <= before:
+                break
+            time.sleep(0.01)
+        assert n_tensors() <= before
     finally:
         gc.enable()
     before = n_threads()
