@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from on_lanes import Towers
 from random_programs import RETURNED, STEP_LISTS, RandomProgram
 from torch import nn
+from two_branches import TwoBranches
 
 import offload
 from offload.backends import CpuBackend
@@ -29,23 +30,10 @@ from offload.run.device_choice import Placement
 from offload.timeline import SpanKind
 
 
-class Small(nn.Module):
-    """Two branches that read one value, a weight that is read twice, and a result in between."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(normal(8, 8))
-
-    def forward(self, x):
-        first = x @ self.weight
-        left, right = first.sin(), first.cos()
-        return left @ self.weight + right, left
-
-
 @torch.no_grad()
 def test_every_placement_of_a_small_program():
     torch.manual_seed(0)
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     ways = list(all_ways(captured.program))
     assert len(ways) == 2 ** len(captured.program.launches)
@@ -154,7 +142,7 @@ def fill(tensor):
 
 @torch.no_grad()
 def test_a_value_is_copied_once_to_each_memory_and_what_goes_together_together():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     names = [one.name for one in captured.program.launches]
     assert names == ["aten::mm", "aten::sin", "aten::cos", "aten::mm", "aten::add.Tensor"]
@@ -175,7 +163,7 @@ def test_a_value_is_copied_once_to_each_memory_and_what_goes_together_together()
 @pytest.mark.parametrize("nth", range(1, 5))
 @torch.no_grad()
 def test_a_copy_that_fails(nth, monkeypatch):
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1, 2: 1, 4: 1}) as run:
         calls = itertools.count(1)
@@ -216,7 +204,7 @@ def test_a_launch_that_fails_in_another_memory():
 
 @torch.no_grad()
 def test_no_memory_for_what_crosses(monkeypatch):
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {1: 1, 2: 1}) as run:
         run(x)
@@ -245,7 +233,7 @@ def n_threads():
 
 @torch.no_grad()
 def test_nothing_stays_of_executions():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
     for _ in range(3):
@@ -278,7 +266,7 @@ def test_nothing_stays_of_executions():
 
 @torch.no_grad()
 def test_a_weight_that_is_written_is_copied_again():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1, 3: 1}) as run:
         for step in range(5):
@@ -297,7 +285,7 @@ def test_a_weight_that_is_written_is_copied_again():
 
 
 def test_a_weight_that_an_optimizer_steps_unseen_is_copied_again():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     with torch.no_grad():
         captured = offload.capture(model, x)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=True)
@@ -311,7 +299,7 @@ def test_a_weight_that_an_optimizer_steps_unseen_is_copied_again():
 
 @torch.no_grad()
 def test_a_weight_that_was_moved_is_refused_until_it_is_bound_again():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         expected = run(x)
@@ -331,7 +319,7 @@ def test_a_weight_that_was_moved_is_refused_until_it_is_bound_again():
 
 @torch.no_grad()
 def test_a_refresh_that_fails_is_made_again(monkeypatch):
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
@@ -353,7 +341,7 @@ def test_a_refresh_that_fails_is_made_again(monkeypatch):
 @torch.no_grad()
 def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatch):
     """The execution does not read the stale copies."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
@@ -384,7 +372,7 @@ def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatc
 @torch.no_grad()
 def test_an_execution_that_is_refused_does_not_cancel_what_another_waits_for(kind, monkeypatch):
     """Both wait for the same copies of weights; the second fails while it is queued."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     costs_ns = None if kind is Placement.STATIC else [2e3, 1e3]
     with apart(captured.bound, {0: 1, 3: 1}, 2, kind, None, costs_ns) as run:
@@ -500,7 +488,7 @@ def test_tensor_objects_may_change_after_the_submission(monkeypatch):
 
 @torch.no_grad()
 def test_a_weight_that_shrinks_before_it_is_copied_again(monkeypatch):
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
@@ -524,7 +512,7 @@ def test_a_weight_that_shrinks_before_it_is_copied_again(monkeypatch):
 @torch.no_grad()
 def test_rebinding_waits_for_executions_under_way(monkeypatch):
     """Segments that are queued would read new weights, others the old ones."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
@@ -553,7 +541,7 @@ def test_rebinding_waits_for_executions_under_way(monkeypatch):
 @torch.no_grad()
 def test_callbacks_do_not_wait_for_transfers_that_their_thread_makes():
     """The last segment's result is copied back: the link's thread ends the ticket."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, dict.fromkeys(range(5), 1)) as run:
         for wait in (run, lambda x: run.submit(x).result(60), lambda _: run.close()):
@@ -763,7 +751,7 @@ def test_a_device_that_cannot_run_a_segment_after_all(monkeypatch):
 
 @torch.no_grad()
 def test_torch_in_another_state_is_refused_wherever_launches_run():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, dict.fromkeys(range(5), 1)) as run:
         run(x)
@@ -778,7 +766,7 @@ def test_torch_in_another_state_is_refused_wherever_launches_run():
 
 @torch.no_grad()
 def test_closing_waits_for_what_is_under_way(monkeypatch):
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
     run(x)
@@ -798,7 +786,7 @@ def test_closing_waits_for_what_is_under_way(monkeypatch):
 
 @torch.no_grad()
 def test_what_stays_at_home_is_called_as_the_whole():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {}) as run:
         assert run._whole is not None
@@ -834,7 +822,7 @@ def test_inputs_that_are_expanded_or_have_gaps():
 
 @torch.no_grad()
 def test_many_threads():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     wrong = []
     with apart(captured.bound, {0: 1, 2: 1, 4: 1}) as run:
@@ -859,7 +847,7 @@ def test_many_threads():
 @torch.no_grad()
 def test_tickets_of_others_are_waited_for_by_transfers():
     first = offload.capture(lambda x: x.exp(), normal(4, 8)).load()
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run, offload.tasks() as t:
         for _ in range(10):
@@ -872,7 +860,7 @@ def test_tickets_of_others_are_waited_for_by_transfers():
 
 @torch.no_grad()
 def test_a_timeline_has_launches_on_their_devices_and_transfers_between(tmp_path):
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {1: 1, 2: 1}) as run:
         run(x)

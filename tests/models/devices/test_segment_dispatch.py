@@ -16,7 +16,7 @@ import torch
 from apart import apart, apart_devices
 from checks import normal
 from on_lanes import Towers
-from test_device_memory import Small
+from two_branches import TwoBranches
 
 import offload
 from offload.backends import CpuBackend
@@ -111,7 +111,7 @@ def test_many_threads_while_devices_slow_down():
 @torch.no_grad()
 def test_copies_that_fail_from_three_threads_with_tickets(nth, monkeypatch):
     """Each execution is right or has the error; the device is refused afterwards; nothing hangs."""
-    model = Small()
+    model = TwoBranches()
     captured = offload.capture(model, normal(4, 8))
     copy, n_copies, lock = transfers._copy, [0], threading.Lock()
     with dynamic(captured, (2e5, 1e3)) as run:
@@ -280,7 +280,7 @@ def test_changed_paces_lead_to_a_new_plan_at_most_once_in_a_while():
 
 @torch.no_grad()
 def test_an_execution_whose_segment_is_refused_has_the_error():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     for is_last in (False, True):
         with dynamic(captured, (2e5, 1e3)) as run:
@@ -296,7 +296,7 @@ def test_an_execution_whose_segment_is_refused_has_the_error():
 @torch.no_grad()
 def test_the_callers_memory_may_be_that_of_any_device():
     """Memories have the same numbers in decisions and in copies."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     first = apart_devices(3)
     for home in range(3):
@@ -323,7 +323,7 @@ def test_closing_waits_for_segments_that_have_not_begun():
 @torch.no_grad()
 def test_an_execution_that_has_ended_is_freed(monkeypatch):
     """Nothing refers to it, not even in a cycle that no garbage collector sees."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     with dynamic(offload.capture(model, x)) as run:
         orders = []
         add = segment_dispatch.CopyOrder
