@@ -12,6 +12,7 @@ from torch import nn
 
 import offload
 from offload.backends import CpuBackend
+from offload.load import device_times
 from offload.load import devices as device_loading
 from offload.plan.topology import Link
 
@@ -45,9 +46,9 @@ def let_devices_be(monkeypatch, costs_ns, backends=None, *, measures_links=False
         monkeypatch.setattr(device_loading, "measured_links", lambda *_: links)
     monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
     monkeypatch.setattr(
-        device_loading._DevicesLoad,
-        "_launch_ns",
-        lambda self, at, name: [costs_ns[at]] * len(self._bound.program.launches),
+        device_times.DeviceTimes,
+        "launch_ns",
+        lambda self, at: [costs_ns[at]] * len(self.bound.program.launches),
     )
     monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
 
@@ -208,7 +209,7 @@ def test_the_quicker_device_has_no_room_for_all(monkeypatch):
     devices = apart_devices(2, (CpuBackend(threads=1), Limited(100_000)))
     monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
     monkeypatch.setattr(
-        device_loading, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
+        device_times, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
     )
     with captured.load(["cpu", "cpu"]) as run:
         there = run.placement.graph.processors[1]

@@ -16,6 +16,7 @@ from torch import nn
 import offload
 from offload.api.captured import Captured
 from offload.backends import CpuBackend
+from offload.load import device_times
 from offload.load import devices as device_loading
 from offload.native import _native
 from offload.program.slice import Slice, slice_program
@@ -58,11 +59,11 @@ def at_random(bound, seed, n_processors=2, placement=Placement.STATIC):
 def let_launches_take(monkeypatch, costs_ns):
     """Set the durations of launches on each device, by its index; calls are not timed."""
 
-    def launch_ns(self, at, name):
-        n_launches = len(self._bound.program.launches)
+    def launch_ns(self, at):
+        n_launches = len(self.bound.program.launches)
         return [costs_ns[at](index) for index in range(n_launches)]
 
-    monkeypatch.setattr(device_loading._DevicesLoad, "_launch_ns", launch_ns)
+    monkeypatch.setattr(device_times.DeviceTimes, "launch_ns", launch_ns)
     monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
 
 
@@ -231,10 +232,10 @@ def test_inputs_are_refused_before_anything_runs(monkeypatch):
 def test_launches_are_timed_and_the_quicker_way_is_kept(monkeypatch, times_ns, n_devices):
     """Calls on one device take ten times their launches' durations, which are scaled to that."""
     monkeypatch.setattr(
-        device_loading, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
+        device_times, "typical_ns", lambda run, _: (1e6,) * len(run.program.launches)
     )
     monkeypatch.setattr(
-        device_loading,
+        device_times,
         "call_and_submission_ns",
         lambda run, _: (10e6 * len(run.program.launches), 10.001e6 * len(run.program.launches)),
     )
@@ -255,7 +256,7 @@ def test_launches_are_timed_and_the_quicker_way_is_kept(monkeypatch, times_ns, n
 @torch.no_grad()
 def test_segments_leave_a_device_that_is_slowed_down(placement, monkeypatch):
     let_launches_take(monkeypatch, [lambda _: 20e3, lambda _: 25e3])
-    monkeypatch.setattr(device_loading, "_HAND_OVER_NS", 100.0)
+    monkeypatch.setattr(device_times, "_HAND_OVER_NS", 100.0)
     model, x = Towers(64, 4), torch.randn(8, 64)
     run = offload.capture(model, x).load(TWO, placement=placement)
     assert len(run.segments) > 2
