@@ -15,6 +15,7 @@ from torch import nn
 
 import offload
 from offload.backends import CpuBackend
+from offload.load import device_times
 from offload.load import devices as device_loading
 from offload.run import transfers
 from offload.run.placed_executable import PlacedExecutable
@@ -40,10 +41,10 @@ def numbers(*shape: int) -> torch.Tensor:
 def let_launches_take(monkeypatch: pytest.MonkeyPatch, costs_ns: Callable[[int, int], Any]) -> None:
     """Set durations of launches on each device (None: it cannot run there); calls are not timed."""
 
-    def launch_ns(self: Any, at: int, name: str) -> list[Any]:
-        return [costs_ns(at, index) for index in range(len(self._bound.program.launches))]
+    def launch_ns(self: Any, at: int) -> list[Any]:
+        return [costs_ns(at, index) for index in range(len(self.bound.program.launches))]
 
-    monkeypatch.setattr(device_loading._DevicesLoad, "_launch_ns", launch_ns)
+    monkeypatch.setattr(device_times.DeviceTimes, "launch_ns", launch_ns)
     monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
 
 

@@ -10,6 +10,7 @@ from offload.api.captured import Captured
 from offload.api.next_step import NextStep, guarded
 from offload.api.recorded_program import recorded_program, runs_opaque, triton_compiler
 from offload.api.recording_turn import TURN, refuse_nested
+from offload.api.told_call import recorded_told
 from offload.console.progress import stage, telling
 from offload.console.switches import DebugLevel, say
 from offload.console.user_code import callable_name, user_lines, user_location
@@ -22,7 +23,6 @@ from offload.record import (
     FakeWeights,
     PlainCall,
     Recorder,
-    Recording,
     SizedFunctions,
     VaryingSizes,
     WholeLayers,
@@ -300,7 +300,7 @@ class BlockRecording:
             self._agree("the call reads a tensor on the host, and is recorded again")
             handed_out, plain = recorder.finish_plain(result)
             del recorder, result
-            self._settle(*self._told(plain), plain.read)
+            self._settle(*recorded_told(plain, self._recorder, self._called), plain.read)
         elif made := recorder.end_step():
             self._agree("the first step is made, and the next one is recorded")
             handed_out = recorder.finish_unrecorded(result)
@@ -361,41 +361,10 @@ class BlockRecording:
         if plain is None:
             raise error
         try:
-            self._settle(*self._told(plain), plain.read)
+            self._settle(*recorded_told(plain, self._recorder, self._called), plain.read)
         except CaptureError as again:
             error.add_note(f"when torch.compiler.is_compiling() returns True: {again}")
             raise error from None
-
-    def _told(self, plain: PlainCall) -> tuple[BoundProgram, WholeProgram | None]:
-        """Record the same call told that it is being compiled; it leaves the same state.
-
-        Raises:
-            CaptureError: it does something else, or also reads on the host.
-        """
-        try:
-            plain.put_back(before=True)
-            recorder, recording = self._recorded_told(plain)
-            return recorded_program(recorder, recording), recording.seen
-        finally:
-            plain.put_back(before=False)
-
-    def _recorded_told(self, plain: PlainCall) -> tuple[Recorder, Recording]:
-        recorder = self._recorder(plain=plain)
-        try:
-            result = recorder.call_again(*self._called)
-        except Exception as error:
-            raise _refused_told(plain, error) from error
-        return recorder, recorder.finish(result)[1]
-
-
-def _refused_told(plain: PlainCall, error: Exception) -> CaptureError:
-    """The refusal of a host read that the call does not avoid when told to."""
-    refusal = CaptureError(plain.refusal)
-    refusal.add_note(
-        "when torch.compiler.is_compiling() returns True, the model raises "
-        f"{type(error).__qualname__}: {error}"
-    )
-    return refusal
 
 
 def begin_call(

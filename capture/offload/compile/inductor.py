@@ -17,14 +17,8 @@ from typing import Any
 
 import torch
 
-from offload.compile.inductor_lines import (
-    Lines,
-    Reader,
-    defaults,
-    guarded,
-    lines_of,
-    refusal_of,
-)
+from offload.compile.inductor_lines import defaults, guarded, lines_of, refusal_of
+from offload.compile.line_reader import Lines, Reader
 from offload.compile.loops import SIGNATURE, Loops, Word
 from offload.compile.refusal import PassingRefusal, UnsupportedRegion
 from offload.compile.toolchain import Options, find_compiler, most_threads

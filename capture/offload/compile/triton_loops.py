@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from offload.compile.inductor_lines import Lines, Reader, guarded, lines_of
+from offload.compile.inductor_lines import guarded, lines_of
+from offload.compile.line_reader import Lines, Reader
 from offload.compile.loops import Word
 from offload.compile.refusal import UnsupportedRegion
 from offload.program import Program

@@ -4,71 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections import Counter
 from collections.abc import Sequence
 
-from offload.backends import Backend, Prepared
-from offload.console.amounts import show_count
-from offload.console.progress import Progress, stage, telling
-from offload.errors import (
-    BackendUnavailable,
-    BindingError,
-    CaptureError,
-    ExecutionError,
-    OutOfMemory,
-    PlanError,
-)
+from offload.console.progress import Progress, telling
+from offload.errors import CaptureError, OutOfMemory, PlanError
 from offload.interpreter.own_generators import drawing_alone
-from offload.interpreter.retarget import why_not_on
 from offload.load.device_memory import MemoryLeft
 from offload.load.device_options import DeviceOptions, Watts
+from offload.load.device_times import Costs, DeviceTimes
 from offload.load.energy_trial import EnergyTrial, as_measured, costs_at
 from offload.load.fitted_placement import FittedPlacement
-from offload.load.launch_times import known_or_measured_ns
-from offload.load.place import place
 from offload.load.placed_devices import link_lines, measured_links, placed_devices
-from offload.load.placed_segments import (
-    CannotRun,
-    LoadSegment,
-    copies_used,
-    load_segments,
-    part_on,
-)
-from offload.load.trial import (
-    call_and_submission_ns,
-    calls_in_turns_ns,
-    estimated_ns,
-    execute_made_up,
-    made_up_call,
-    made_up_stream,
-    typical_ns,
-    weights_kept,
-)
+from offload.load.placed_segments import CannotRun, LoadSegment, copies_used, load_segments
+from offload.load.trial import calls_in_turns_ns, made_up_call, made_up_stream, weights_kept
 from offload.load.triton_code import with_code
 from offload.load.watts import measured_watts
-from offload.plan import Plan
-from offload.plan.program_tasks import ProgramTasks, staying_launches, task_launches
+from offload.plan.program_tasks import ProgramTasks
 from offload.plan.task_placement import Objective, TaskPlacement
-from offload.program import BoundProgram, Role
-from offload.program.slice import slice_program
-from offload.run import Executable
+from offload.program import BoundProgram
 from offload.run.device_choice import Crossings, DeviceChoice
 from offload.run.placed_executable import PlacedExecutable
 from offload.run.weight_copies import WeightCopies
 
-# The assumed cost of handing a segment to another device, unmeasured: waking a thread.
-_HAND_OVER_NS = 10_000.0
-
-_N_WARM_UP = 2
-_N_TIMED = 7
-_N_CALLS = 20
 _N_STREAMED = 16
 
 # Several devices are kept if they take less than this fraction of one: medians of equal calls
 # differ by less.
 _QUICKER = 0.97
-
-Costs = Sequence[float | None]
 
 
 def load_on_devices(
@@ -105,17 +67,22 @@ class _DevicesLoad:
         self._load = load
         self._alone = drawing_alone(bound)
         self._copies = WeightCopies(bound, self._devices.memories[self._devices.home])
-        self._hand_over_ns = _HAND_OVER_NS
         self._notes: list[str] = []
-        self._stays = staying_launches(bound.program)
-        self._groups = task_launches(bound.program)
+        self._times = DeviceTimes(
+            bound,
+            self._alone,
+            self._devices,
+            self._copies,
+            kept=asked.costs,
+            notes=self._notes,
+        )
 
     def loaded(self) -> PlacedExecutable:
         """The executable, on the quickest choice of the devices."""
-        names, devices = self._devices.names, self._devices
+        devices = self._devices
         watts = self._measured_watts()
-        costs_ns = [self._able(at, self._launch_ns(at, name)) for at, name in enumerate(names)]
-        links = measured_links(devices, self._hand_over_ns)
+        costs_ns = [self._times.of_device(at) for at in range(len(devices.names))]
+        links = measured_links(devices, self._times.hand_over_ns)
         self._notes += link_lines(devices, links)
         self._fitting = functools.partial(
             FittedPlacement,
@@ -123,7 +90,7 @@ class _DevicesLoad:
             devices,
             links,
             watts=watts,
-            hand_over_ns=self._hand_over_ns,
+            hand_over_ns=self._times.hand_over_ns,
         )
         self._placing = self._fitting(asked=self._asked)
         run, tasks = self._placed_run(costs_ns)
@@ -138,171 +105,6 @@ class _DevicesLoad:
                 made.pop_all()
                 return run.noted(self._notes)
         return self._made(bound, tasks, placement)
-
-    # ---- costs --------------------------------------------------------------------------------
-
-    def _able(self, at: int, costs_ns: Costs) -> list[float | None]:
-        """The costs of a device; None for launches that must stay elsewhere."""
-        if self._devices.shares(at):
-            return list(costs_ns)
-        program = self._bound.program
-        kind = self._devices.memories[at].device.type
-        found: list[float | None] = []
-        why: Counter[str] = Counter()
-        for launch, cost_ns in zip(program.launches, costs_ns, strict=True):
-            reason = "" if launch.index in self._stays else why_not_on(program, launch, kind)
-            why.update([reason] if reason else [])
-            found.append(None if reason or launch.index in self._stays else cost_ns)
-        home = self._devices.names[self._devices.home]
-        for reason, count in why.most_common():
-            launches = show_count(count, "launch", "launches")
-            self._notes.append(f"{launches} not on {self._devices.names[at]}, but {home}: {reason}")
-        return found
-
-    def _launch_ns(self, at: int, name: str) -> Costs:
-        """The cost of each launch on a device; None: it cannot run there."""
-        if not self._devices.shares(at):
-            return self._launch_ns_there(at, name)
-        backend, program = self._devices.backends[at], self._bound.program
-        try:
-            return self._times_ns(self._alone.bound, backend, name)
-        except CaptureError as error:
-            self._notes.append(f"{name} cannot run all launches: {error}")
-            return self._possible_ns(at)
-        except OutOfMemory:
-            raise
-        except (BackendUnavailable, BindingError, ExecutionError) as error:
-            self._notes.append(f"launches on {name} are estimated: {error}")
-        return estimated_ns(program, backend.machine().costs.memory_bytes_per_ns)
-
-    def _launch_ns_there(self, at: int, name: str) -> Costs:
-        """The same for a device with separate memory, for launches that need not stay.
-
-        Launches whose weights together fit half of that memory are timed; others are estimated.
-        """
-        program, backend = self._bound.program, self._devices.backends[at]
-        groups = self._movable(at)
-        movable = [launch for group in groups for launch in group]
-        found: list[float | None] = [None] * len(program.launches)
-        for launch, ns in zip(movable, self._estimated_ns(at, movable), strict=True):
-            found[launch] = ns
-        launches = self._with_room(at, groups)
-        if not launches:
-            return found
-        if len(launches) < len(movable):
-            n_left = show_count(len(movable) - len(launches), "launch", "launches")
-            self._notes.append(f"{n_left} on {name} estimated: weights do not fit for a trial")
-        part = slice_program(self._alone.bound, launches)
-        try:
-            bound = part_on(self._devices, self._copies, part, at)
-            times_ns = self._times_ns(bound, backend, name)
-        except CaptureError as error:
-            self._notes.append(f"{name} cannot run all launches that may move: {error}")
-            return self._possible_ns(at)
-        except (BackendUnavailable, BindingError, ExecutionError) as error:
-            self._notes.append(f"launches on {name} are estimated: {error}")
-            return found
-        for launch, ns in zip(launches, times_ns, strict=True):
-            found[launch] = ns
-        return found
-
-    def _movable(self, at: int) -> list[tuple[int, ...]]:
-        """The launches of each task that a device with separate memory may run."""
-        program, kind = self._bound.program, self._devices.memories[at].device.type
-        return [
-            group
-            for group in self._groups
-            if self._stays.isdisjoint(group)
-            and not any(why_not_on(program, program.launches[one], kind) for one in group)
-        ]
-
-    def _with_room(self, at: int, groups: Sequence[tuple[int, ...]]) -> list[int]:
-        """Launches of the first tasks whose weights fit half of the device's memory."""
-        program, memory = self._bound.program, self._devices.memories[at]
-        room_bytes = self._devices.backends[at].machine(memory.device.index).memory_bytes
-        taken: set[int] = set()
-        found: list[int] = []
-        for group in groups:
-            used = {value for one in group for value in program.launches[one].touched()}
-            weights = taken | {one for one in used if program.values[one].role is Role.WEIGHT}
-            size_bytes = sum(program.values[value].size_bytes for value in weights)
-            if not room_bytes or size_bytes <= room_bytes // 2:
-                taken = weights
-                found += group
-        return found
-
-    def _estimated_ns(self, at: int, launches: Sequence[int]) -> list[float]:
-        memory = self._devices.memories[at]
-        costs = self._devices.backends[at].machine(memory.device.index).costs
-        every = estimated_ns(self._bound.program, costs.memory_bytes_per_ns)
-        return [every[launch] for launch in launches]
-
-    def _times_ns(self, bound: BoundProgram, backend: Backend, name: str) -> Sequence[float]:
-        """The measured or estimated times of a Program's launches on a device.
-
-        Raises:
-            CaptureError: the device cannot run one of them.
-            OutOfMemory, BackendUnavailable, BindingError, ExecutionError: they cannot be timed.
-        """
-        prepared = backend.prepare(bound)
-        plan = place(prepared, backend)
-        if self._alone.refusal:
-            why = self._alone.refusal
-        elif backend.timing is None and backend.capabilities.queues_work:
-            why = "the device does not report when launches begin"
-        else:
-            try:
-                return self._known_or_measured_ns(prepared, plan, backend, name)
-            except CaptureError as error:
-                why = str(error)
-        self._notes.append(f"launches on {name} are estimated: {why}")
-        machine = backend.machine(bound.program.device_index)
-        return estimated_ns(bound.program, machine.costs.memory_bytes_per_ns)
-
-    def _known_or_measured_ns(
-        self, prepared: Prepared, plan: Plan, backend: Backend, name: str
-    ) -> Sequence[float]:
-        program = prepared.program
-        machine = backend.machine(program.device_index)
-        timing = backend.timing
-
-        def measure() -> Sequence[float]:
-            if timing is not None:
-                return timing.time_launches(prepared, plan).times_ns
-            with contextlib.closing(Executable(prepared, plan, backend)) as run:
-                return self._executed_ns(run)
-
-        how = machine.settings if timing is not None else f"{machine.settings}, as calls take"
-        device = ", ".join(filter(None, [machine.device, how]))
-        found, is_kept = known_or_measured_ns(
-            self._asked.costs, machine.name, device, program, measure
-        )
-        if is_kept:
-            self._notes.append(f"durations of launches on {name} were kept from former loads")
-        return found
-
-    def _executed_ns(self, run: Executable) -> tuple[float, ...]:
-        """Times of launches in executions, scaled to the duration of whole calls."""
-        with weights_kept(run.bound), stage("timing launches", _N_WARM_UP + _N_TIMED):
-            execute_made_up(run, _N_WARM_UP)
-            launches_ns = typical_ns(run, _N_TIMED)
-            call_ns, submitted_ns = call_and_submission_ns(run, _N_CALLS)
-        self._hand_over_ns = max(self._hand_over_ns, submitted_ns - call_ns)
-        stretch = call_ns / sum(launches_ns) if sum(launches_ns) else 1.0
-        return tuple(one * max(1.0, stretch) for one in launches_ns)
-
-    def _possible_ns(self, at: int) -> Costs:
-        """Estimates for the launches that a device can run, determined task by task."""
-        found: list[float | None] = [None] * len(self._bound.program.launches)
-        for group in self._groups if self._devices.shares(at) else self._movable(at):
-            with contextlib.suppress(CaptureError):
-                part = slice_program(self._alone.bound, group)
-                self._devices.backends[at].prepare(part_on(self._devices, self._copies, part, at))
-                for launch, ns in zip(group, self._estimated_ns(at, group), strict=True):
-                    found[launch] = ns
-        return found
-
-    # ---- placement ----------------------------------------------------------------------------
 
     def _placed_run(
         self, costs_ns: list[list[float | None]]
@@ -356,7 +158,7 @@ class _DevicesLoad:
         whole = [at for at, costs in enumerate(costs_ns) if None not in costs]
         for best in sorted(whole, key=lambda at: sum(costs_ns[at])):  # type: ignore[arg-type]
             n_launches = len(self._bound.program.launches)
-            where = [home if one in self._stays else best for one in range(n_launches)]
+            where = [home if one in self._times.stays else best for one in range(n_launches)]
             alone = costs_at(costs_ns, where)
             with contextlib.suppress(PlanError, CannotRun, OutOfMemory):
                 _, placement = self._placing.fitted(alone)
@@ -379,7 +181,10 @@ class _DevicesLoad:
         )
         n_launches = len(bound.program.launches)
         singles = [
-            [self._devices.home if one in self._stays else device for one in range(n_launches)]
+            [
+                self._devices.home if one in self._times.stays else device
+                for one in range(n_launches)
+            ]
             for device, costs in enumerate(costs_ns)
             if None not in costs
         ]
@@ -407,7 +212,7 @@ class _DevicesLoad:
         choice = DeviceChoice(
             [one.costs for one in segments],
             self._placement,
-            self._hand_over_ns,
+            self._times.hand_over_ns,
             is_throughput=self._objective is Objective.THROUGHPUT,
             crossings=Crossings.between(
                 devices.memories,

@@ -216,6 +216,31 @@ class LaunchLog:
             return True
         return self.allocations.contains(tensor.untyped_storage())
 
+    def guard_equal(
+        self,
+        views: tuple[TensorView, TensorView],
+        storages: Iterable[TrackedStorage],
+        what: str = "",
+    ) -> None:
+        """Record that every execution must find the same content in two views.
+
+        Args:
+            views: of equal shape and dtype.
+            storages: those that they show.
+            what: their description, for the message of an execution that finds other content; the
+                user's line where it is empty.
+        """
+        self._append(
+            "aten::equal",
+            views,
+            results=(None,),
+            reads=indices_of(storages),
+            writes=(),
+            guard=True,
+        )
+        if what:
+            self.launches[-1] = dataclasses.replace(self.launches[-1], source=what)
+
     def _append(
         self,
         operator: str,

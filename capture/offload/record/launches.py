@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from offload.console.user_code import user_location
 from offload.distributed import Rendezvous
 from offload.errors import CaptureError
 from offload.interpreter.eager_run import flat
-from offload.program import Argument, Role, TensorView, TritonKernel
+from offload.program import Role, TensorView, TritonKernel
 from offload.record.collectives import NAMESPACES, Collectives
 from offload.record.device_formats import refuse_write_in_own_format
 from offload.record.drawn_before import DrawnBefore
@@ -207,60 +207,6 @@ class LaunchRecorder(LaunchLog):
         """Record a launch that copies a tensor made by the call to a held tensor."""
         self.dispatch(torch.ops.aten.copy_.default, (to, made), {})
 
-    def guard_same(self, tensors: Sequence[torch.Tensor], what: str) -> None:
-        """Record that every execution must find the same number in all these tensors.
-
-        Args:
-            tensors: without dimensions, of one dtype.
-            what: their description, for the message of an execution that finds another number.
-        """
-        stacked = self.dispatch(torch.ops.aten.stack.default, (list(tensors),), {})
-        tracked = self.table.of(stacked)
-        first = stacked[:1].expand_as(stacked)
-        self._append(
-            "aten::equal",
-            (self.table.view(stacked, tracked), self.table.view(first, tracked)),
-            results=(None,),
-            reads=indices_of((tracked,)),
-            writes=(),
-            guard=True,
-        )
-        self.launches[-1] = dataclasses.replace(self.launches[-1], source=what)
-
-    def guard_least(self, counter: torch.Tensor, what: str) -> None:
-        """Record that every execution must find at least the number that a tensor holds now.
-
-        Args:
-            counter: without dimensions.
-            what: its description, as in `guard_same`.
-        """
-        now = counter.detach().clone()
-        self.table.add_weight(now)
-        larger = self.dispatch(torch.ops.aten.maximum.default, (counter, now), {})
-        self.guard_same([counter, larger], what)
-
-    def added_to(self, tensor: torch.Tensor) -> tuple[object, ...] | None:
-        """The call's additions to a tensor so far, for comparison; None: it wrote otherwise."""
-        index = self.table.of(tensor).value.index
-        added: list[object] = []
-        for launch in self.launches:
-            if index not in launch.writes:
-                continue
-            _, *others = launch.arguments
-            if launch.name == "aten::add_.Tensor" and all(map(self._is_fixed, others)):
-                added.append(tuple(others))
-            elif launch.name.startswith("aten::_foreach_add_."):
-                added.append(launch.index)  # the same for each tensor of its list
-            else:
-                return None
-        return tuple(added)
-
-    def _is_fixed(self, argument: Argument) -> bool:
-        """Whether an argument is the same number in each execution."""
-        if not isinstance(argument, TensorView):
-            return True
-        return self.numbers is not None and self.numbers.has(argument.value)
-
     def _after_launch(
         self,
         operator: Overload,
@@ -292,13 +238,9 @@ class LaunchRecorder(LaunchLog):
             self.foldable.add(len(self.launches))
         is_random = operator.draws(arguments)
         if is_random or drew:
-            self.generators.refuse_forked()
+            self._note_random(touched, writes, results, outcomes)
         if is_random or any(one.is_state for one in writes):
             self.guards.note_change()
-        if (is_random or drew) and self._fakes is None:
-            of_new = zip(results, outcomes, strict=bool(results))
-            new = [tensor for view, tensor in of_new if view is not None]
-            self.outcomes.append(RandomOutcome.observed(new, touched, writes))
         name, kept = operator.name, tuple[torch.Tensor, ...]()
         if self.numbers is not None:
             name, arguments, kept = self.numbers.instead(name, arguments)
@@ -314,6 +256,20 @@ class LaunchRecorder(LaunchLog):
             guard=outcomes[0] if reads_host else None,
             guards_shape=shape_depends_on_data(operator, arguments),
         )
+
+    def _note_random(
+        self,
+        touched: list[Touched],
+        writes: list[TrackedStorage],
+        results: list[TensorView | None],
+        outcomes: list[Any],
+    ) -> None:
+        """Keep what a launch has drawn, where it was computed."""
+        self.generators.refuse_forked()
+        if self._fakes is None:
+            of_new = zip(results, outcomes, strict=bool(results))
+            new = [tensor for view, tensor in of_new if view is not None]
+            self.outcomes.append(RandomOutcome.observed(new, touched, writes))
 
     def _follow_metadata(self, operator: Overload, touched: list[Touched]) -> None:
         """Follow resize_, set_, transpose_ and the like: the tensor may lie elsewhere now."""
@@ -401,14 +357,7 @@ class LaunchRecorder(LaunchLog):
         )
         if what in ("torch.numpy", "torch.__array__"):
             tracked.exposed_at = user_location()
-        self._append(
-            "aten::equal",
-            views,
-            results=(None,),
-            reads=indices_of((tracked, expected)),
-            writes=(),
-            guard=True,
-        )
+        self.guard_equal(views, (tracked, expected))
 
 
 def _all_on_host(touched: list[Touched]) -> bool:

@@ -255,7 +255,12 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         CaptureError: a subclass with its own behaviour, a sparse, nested, quantised or zero-tensor
             layout, or a tensor of a functional transform.
     """
-    plain = (
+    if not _is_plain(tensor):
+        raise CaptureError(f"{user_location()}: {where} uses {_why_not_plain(tensor, where)}")
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
         (type(tensor) is FakeTensor or is_plain_class(tensor))
         and tensor.layout is torch.strided
         and not tensor.is_quantized
@@ -264,46 +269,49 @@ def check_plain(tensor: torch.Tensor, where: str) -> None:
         and not torch.nn.parameter.is_lazy(tensor)
         and not is_transformed(tensor)
     )
-    if plain:
-        return
+
+
+def _why_not_plain(tensor: torch.Tensor, where: str) -> str:
+    """What a tensor is that is not plain, and what to do."""
     if is_transformed(tensor):
-        raise CaptureError(
-            f"{user_location()}: {where} uses a tensor of a transform (torch.func, functionalize): "
-            "capture outside of the transform, with plain tensors"
+        return (
+            "a tensor of a transform (torch.func, functionalize): capture outside of the "
+            "transform, with plain tensors"
         )
     if torch.nn.parameter.is_lazy(tensor):
-        raise CaptureError(
-            f"{user_location()}: {where} uses a parameter that has no shape yet: call the model "
-            "once before capturing it"
-        )
+        return "a parameter that has no shape yet: call the model once before capturing it"
     if tensor.is_nested:
-        raise CaptureError(
-            f"{user_location()}: {where} uses a nested tensor: only plain strided tensors can be "
-            f"recorded; use padded ones ({NO_NESTED_ENCODER})"
+        return (
+            "a nested tensor: only plain strided tensors can be recorded; use padded ones "
+            f"({NO_NESTED_ENCODER})"
         )
     kind = "quantized tensor" if tensor.is_quantized else type(tensor).__qualname__
     if kind == "Tensor" and tensor._is_zerotensor():
         kind = "tensor of zeros without memory"
-    advice = ""
+    return (
+        f"a {kind} of layout {tensor.layout}: only plain strided tensors can be recorded"
+        f"{_plain_instead(tensor, where)}"
+    )
+
+
+def _plain_instead(tensor: torch.Tensor, where: str) -> str:
+    """How to use a plain tensor instead; empty where nothing is known."""
     if tensor.layout is not torch.strided:
-        advice = "; use its .to_dense()"
         if torch._C._current_graph_task_id() >= 0 or "embedding" in where:
-            advice = (
+            return (
                 ", and this is a sparse gradient: give the layer that makes it sparse=False "
                 "(nn.Embedding, nn.EmbeddingBag), and the parameters an optimizer for dense "
                 "gradients (Adam instead of SparseAdam); or leave backward() and the optimizer's "
                 "step out of the captured call"
             )
-    elif hasattr(tensor, "to_local"):
-        advice = "; use its .to_local(), which is this rank's part"
-    elif not has_plain_memory(tensor):
-        advice = "; use the plain tensors that it holds or represents"
-    elif not is_plain_class(tensor):
-        advice = "; pass it .as_subclass(torch.Tensor)"
-    raise CaptureError(
-        f"{user_location()}: {where} uses a {kind} of layout {tensor.layout}: only plain strided "
-        f"tensors can be recorded{advice}"
-    )
+        return "; use its .to_dense()"
+    if hasattr(tensor, "to_local"):
+        return "; use its .to_local(), which is this rank's part"
+    if not has_plain_memory(tensor):
+        return "; use the plain tensors that it holds or represents"
+    if not is_plain_class(tensor):
+        return "; pass it .as_subclass(torch.Tensor)"
+    return ""
 
 
 def shape_depends_on_data(operator: Overload, arguments: list[Any]) -> bool:

@@ -60,7 +60,7 @@ READING: tuple[type[torch.optim.Optimizer], ...] = (
 )
 
 # Those functions that branch otherwise in their first steps, on numbers that grow with the
-# counter; each execution checks that the counter has come as far (`guard_least`).
+# counter; each execution checks that the counter has come as far (`step_counters`).
 _GROWING = frozenset({"_single_tensor_radam", "_multi_tensor_radam"})
 
 _ENDINGS = tuple(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,8 @@ from offload.record.set_hyperparameters import (
     first_assigned,
     refuse_written_numbers,
 )
-from offload.record.step_numbers import READING, StepNumbers
+from offload.record.step_counters import step_numbers
+from offload.record.step_numbers import StepNumbers
 from offload.record.trained_parts import (
     Group,
     Leaf,
@@ -201,56 +202,8 @@ class TrainedState:
             yield f"a module ({type(module).__qualname__}, backward)", any(backward)
 
     def numbers(self, log: LaunchRecorder) -> StepNumbers:
-        """The numbers that optimizers compute from the step counters in their state.
-
-        Where all counters of an optimizer hold the same number, each execution first checks that
-        they do: then results of one counter serve all.
-        """
-        alike: dict[int, str] = {}
-        for stepped in self._optimizers:
-            counters = self._read_counters(stepped)
-            if len(counters) > 1 and len({float(one) for one in counters}) == 1:
-                log.guard_same(
-                    counters,
-                    f"the step counters of {stepped.name}, which were equal when the step was "
-                    "recorded",
-                )
-                alike.update((id(one), stepped.name) for one in counters)
-            if isinstance(stepped.optimizer, torch.optim.RAdam):
-                for one in counters[: 1 if stepped.name in alike.values() else None]:
-                    log.guard_least(
-                        one, f"a step counter of {stepped.name}, at least its recorded value"
-                    )
-
-        def shared(counter: torch.Tensor) -> Hashable | None:
-            added = log.added_to(counter) if id(counter) in alike else None
-            return None if added is None else (alike[id(counter)], added)
-
-        return StepNumbers(self._counters_of(self._states), shared)
-
-    def _read_counters(self, stepped: Stepped) -> list[torch.Tensor]:
-        """The counters of an optimizer that may be read on the host: fused ones do not read any."""
-        if not isinstance(stepped.optimizer, READING) or all(
-            group.get("fused") for group in stepped.optimizer.param_groups
-        ):
-            return []
-        own = [one for one in self._states if one.stepped is stepped]
-        counters = list(self._counters_of(own, "step"))
-        return [one for one in counters if one.device.type == "cpu"]
-
-    @staticmethod
-    def _counters_of(states: Iterable[OptimizerState], key: str = "") -> Iterator[torch.Tensor]:
-        """Yield the numbers in optimizers' state that lie where the parameters do.
-
-        A counter on the host beside a parameter on a device is read there, and refused.
-        """
-        for state in states:
-            if not isinstance(state.key, torch.Tensor):
-                continue
-            for name, item in state.items.items():
-                is_number = isinstance(item, torch.Tensor) and not item.dim()
-                if is_number and key in ("", name) and item.device == state.key.device:
-                    yield item
+        """The numbers that optimizers compute from the step counters in their state."""
+        return step_numbers(self._optimizers, self._states, log)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:

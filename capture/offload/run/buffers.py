@@ -1,4 +1,4 @@
-"""Buffers that the caller provides for results: `out=`, nested like the results."""
+"""Memory that the caller provides: buffers for results (`out=`), and the feature map."""
 
 from __future__ import annotations
 
@@ -49,3 +49,20 @@ def _take(structure: Structure, out: Any, where: str, buffers: list[torch.Tensor
         )
     for position, (child, item) in enumerate(zip(structure.children, items, strict=True)):
         _take(child, item, f"{where}[{position}]", buffers)
+
+
+def check_feature_map(feature_map: object, *, moves: bool) -> None:
+    """Check the argument of `feature_map=`; `moves`: the loaded program can use other memory.
+
+    Raises:
+        BindingError: it is no tensor, or the program uses no other memory.
+    """
+    if not isinstance(feature_map, torch.Tensor):
+        raise BindingError(
+            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
+        )
+    if not moves:
+        raise BindingError(
+            "feature_map: the feature map of this program stays where it was loaded: execute "
+            "without feature_map="
+        )

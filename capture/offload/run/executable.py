@@ -6,22 +6,22 @@ import atexit
 import contextlib
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
 from offload.backends import Backend, LaunchReport, Loaded, LoadedLanes, Prepared
-from offload.console.progress import stage
 from offload.costs import CostModel, HeaderShape
 from offload.errors import BindingError, CopyError, TimelineError
 from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
-from offload.plan import Plan, SlotChoice, SlotKind, choose_copied_slots
+from offload.plan import Plan, SlotChoice, choose_copied_slots
 from offload.plan.steps import lanes_of_launches
 from offload.plan.topology import Machine
 from offload.program import Role
+from offload.run.buffers import check_feature_map
+from offload.run.call_signature import CallSignature
 from offload.run.deferred import Deferred
 from offload.run.execution_submitting import ExecutionSubmitting
 from offload.run.explanation import explain
@@ -30,9 +30,9 @@ from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
 from offload.run.overlap_choice import OverlapChoice
 from offload.run.predicted_timeline import predict
-from offload.run.recorded_timeline import execution_timeline
+from offload.run.recorded_timeline import fill_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
-from offload.run.weight_streaming import WeightStreaming
+from offload.run.weight_streaming import WeightStreaming, read_weights
 from offload.timeline import Scheduling, Timeline
 
 if TYPE_CHECKING:
@@ -42,17 +42,6 @@ atexit.register(_native.close_all_lanes)
 
 # Over this many reads the clock's cost is accurate to a tenth of a nanosecond.
 _CLOCK_READS = 10_000
-
-
-class _CallSignature:
-    """What `inspect.signature` returns for an executable, whose call is native."""
-
-    _found = inspect.signature(lambda *args, out=None, feature_map=None, **kwargs: None)
-
-    def __get__(self, executable: object, owner: type) -> inspect.Signature:
-        if executable is None:
-            raise AttributeError("the class is called to make one")
-        return self._found
 
 
 class Executable(ExecutionSubmitting):
@@ -85,7 +74,7 @@ class Executable(ExecutionSubmitting):
             than one such node.
     """
 
-    __signature__ = _CallSignature()
+    __signature__ = CallSignature()
 
     def __init__(
         self,
@@ -118,7 +107,8 @@ class Executable(ExecutionSubmitting):
         self._prepared_notes = prepared.notes
         self._loaded = self._instantiate(prepared, plan)
         self._steps = watched_steps(prepared.bound, self._loaded)
-        _read_weights(self._loaded)
+        if (stream := self._loaded.weights.stream) is not None:
+            read_weights(stream)
         if verify:
             backend.prove(prepared, plan)
         self.copy_choices = self._choose_copies()
@@ -128,7 +118,10 @@ class Executable(ExecutionSubmitting):
             self._loaded,
             host_scheduled=scheduling is Scheduling.HOST,
             copied={choice.slot for choice in self.copy_choices if choice.is_copied},
-            check_feature_map=functools.partial(_check_feature_map, backend, self._loaded),
+            check_feature_map=functools.partial(
+                check_feature_map,
+                moves=backend.capabilities.moves_feature_map and self._loaded.moves_feature_map,
+            ),
             sizes=self._sized_calls(),
         )
         self._deferred = Deferred(self._native, keeps_order=self.program.leaves_something)
@@ -317,7 +310,15 @@ class Executable(ExecutionSubmitting):
         try:
             yield timeline
         finally:
-            self._fill(timeline)
+            fill_timeline(
+                timeline,
+                self._native.stop_trace(),
+                self.program,
+                device_lane=self.device,
+                scheduling=self.scheduling,
+                substages=self._native.substages,
+                launch_lanes=lanes_of_launches(self.plan.launch_lanes or ()),
+            )
             if costs is not None:
                 predict(self, timeline, costs)
             timeline.clock_reads = self._native.trace_clock_reads - reads
@@ -330,23 +331,6 @@ class Executable(ExecutionSubmitting):
                 f"{len(timeline.executions):,}: warm up before the block, and call the executable "
                 f"{executions:,} times inside it"
             )
-
-    def _fill(self, timeline: Timeline) -> None:
-        """End the trace, and put its executions into the timeline."""
-        traces = self._native.stop_trace()
-        timeline.origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
-        timeline.executions = tuple(
-            execution_timeline(
-                trace,
-                self.program,
-                device_lane=self.device,
-                scheduling=self.scheduling,
-                origin_ns=timeline.origin_ns,
-                substages=self._native.substages,
-                launch_lanes=lanes_of_launches(self.plan.launch_lanes or ()),
-            )
-            for trace in traces
-        )
 
     def keep_timelines(self, keep: Callable[[Executable, Timeline], None]) -> None:
         """Call `keep` with this executable and each timeline whose block ends without an error."""
@@ -403,40 +387,12 @@ class Executable(ExecutionSubmitting):
 
     def memory_report(self) -> MemoryReport:
         """Return the executable's memory by kind."""
-        counted = self.last_execution.n_executions > 0
         outside = sum(report.outside_bytes for report in self.launch_reports())
-        return MemoryReport(
-            feature_map_bytes=self.plan.feature_map_bytes,
-            lower_bound_bytes=self.plan.lower_bound_bytes,
-            unshared_bytes=self.plan.unshared_bytes,
-            outside_bytes=outside if counted else None,
-            buffer_bytes=sum(
-                self.plan.slots[choice.slot].size_bytes
-                for choice in self.copy_choices
-                if choice.is_copied
-            ),
-            weight_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.WEIGHT)),
-            derived_bytes=sum(slot.size_bytes for slot in self.plan.of_kind(SlotKind.DERIVED)),
+        copied = [choice.slot for choice in self.copy_choices if choice.is_copied]
+        return MemoryReport.of(
+            self.plan,
+            copied,
+            outside_bytes=outside if self.last_execution.n_executions else None,
             discarded_bytes=0 if self.streaming is None else self.streaming.discarded_bytes,
             graph_bytes=self._loaded.graph_bytes(),
         )
-
-
-def _check_feature_map(backend: Backend, loaded: Loaded, feature_map: object) -> None:
-    if not isinstance(feature_map, torch.Tensor):
-        raise BindingError(
-            f"feature_map: expected a uint8 tensor, got a {type(feature_map).__qualname__}"
-        )
-    if not (backend.capabilities.moves_feature_map and loaded.moves_feature_map):
-        raise BindingError(
-            "feature_map: the feature map of this program stays where it was loaded: execute "
-            "without feature_map="
-        )
-
-
-def _read_weights(loaded: Loaded) -> None:
-    stream = loaded.weights.stream
-    if stream is None:
-        return
-    with stage("reading weights", stream.load_bytes) as told:
-        stream.load(told.reach if told.is_told else None)

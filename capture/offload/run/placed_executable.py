@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import CancelledError
 from typing import Any, NoReturn
 
-import torch
-
-from offload.errors import (
-    BindingError,
-    CopyError,
-    DependencyError,
-    ExecutionError,
-    TimelineError,
-)
+from offload.errors import BindingError, CopyError, DependencyError, ExecutionError, TimelineError
 from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.task_placement import TaskPlacement
-from offload.program import BoundProgram, Program
-from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
+from offload.program import BoundProgram
+from offload.run.deferred import in_callable, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
+from offload.run.placed_executions import PlacedExecutions
 from offload.run.placed_explanation import moved_lines, segment_lines, transfer_lines
-from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued
+from offload.run.placed_queue import Asked, PlacedQueue, PlacedSegment, Queued, home_memory
 from offload.run.placed_results import PlacedResults
 from offload.run.placed_timeline import placed_timeline
 from offload.run.segment_dispatch import SegmentDispatcher
@@ -90,14 +81,9 @@ class PlacedExecutable(Submitting):
         self.choice = choice
         self.segments = tuple(segments)
         self._leaves_something = bound.program.leaves_something
-        self._untimed = untimed
         self._notes = tuple(notes)
-        self._lock = threading.Lock()
-        self._before: tuple[Ticket, ...] = ()  # the one before, where executions leave state
-        self._closed = False
         self._waiting: dict[Ticket, None] = {}  # submissions whose arguments are not known yet
-        home = next((one for one in memories if _is_recorded(self.program, one)), None)
-        home = home or Memory(_recorded_device(self.program))
+        home = home_memory(self.program, memories)
         n_devices = len(placement.graph.processors)
         self._queue = PlacedQueue(
             self.program, self.segments, memories or (home,) * n_devices, home, copies
@@ -115,6 +101,14 @@ class PlacedExecutable(Submitting):
                 choice,
                 untimed=untimed,
             )
+        self._executions = PlacedExecutions(
+            self.program,
+            self.segments,
+            self._queue,
+            choice,
+            untimed=untimed,
+            dispatcher=self._dispatcher,
+        )
         self._copies = copies
         self._binding = whole_binding(bound)
         self._results = PlacedResults(bound, self.segments)
@@ -136,9 +130,9 @@ class PlacedExecutable(Submitting):
         try:  # all have ended before an error is raised
             error = _origin([one._outcome() for one in queued.tickets])
         except BaseException as interrupted:
-            self._observe(queued.devices, interrupted)
+            self._executions.observe(queued.devices, interrupted)
             raise
-        self._observe(queued.devices, error)
+        self._executions.observe(queued.devices, error)
         if error is not None:
             raise error
         return self._results.of(queued)
@@ -160,8 +154,7 @@ class PlacedExecutable(Submitting):
             if not in_callable():
                 for one in list(self._waiting):
                     one._outcome()
-        with self._lock:
-            self._closed = True
+        self._executions.close()
         if self._dispatcher is not None and not inside and not in_callable():
             self._queue.under_way.wait()  # segments that have not begun need their executables
         for run in inside or self._runs():
@@ -180,7 +173,7 @@ class PlacedExecutable(Submitting):
 
     def _notice_fork(self) -> None:
         """Renew, in the child of a fork, what threads of the parent may have held."""
-        self._lock = threading.Lock()
+        self._executions.notice_fork()
         for one in (self._dispatcher, self._whole):
             if one is not None:
                 one.notice_fork()
@@ -188,7 +181,7 @@ class PlacedExecutable(Submitting):
     @property
     def closed(self) -> bool:
         """Whether it is closed to executions."""
-        return self._closed
+        return self._executions.closed
 
     def noted(self, notes: Sequence[str]) -> PlacedExecutable:
         """Return itself, with other sentences for `explain`."""
@@ -258,7 +251,7 @@ class PlacedExecutable(Submitting):
                 task or in a done-callback, for which they may wait.
         """
         while True:
-            with self._lock:
+            with self._executions.lock:
                 under_way = self._queue.under_way.tickets()
                 if not under_way:
                     self._rebind()
@@ -335,78 +328,17 @@ class PlacedExecutable(Submitting):
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
         error = _origin([one._outcome() for one in queued.tickets])
-        self._observe(queued.devices, error)
+        self._executions.observe(queued.devices, error)
         if error is not None:
             whole._set_error(error)
             return
         whole._set_result(self._results.of(queued))
 
-    def _observe(self, devices: Sequence[int], error: BaseException | None) -> None:
-        """Record the segments' latest durations: of other calls, where calls overlap."""
-        if self.choice.is_static or self._dispatcher is not None:
-            return
-        if error is not None:
-            with self._lock:
-                self.choice.failed()
-            return
-        took_ns = [
-            None if device in self._untimed else one.run(device).last_execution.device_ns
-            for one, device in zip(self.segments, devices, strict=True)
-        ]
-        with self._lock:
-            self.choice.ended(devices, took_ns)
-
     def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
         refuse_at_exit()
-        if self._closed:
+        if self.closed:
             raise ExecutionError("the executable is closed")
-        given = self._binding.checked(args, kwargs, asked.caller)
-        if self._dispatcher is not None:
-            return self._dispatched(self._dispatcher, given, asked)
-        with self._lock:
-            devices = self.choice.choose()
-            try:
-                return self._queued_on(devices, given, asked)
-            except BaseException:
-                self.choice.failed()
-                raise
-
-    def _dispatched(
-        self, dispatcher: SegmentDispatcher, given: Sequence[torch.Tensor], asked: Asked
-    ) -> Queued:
-        """Begin an execution whose segments begin one by one; its one ticket is that of all."""
-        with self._lock:
-            if self._closed:
-                raise ExecutionError("the executable is closed")
-            devices = self.choice.choose()
-            try:
-                if self._leaves_something:
-                    after = (*asked.after, *end_of(self._before))
-                    asked = dataclasses.replace(asked, after=after)
-                execution, queued = dispatcher.prepare(devices, given, asked)
-            except BaseException:
-                self.choice.failed()
-                raise
-            self._before = tuple(queued.tickets) if self._leaves_something else ()
-        dispatcher.begin(execution, devices, asked.after)
-        return queued
-
-    def _queued_on(
-        self, devices: Sequence[int], given: Sequence[torch.Tensor], asked: Asked
-    ) -> Queued:
-        if not self._leaves_something:
-            return self._queue.queued(devices, given, asked)
-        after = (*asked.after, *end_of(self._before))
-        begun: list[Ticket] = []
-        try:
-            found = self._queue.queued(
-                devices, given, dataclasses.replace(asked, after=after), begun
-            )
-        except BaseException:  # what it had queued may end before the execution before it
-            self._before += tuple(begun)
-            raise
-        self._before = tuple(begun)
-        return found
+        return self._executions.queued(self._binding.checked(args, kwargs, asked.caller), asked)
 
     @outside_graphs
     def __enter__(self) -> PlacedExecutable:
@@ -440,17 +372,6 @@ def _queue_what_waits() -> None:
     for one in list(_alive):
         for ticket in list(one._waiting):
             ticket._outcome()
-
-
-def _recorded_device(program: Program) -> torch.device:
-    if program.device_index is None:
-        return torch.device(program.device)
-    return torch.device(program.device, program.device_index)
-
-
-def _is_recorded(program: Program, memory: Memory) -> bool:
-    same_index = program.device_index in (None, memory.device.index)
-    return memory.device.type == program.device and (memory.is_host or same_index)
 
 
 def _refuse_buffers(kwargs: Kwargs) -> None:

@@ -367,3 +367,14 @@ class _Queueing:
             self._transfers.append(ticket)
             for consumer in one.consumers:
                 self._arrivals.setdefault(consumer, []).append(ticket)
+
+
+def home_memory(program: Program, memories: Sequence[Memory]) -> Memory:
+    """The memory in which the Program was recorded: one of these, or a new one."""
+    for one in memories:
+        same_index = program.device_index in (None, one.device.index)
+        if one.device.type == program.device and (one.is_host or same_index):
+            return one
+    if program.device_index is None:
+        return Memory(torch.device(program.device))
+    return Memory(torch.device(program.device, program.device_index))

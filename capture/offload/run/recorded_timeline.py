@@ -18,6 +18,7 @@ from offload.timeline import (
     Scheduling,
     Span,
     SpanKind,
+    Timeline,
 )
 
 COPY_LANE = "copies"
@@ -28,21 +29,47 @@ def lane_name(device_lane: str, lane: int) -> str:
     return f"{device_lane} lane {lane}" if lane else device_lane
 
 
-def execution_timeline(
+def fill_timeline(
+    timeline: Timeline,
+    traces: Sequence[_native.ExecutionTrace],
+    program: Program,
+    *,
+    device_lane: str,
+    scheduling: Scheduling,
+    substages: Sequence[str] = (),
+    launch_lanes: Mapping[int, int] = MappingProxyType({}),
+) -> None:
+    """Put recorded executions into a timeline, whose origin is the begin of the first call.
+
+    `substages`: the device's names of the substages of submit. `launch_lanes`: by launch, where
+    there are several; the thread that ran a lane is not recorded.
+    """
+    timeline.origin_ns = min((trace.execution.call_ns for trace in traces), default=0)
+    timeline.executions = tuple(
+        _execution(
+            trace,
+            program,
+            device_lane=device_lane,
+            scheduling=scheduling,
+            origin_ns=timeline.origin_ns,
+            substages=substages,
+            launch_lanes=launch_lanes,
+        )
+        for trace in traces
+    )
+
+
+def _execution(
     trace: _native.ExecutionTrace,
     program: Program,
     *,
     device_lane: str,
     scheduling: Scheduling,
     origin_ns: int,
-    substages: Sequence[str] = (),
-    launch_lanes: Mapping[int, int] = MappingProxyType({}),
+    substages: Sequence[str],
+    launch_lanes: Mapping[int, int],
 ) -> ExecutionTimeline:
-    """Return one execution's spans, in ns since `origin_ns` of the native clock.
-
-    `substages`: the device's names of the substages of submit. `launch_lanes`: by launch, where
-    there are several; the thread that ran a lane is not recorded.
-    """
+    """Return one execution's spans, in ns since `origin_ns` of the native clock."""
     spans = [
         *_stages(trace.execution),
         *(

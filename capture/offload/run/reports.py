@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from offload.console.amounts import show_bytes
 from offload.native import _native
+from offload.plan import Plan, SlotKind
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -196,3 +197,26 @@ class MemoryReport:
     derived_bytes: int
     discarded_bytes: int
     graph_bytes: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        plan: Plan,
+        copied: Iterable[int],
+        *,
+        outside_bytes: int | None,
+        discarded_bytes: int,
+        graph_bytes: int,
+    ) -> MemoryReport:
+        """The memory of an executable with this plan; `copied`: slots that are always copied."""
+        return cls(
+            feature_map_bytes=plan.feature_map_bytes,
+            lower_bound_bytes=plan.lower_bound_bytes,
+            unshared_bytes=plan.unshared_bytes,
+            outside_bytes=outside_bytes,
+            buffer_bytes=sum(plan.slots[slot].size_bytes for slot in copied),
+            weight_bytes=sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT)),
+            derived_bytes=sum(slot.size_bytes for slot in plan.of_kind(SlotKind.DERIVED)),
+            discarded_bytes=discarded_bytes,
+            graph_bytes=graph_bytes,
+        )

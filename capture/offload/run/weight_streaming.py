@@ -12,6 +12,7 @@ import torch
 
 from offload.backends import managed_weights, native_source
 from offload.console.amounts import show_bytes
+from offload.console.progress import stage
 from offload.errors import BindingError, ExecutionError
 from offload.interpreter.torch_names import dtype_name
 from offload.native import _native
@@ -309,6 +310,12 @@ class WeightStreaming:
     @property
     def _weight_bytes(self) -> int:
         return sum(self._program.values[value].size_bytes for value in self._numbers)
+
+
+def read_weights(stream: _native.WeightStream | _native.DeviceWeightStream) -> None:
+    """Read the weights that stay on the device, and tell how far that is."""
+    with stage("reading weights", stream.load_bytes) as told:
+        stream.load(told.reach if told.is_told else None)
 
 
 def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:

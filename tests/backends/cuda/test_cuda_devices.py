@@ -6,6 +6,7 @@ from on_lanes import Towers
 
 import offload
 from offload.backends import CpuBackend
+from offload.load import device_times
 from offload.load import devices as device_loading
 
 pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
@@ -15,11 +16,11 @@ from simulated_backend import install
 def let_launches_take(monkeypatch, period):
     """Make launches alternately expensive on one device and cheap on the other."""
 
-    def launch_ns(self, at, name):
-        n_launches = len(self._bound.program.launches)
+    def launch_ns(self, at):
+        n_launches = len(self.bound.program.launches)
         return [1e6 if index // period % 2 == at else 1e3 for index in range(n_launches)]
 
-    monkeypatch.setattr(device_loading._DevicesLoad, "_launch_ns", launch_ns)
+    monkeypatch.setattr(device_times.DeviceTimes, "launch_ns", launch_ns)
     monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
 
 

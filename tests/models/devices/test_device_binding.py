@@ -45,6 +45,7 @@ def everywhere(captured):
     )
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_calls_are_refused_as_by_one_device():
     """With the same words, before the first segment has written its input."""
     with torch.no_grad():
@@ -53,12 +54,15 @@ def test_calls_are_refused_as_by_one_device():
     assert len(several.segments) > 1
     x = normal(4, 8)
     kept = x.clone()
-    freed = normal(4, 8)
+    freed, shrunk = normal(4, 8), normal(4, 8)
     freed.untyped_storage().resize_(0)
+    shrunk.untyped_storage().resize_(8)
     refused = (
         (x, normal(4, 8).requires_grad_()),
         (x, normal(4, 8).to_sparse()),
+        (x, torch._efficientzerotensor(4, 8)),
         (x, freed),
+        (x, shrunk),
         (x, normal(4, 8).double()),
         (x, normal(4, 8).to("meta")),
         (x, normal(8, 4)),
@@ -67,15 +71,18 @@ def test_calls_are_refused_as_by_one_device():
         (x, 3),
         (x,),
     )
-    for args in refused:
-        told = []
-        for run in (one, several):
-            for call in (run, run.submit):
-                with pytest.raises(offload.BindingError) as error:
-                    call(*args)
-                told.append(str(error.value))
-        assert len(set(told)) == 1
-        assert torch.equal(x, kept)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(normal(4, 8), normal(4, 8))
+        for args in (*refused, (x, dual)):
+            told = []
+            for run in (one, several):
+                for call in (run, run.submit):
+                    with pytest.raises(offload.BindingError) as error:
+                        call(*args)
+                    told.append(str(error.value))
+            assert len(set(told)) == 1
+            assert torch.equal(x, kept)
+    assert several._queue.links.n_copies == 0
     y = normal(4, 8)
     with torch.no_grad():
         found = [run(kept.clone(), y) for run in (one, several)]

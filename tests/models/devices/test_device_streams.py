@@ -225,7 +225,7 @@ def test_the_child_of_a_fork_executes_whatever_threads_of_the_parent_held(kind, 
     """Locks that another thread holds at the fork do not exist in the child."""
     run = captured.load([CpuBackend(threads=1)] * 2, placement=str(kind))
     assert torch.equal(run(numbered(1)), model(numbered(1)))
-    locks = [run._lock]
+    locks = [run._executions.lock]
     held, go_on = threading.Event(), threading.Event()
 
     def hold():

@@ -7,6 +7,7 @@ from checks import normal
 from on_lanes import Towers
 
 import offload
+from offload.load import device_times
 from offload.load import devices as device_loading
 
 # The second device takes less power and, as predicted, half as long again.
@@ -20,9 +21,9 @@ def let_calls_take(monkeypatch, costs_ns):
     devices = apart_devices(2)
     monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
     monkeypatch.setattr(
-        device_loading._DevicesLoad,
-        "_launch_ns",
-        lambda self, at, name: [COSTS_NS[at]] * len(self._bound.program.launches),
+        device_times.DeviceTimes,
+        "launch_ns",
+        lambda self, at: [COSTS_NS[at]] * len(self.bound.program.launches),
     )
 
     def times_ns(runs, what, made_up):

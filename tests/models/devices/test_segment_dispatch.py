@@ -16,14 +16,13 @@ import torch
 from apart import apart, apart_devices
 from checks import normal
 from on_lanes import Towers
-from test_device_memory import Small
+from two_branches import TwoBranches
 
 import offload
 from offload.backends import CpuBackend
-from offload.errors import PlanError
-from offload.native import _native, _planner
+from offload.native import _native
 from offload.run import Ticket, segment_dispatch, transfers, weight_refresh
-from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts
+from offload.run.device_choice import Placement
 
 DYNAMIC = Placement.DYNAMIC
 WAITING_SECONDS = 60
@@ -111,7 +110,7 @@ def test_many_threads_while_devices_slow_down():
 @torch.no_grad()
 def test_copies_that_fail_from_three_threads_with_tickets(nth, monkeypatch):
     """Each execution is right or has the error; the device is refused afterwards; nothing hangs."""
-    model = Small()
+    model = TwoBranches()
     captured = offload.capture(model, normal(4, 8))
     copy, n_copies, lock = transfers._copy, [0], threading.Lock()
     with dynamic(captured, (2e5, 1e3)) as run:
@@ -236,51 +235,9 @@ def test_a_launch_that_executes_its_own_executable_is_refused(steps):
         assert all(map(torch.equal, run(x), expected))
 
 
-def test_a_step_of_the_dispatch_does_not_grow_with_what_is_queued():
-    """Where a device stalls, 16 executions that wait are looked at; others begin in their turn."""
-    costs = [tuple(1e4 if one == at else None for one in range(3)) for at in range(3)]
-    segments = [SegmentCosts(costs[at], (), at) for at in range(3)]
-    dispatch = DeviceChoice(segments, DYNAMIC, 0.0).dispatch()
-    for _ in range(100):
-        dispatch.add([0, 1, 2])
-    running, ended = [], []
-
-    def step():
-        for kind, number, what, _, _ in dispatch.next([1.0] * 3, 1e4):
-            (running if kind == 0 else ended).append((number, what))
-
-    step()
-    (stalled,) = [one for one in running if one[1] == 0]
-    for one in iter(lambda: next((one for one in running if one != stalled), None), None):
-        running.remove(one)
-        dispatch.segment_ended(*one)
-        step()
-        assert one[0] <= 16  # the first has nothing left to begin
-    assert one == (16, 2)
-    assert running == [stalled]
-    while running:
-        dispatch.segment_ended(*running.pop(0))
-        step()
-    assert [number for number, _ in ended] == list(range(100))
-
-
-def test_changed_paces_lead_to_a_new_plan_at_most_once_in_a_while():
-    """5 us for each segment and device, so that short segments do not cost a plan each."""
-    segments = [SegmentCosts((1e3, 1e3), tuple(range(at)[-1:]), 0) for at in range(4)]
-    dispatch = DeviceChoice(segments, DYNAMIC, 0.0).dispatch()
-    dispatch.add([0, 0, 0, 0])
-    dispatch.next([1.0, 1.0], 0.0)
-    dispatch.next([10.0, 1.0], 100.0)
-    assert dispatch.devices(0) == [0, 1, 1, 1]
-    dispatch.next([1.0, 10.0], 39_999.0)
-    assert dispatch.devices(0) == [0, 1, 1, 1]
-    dispatch.next([1.0, 10.0], 100.0 + 40_000.0)
-    assert dispatch.devices(0) == [0, 0, 0, 0]
-
-
 @torch.no_grad()
 def test_an_execution_whose_segment_is_refused_has_the_error():
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     for is_last in (False, True):
         with dynamic(captured, (2e5, 1e3)) as run:
@@ -296,7 +253,7 @@ def test_an_execution_whose_segment_is_refused_has_the_error():
 @torch.no_grad()
 def test_the_callers_memory_may_be_that_of_any_device():
     """Memories have the same numbers in decisions and in copies."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     first = apart_devices(3)
     for home in range(3):
@@ -323,7 +280,7 @@ def test_closing_waits_for_segments_that_have_not_begun():
 @torch.no_grad()
 def test_an_execution_that_has_ended_is_freed(monkeypatch):
     """Nothing refers to it, not even in a cycle that no garbage collector sees."""
-    model, x = Small(), normal(4, 8)
+    model, x = TwoBranches(), normal(4, 8)
     with dynamic(offload.capture(model, x)) as run:
         orders = []
         add = segment_dispatch.CopyOrder
@@ -386,90 +343,3 @@ def test_devices_that_share_memory():
         inputs = [normal(4, 32) for _ in range(20)]
         for one, found in zip(inputs, run.map(inputs, buffersize=5), strict=True):
             assert torch.equal(found, model(one))
-
-
-def test_the_checker_refuses_every_wrong_step():
-    """Segment 0 reads the input, segment 1 what 0 makes; the caller reads what 1 makes."""
-    rules = _planner.DispatchRules(
-        inputs=[(0,), (1,)],
-        outputs=[(1,), (2,)],
-        after=[(), (0,)],
-        home=0,
-        returned=[2],
-        n_memories=2,
-        names=[10, 11, 12],
-    )
-
-    def right():
-        check = _planner.DispatchCheck(rules)
-        yield check
-        yield check.copied(-1, 0, 1, (0,))
-        yield check.arrived(1, (0,))
-        yield check.begun(0, 1)
-        yield check.ended(0)
-        yield check.begun(1, 1)
-        yield check.ended(1)
-        yield check.copied(1, 1, 0, (2,))
-        yield check.arrived(0, (2,))
-        yield check.finished()
-
-    assert len(list(right())) == 10
-
-    def after(n):
-        steps = right()
-        check = next(steps)
-        for _ in range(n):
-            next(steps)
-        return check
-
-    for n, wrong, message in (
-        (0, lambda one: one.begun(0, 1), "reads %10, which memory 1 lacks"),
-        (0, lambda one: one.ended(0), "without being under way"),
-        (0, lambda one: one.arrived(1, (0,)), "without being on its way"),
-        (0, lambda one: one.copied(-1, 0, 2, (0,)), "does not exist"),
-        (0, lambda one: one.copied(-1, 0, 1, (3,)), "does not exist"),
-        (0, lambda one: one.copied(2, 0, 1, (0,)), "does not exist"),
-        (0, lambda one: one.begun(2, 0), "does not exist"),
-        (0, lambda one: one.begun(0, -1), "does not exist"),
-        (1, lambda one: one.begun(0, 1), "lacks"),
-        (1, lambda one: one.copied(-1, 0, 1, (0,)), "a second time"),
-        (2, lambda one: one.copied(-1, 0, 1, (0,)), "a second time"),
-        (2, lambda one: one.begun(1, 1), "before segment 0"),
-        (3, lambda one: one.begun(0, 1), "a second time"),
-        (3, lambda one: one.begun(1, 1), "before segment 0"),
-        (3, lambda one: one.copied(0, 1, 0, (1,)), "before it has ended"),
-        (4, lambda one: one.ended(0), "without being under way"),
-        (4, lambda one: one.begun(1, 0), "lacks"),
-        (4, lambda one: one.copied(0, 0, 1, (1,)), "which lacks it"),
-        (4, lambda one: one.finished(), "before its segments"),
-        (6, lambda one: one.finished(), "the caller reads %12"),
-        (7, lambda one: one.finished(), "the caller reads"),
-    ):
-        with pytest.raises(PlanError, match=message):
-            wrong(after(n))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"inputs": [(3,), (1,)]},
-        {"outputs": [(1,), (-1,)]},
-        {"after": [(), (2,)]},
-        {"after": [()]},
-        {"returned": [3]},
-        {"home": 2},
-    ],
-)
-def test_rules_with_numbers_of_nothing_are_refused(wrong):
-    rules = {
-        "inputs": [(0,), (1,)],
-        "outputs": [(1,), (2,)],
-        "after": [(), (0,)],
-        "home": 0,
-        "returned": [2],
-        "n_memories": 2,
-        "names": [0, 1, 2],
-    }
-    _planner.DispatchRules(**rules)
-    with pytest.raises(PlanError):
-        _planner.DispatchRules(**rules | wrong)

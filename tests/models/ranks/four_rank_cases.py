@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_cases import Feedforward, alike, begin, check, check_model
+from rank_checks import Feedforward, alike, begin, check, check_model
 from ranks import main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_cases import Feedforward, alike, begin, check_model
+from rank_checks import Feedforward, alike, begin, check_model
 from ranks import main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_cases import WORLD, alike, begin, own
+from rank_checks import WORLD, alike, begin, own
 from ranks import main
 from torch import nn
 

@@ -9,7 +9,7 @@ from ranks import Found, run_by_torchrun
 @pytest.fixture(scope="module")
 def found() -> Found:
     """Results of two ranks in all cases."""
-    return run_by_torchrun("rank_cases", 2)
+    return run_by_torchrun("model_rank_cases", 2)
 
 
 @pytest.mark.parametrize(

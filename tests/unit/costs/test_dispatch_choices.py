@@ -4,8 +4,7 @@ import random
 import statistics
 
 import pytest
-from dispatched import Run, Speeds, best_ns, fixed_ns
-from test_device_choice_copies import (
+from crossing_segments import (
     HAND_OVER_NS,
     US,
     at_random,
@@ -14,6 +13,7 @@ from test_device_choice_copies import (
     executed,
     planned_at,
 )
+from dispatched import Run, Speeds, best_ns, fixed_ns
 
 from offload.errors import PlanError
 from offload.run.device_choice import DeviceChoice, Placement, SegmentCosts

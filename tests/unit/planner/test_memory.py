@@ -1,7 +1,4 @@
-import csv
-import hashlib
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from memory_instances import CHALLENGING, INSTANCES, digest, random_intervals, read_instance
 from ortools.sat.python import cp_model
 
 from offload.errors import PlanError
@@ -19,9 +17,6 @@ from offload.plan.memory import (
     lower_bound_bytes,
     place_intervals,
 )
-
-INSTANCES = sorted((Path(__file__).parents[2] / "data" / "minimalloc").glob("*.csv"))
-CHALLENGING = [path for path in INSTANCES if path.name != "input.12.csv"]
 
 # 14 bytes are live at once, yet no arena below 15 bytes holds them.
 ABOVE_THE_BOUND = [
@@ -45,14 +40,6 @@ def intervals_up_to(count, steps=12, size_bytes=40):
         lambda lifetime, size: Interval(*lifetime, size), lifetimes, st.integers(0, size_bytes)
     )
     return st.lists(one, max_size=count)
-
-
-def read_instance(path):
-    with path.open(newline="") as lines:
-        return [
-            Interval(int(row["lower"]), int(row["upper"]), int(row["size"]))
-            for row in csv.DictReader(lines)
-        ]
 
 
 def takes_memory(interval):
@@ -126,14 +113,6 @@ def lstm_intervals(n_layers, n_steps, hidden_bytes):
             sequence[step] = hidden
     launch(n_steps * hidden_bytes, *sequence)
     return [Interval(*value) for value in values]
-
-
-def random_intervals(count, seed):
-    numbers = random.Random(seed)
-    return [
-        Interval(step, step + numbers.randint(1, 12), 64 * numbers.randint(1, 99))
-        for step in range(count)
-    ]
 
 
 @given(intervals_up_to(40), st.sampled_from([1, 2, 16, 64]))
@@ -278,17 +257,9 @@ def test_a_search_cut_short_is_never_worse_than_greedy():
         assert placement.arena_bytes <= greedy.arena_bytes
 
 
-def digest():
-    """A digest of all that planning returns, for greedy and searched placements."""
-    hasher = hashlib.sha256()
-    for intervals in (random_intervals(500, seed=2), *map(read_instance, INSTANCES)):
-        hasher.update(repr(place_intervals(intervals)).encode())
-    return hasher.hexdigest()
-
-
 @pytest.mark.slow
 def test_same_placement_in_every_process():
-    code = "import test_memory; print(test_memory.digest())"
+    code = "import memory_instances; print(memory_instances.digest())"
     search_path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     digests = {
         subprocess.run(

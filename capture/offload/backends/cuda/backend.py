@@ -210,14 +210,6 @@ class CudaBackend:
         check = functools.partial(check_weights, prepared.bound, named, self.alignment_bytes)
         check()
         arena = _arena(captured.device)
-        # The resident has a separate graph: of the capture only the memory that its constant words
-        # point to must stay, as long as the device executes it. `_arenas` finds the arena as long.
-        keep = (
-            arena,
-            captured.fixed.mapping,
-            captured.capture.keep if _points_outside(captured.discovery) else None,
-            prepared.bindings.weights if prepared.program.opaque is not None else None,
-        )
         stream, weights, streamed = self._streamed(prepared, plan, captured.device)
         resident = make_resident(
             captured,
@@ -227,7 +219,7 @@ class CudaBackend:
             plan.feature_map_bytes,
             stream=stream,
             streamed=streamed,
-            keep=keep,
+            keep=_kept(prepared, captured, arena),
         )
         random = captured.capture.random
         mode = "graph" if prepared.program.opaque is None else "opaque"
@@ -325,6 +317,20 @@ def _torch_machine(index: int | None) -> Machine:
 def _notes(fixed: tuple[str, ...], proved: list[str]) -> tuple[str, ...]:
     """What stays in place, and what the proof allowed; keeps nothing of the capture alive."""
     return (*fixed, *proved)
+
+
+def _kept(prepared: Prepared, captured: TemplateGraph, arena: object) -> tuple[object, ...]:
+    """What must stay as long as the device executes a resident.
+
+    The resident has a separate graph: of the capture only the memory that its constant words point
+    to must stay. `_arenas` finds the arena as long.
+    """
+    return (
+        arena,
+        captured.fixed.mapping,
+        captured.capture.keep if _points_outside(captured.discovery) else None,
+        prepared.bindings.weights if prepared.program.opaque is not None else None,
+    )
 
 
 def _points_outside(discovery: Discovery) -> bool:

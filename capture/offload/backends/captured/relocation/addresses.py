@@ -6,6 +6,7 @@ import bisect
 from collections.abc import Sequence
 
 from offload.backends.captured.relocation.captures import GraphCapture, OwnedRange
+from offload.backends.captured.relocation.words import WORD_BYTES
 
 _LOWER_HALF = 0xFFFF_FFFF
 _FAR_BYTES = 1 << 36
@@ -68,8 +69,17 @@ class Meanings:
         ]
         return near or self._far(first, second, third)
 
+    def at(self, offset: int, contents: Sequence[bytes]) -> list[tuple[int, int]]:
+        """The same for a word at a byte of a part, given by the part's content in four captures.
+
+        Whatever the second of them, which is in the first layout too, holds there.
+        """
+        words = [int.from_bytes(one[offset : offset + WORD_BYTES], "little") for one in contents]
+        first, _, second, third = words
+        return self.of(first, second, third)
+
     def _far(self, first: int, second: int, third: int) -> list[tuple[int, int]]:
-        """The same far outside an allocation, if there is only one.
+        """As `of`, far outside an allocation, if there is only one.
 
         As for a kernel that receives the address of index 0. If allocations have different gaps in
         each layout, only the right one is as far away in all three; of adjacent allocations many

@@ -7,17 +7,10 @@ that a copy reads. Pure data: nothing here needs a device.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
 
-from offload.backends.captured.relocation import advice
 from offload.backends.captured.relocation.addresses import Meanings, Owned
 from offload.backends.captured.relocation.alike import check_alike
-from offload.backends.captured.relocation.captures import (
-    GraphCapture,
-    NodeKind,
-    node_text,
-    place_text,
-)
+from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
 from offload.backends.captured.relocation.constants import Constants
 from offload.backends.captured.relocation.stale_words import (
     StaleWords,
@@ -25,6 +18,7 @@ from offload.backends.captured.relocation.stale_words import (
     differs_beside,
     follows_layout,
 )
+from offload.backends.captured.relocation.word_refusals import WordRefusals
 from offload.backends.captured.relocation.words import (
     HALF_BYTES,
     WORD_BYTES,
@@ -114,24 +108,18 @@ class _Search:
         decoy_address: int,
     ) -> None:
         self._captures = captures
-        self._names = launch_names
         self._nodes = captures[0].nodes
         first, _, second, third = captures
         self._meanings = Meanings((first, second, third), guard_bytes)
         self._halves_tell = guard_bytes > 0
         self._owned = [Owned(capture.owned) for capture in captures]
         self._stale = StaleWords(captures, self._meanings, self._owned, decoy_address)
+        self._refusals = WordRefusals(captures[0], launch_names, self._meanings, self._halves_tell)
         self.constants = Constants(captures[0], launch_names, self._meanings, self._owned[0])
         self.found: list[FoundWord] = []
         self.noise: list[Noise] = []
         self.unexplained: list[Unexplained] = []
         self._leaves_unexplained = leaves_unexplained
-
-    def where(self, node: int) -> str:
-        """The node for messages: kind, name, and the launch that made it."""
-        return node_text(self._captures[0], self._names, node)
-
-    # ---- parts and words -----------------------------------------------------------------------
 
     def read_parts(self) -> None:
         for node, one in enumerate(self._nodes):
@@ -156,12 +144,12 @@ class _Search:
             if at not in taken and len({content[at] for content in contents}) > 1:
                 word = at - at % WORD_BYTES
                 words = [content[word : word + WORD_BYTES] for content in contents]
-                self._refuse(node, 0, word, "is a number of its launch", words)
+                self._refusals.differing(node, 0, word, "is a number of its launch", words)
         for offset in addresses:
-            meanings = self._meanings_at(offset, contents)
+            meanings = self._meanings.at(offset, contents)
             if not meanings:
                 words = [content[offset : offset + WORD_BYTES] for content in contents]
-                self._refuse(node, 0, offset, "is no address of its launch", words)
+                self._refusals.differing(node, 0, offset, "is no address of its launch", words)
             self._note(node, 0, offset, meanings)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
@@ -190,7 +178,7 @@ class _Search:
             if len(left) > 1:
                 self._read_differing(node, part, begin, end, contents)
         try:
-            self._refuse_pieces(node, self.found[n_found:], self.noise[n_noise:])
+            self._refusals.check_pieces(node, self.found[n_found:], self.noise[n_noise:])
         except Unfollowed as error:
             self._leave(node, part, 0, error)
 
@@ -239,7 +227,7 @@ class _Search:
                 continue
             if not addresses.isdisjoint((start - HALF_BYTES, start + HALF_BYTES)):
                 continue
-            meanings = self._meanings_at(start, contents) if words[0] == words[1] else []
+            meanings = self._meanings.at(start, contents) if words[0] == words[1] else []
             is_host = is_kernel and not part and self._stale.is_host_address(contents, start)
             if not (meanings or is_host) or self._is_claimed(start, contents):
                 continue
@@ -311,11 +299,6 @@ class _Search:
             raise error
         self.unexplained.append(Unexplained(node, part, offset, error.what, error.advice))
 
-    def _meanings_at(self, offset: int, contents: list[bytes]) -> list[tuple[int, int]]:
-        """The meanings of a word, whatever the second capture in the first layout holds there."""
-        first, _, second, third = (_number(one[offset : offset + WORD_BYTES]) for one in contents)
-        return self._meanings.of(first, second, third)
-
     def _read_other(
         self, node: int, part: int, begin: int, end: int, contents: list[bytes]
     ) -> None:
@@ -327,7 +310,7 @@ class _Search:
             self.constants.keep(OwnedConstant(node, part, begin, _number(first), owner))
             return
         if bytes_follow_layout(words):
-            self._refuse_unaligned(node, begin, contents)
+            self._refusals.check_aligned(node, begin, contents)
         if first == again or (differs_beside(words) and not self._is_stale(words)):
             is_kernel = self._nodes[node].kind is NodeKind.KERNEL and not part
             parameters = self._nodes[node].parameters
@@ -338,11 +321,13 @@ class _Search:
             )
             if replaced is None:
                 what = "is not an address of an allocation in each of them"
-                self._refuse(node, part, begin, what, words)
+                self._refusals.differing(node, part, begin, what, words)
             self.noise.append(Noise(node, part, begin, first, *replaced))
             return
         if self._nodes[node].kind is not NodeKind.KERNEL and not part:
-            self._refuse(node, part, begin, "is an operand, which is always used", words)
+            self._refusals.differing(
+                node, part, begin, "is an operand, which is always used", words
+            )
         self.noise.append(Noise(node, part, begin, first, again))
 
     def _is_stale(self, words: Sequence[bytes]) -> bool:
@@ -357,12 +342,7 @@ class _Search:
             for index, distance in meanings
         )
         if len(order) > 1 and order[0][0] == order[1][0]:
-            raise Unfollowed(
-                f"{self.where(node)}: {self._parameter(node, offset)} is equally near to two "
-                "allocations in every layout: expected an address that is nearest to one, since "
-                "nothing else shows to which allocation it belongs",
-                advice.LEAVE_OUT,
-            )
+            self._refusals.equally_near(node, offset)
         return order[0][1:]
 
     def _owner_of(self, words: Sequence[bytes]) -> str:
@@ -374,52 +354,6 @@ class _Search:
             others = owned.candidates(_number(word))
             common = [one for one in common if one in others]
         return common[0][0] if common else ""
-
-    def _refuse_pieces(self, node: int, found: Sequence[FoundWord], noise: Sequence[Noise]) -> None:
-        """Refuse arguments that may hold an address in two pieces: following one requires both."""
-        lower = [offset for _, _, offset, _, _, size_bytes in found if size_bytes == HALF_BYTES]
-        upper = [one.offset_bytes for one in noise if one.kind is NoiseKind.UPPER_HALF]
-        if lower and upper:
-            places = [self._parameter(node, offset) for offset in (lower[0], upper[0])]
-            raise Unfollowed(
-                f"{self.where(node)}: {places[0]} holds the lower half of an address at byte "
-                f"{lower[0]} of its arguments, and {places[1]} the upper half of one (in the word "
-                f"at byte {upper[0]}): expected both together",
-                advice.PASS_ALONE,
-            )
-
-    def _refuse_unaligned(self, node: int, offset: int, contents: list[bytes]) -> None:
-        """Refuse a differing word that is part of an unaligned address."""
-        first, again, *_ = contents
-        for start in range(max(0, offset - WORD_BYTES + 1), offset + WORD_BYTES):
-            end = start + WORD_BYTES
-            words = [content[start:end] for content in contents]
-            is_told = start % HALF_BYTES == 0 and self._halves_tell
-            is_noisy = again[start:end] != first[start:end]
-            if start == offset or is_told or end > len(first) or is_noisy or len(set(words)) == 1:
-                continue
-            if self._meanings_at(start, contents):
-                raise Unfollowed(
-                    f"{self.where(node)}: {self._parameter(node, offset)} holds an address at byte "
-                    f"{start} of its arguments: expected addresses at multiples of {HALF_BYTES}",
-                    advice.PASS_ALONE,
-                )
-
-    # ---- messages ------------------------------------------------------------------------------
-
-    def _parameter(self, node: int, offset: int, part: int = 0) -> str:
-        """The parameter that holds a byte of the arguments."""
-        return place_text(self._captures[0], node, part, offset)
-
-    def _refuse(self, node: int, part: int, offset: int, what: str, words: list[bytes]) -> NoReturn:
-        place = self._parameter(node, offset, part)
-        values = ", ".join(f"0x{int.from_bytes(word, 'little'):x}" for word in words)
-        raise Unfollowed(
-            f"{self.where(node)}: {place} (at byte {offset}) differs between captures and {what}: "
-            f"{values} (twice in one layout, and in two others); expected one allocation and one "
-            "offset in each layout, or padding, which differs within one",
-            advice.LEAVE_OUT,
-        )
 
 
 def _number(word: bytes) -> int:

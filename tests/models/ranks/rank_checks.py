@@ -1,0 +1,77 @@
+"""What cases of several ranks share: numbers, a model, and comparisons with eager calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import offload
+
+TIMEOUT_S = 20
+WORLD = "0"
+
+
+def own(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers of this rank alone."""
+    generator = torch.Generator().manual_seed(100 * seed + dist.get_rank())
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def alike(*shape: int, seed: int = 0) -> torch.Tensor:
+    """The same numbers on all ranks."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def check(function: Callable[..., Any], *shapes: tuple[int, ...], times: int = 3) -> dict[str, Any]:
+    """Record a call, and compare executions with eager calls on other inputs bit for bit."""
+    captured = offload.capture(function, *[own(*shape) for shape in shapes])
+    runs = [captured.load(), captured.load(lanes=2)]
+    same = []
+    for seed in range(1, times + 1):
+        given = [own(*shape, seed=seed) for shape in shapes]
+        expected = function(*[one.clone() for one in given])
+        expected = expected if isinstance(expected, (tuple, list)) else [expected]
+        for run in runs:
+            result = run(*[one.clone() for one in given])
+            result = result if isinstance(result, (tuple, list)) else [result]
+            same += [torch.equal(one, other) for one, other in zip(result, expected, strict=True)]
+    names = [launch.name.partition("::")[2] for launch in captured.program.launches]
+    for run in runs:
+        run.close()
+    return {"same": all(same) and len(same) >= times, "launches": names}
+
+
+class Feedforward(nn.Module):
+    """Two layers, the first split by columns and the second by rows."""
+
+    def __init__(self, size: int = 16) -> None:
+        super().__init__()
+        self.up = nn.Linear(size, 2 * size)
+        self.down = nn.Linear(2 * size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def check_model(model: nn.Module, *shape: int) -> dict[str, Any]:
+    """As `check`, for a model whose input all ranks have."""
+    with torch.no_grad():
+        captured = offload.capture(model.eval(), alike(*shape))
+        seeds = range(1, 5)
+        same = [
+            torch.equal(run(alike(*shape, seed=seed)), model(alike(*shape, seed=seed)))
+            for run in (captured.load(), captured.load(lanes=2))
+            for seed in seeds
+        ]
+    names = [launch.name.partition("::")[2] for launch in captured.program.launches]
+    return {"same": all(same), "launches": names}
+
+
+def begin() -> None:
+    """Meet the other ranks."""
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
