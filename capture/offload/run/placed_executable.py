@@ -334,12 +334,15 @@ class PlacedExecutable(Submitting):
         when_ended(queued.tickets, lambda: _ending(whole, self._end, queued))
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
-        error = _origin([one._outcome() for one in queued.tickets])
+        errors = [one._outcome() for one in queued.tickets]
+        error = _origin(errors)
         self._observe(queued.devices, error)
-        if error is not None:
+        if isinstance(error, (DependencyError, CancelledError)):
+            whole._fail_as(queued.tickets[errors.index(error)])
+        elif error is not None:
             whole._set_error(error)
-            return
-        whole._set_result(self._results.of(queued))
+        else:
+            whole._set_result(self._results.of(queued))
 
     def _observe(self, devices: Sequence[int], error: BaseException | None) -> None:
         """Record the segments' latest durations: of other calls, where calls overlap."""
