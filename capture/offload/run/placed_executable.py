@@ -24,7 +24,7 @@ from offload.errors import (
 from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram, Program
-from offload.run.deferred import end_of, in_callable, refuse_in_callback, when_ended
+from offload.run.deferred import end_of, refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
 from offload.run.placed_explanation import moved_lines, segment_lines, transfer_lines
@@ -33,6 +33,7 @@ from offload.run.placed_results import PlacedResults
 from offload.run.placed_timeline import placed_timeline
 from offload.run.segment_dispatch import SegmentDispatcher
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
+from offload.run.task_threads import in_callable
 from offload.run.ticket import Ticket
 from offload.run.transfers import Memory
 from offload.run.under_way import refuse_at_exit
