@@ -1,14 +1,47 @@
-"""The memory that placed segments take on each device, and the limits of these memories."""
+"""The memory that loads take on each device, and the limits of these memories."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from offload.console.amounts import show_bytes
+from offload.errors import OutOfMemory
 from offload.load.placed_devices import PlacedDevices
 from offload.load.placed_segments import PlacedGroup
-from offload.plan import place_values
+from offload.plan import SlotKind, place_values
 from offload.program import PLACED_ROLES, Program, Role
+from offload.run import Executable
 from offload.run.transfers import ALIGNMENT_BYTES, Memory
+
+_HELD = (SlotKind.INPUT, SlotKind.OUTPUT, SlotKind.DERIVED)
+
+
+def held_limit(run: Executable) -> Executable:
+    """Return an executable that fits the limit that the user gave its device, or close it.
+
+    Counts weights (under a budget what they take of the device), activations as they are placed
+    together, inputs and results.
+
+    Raises:
+        OutOfMemory: it takes more.
+    """
+    machine, plan = run.machine, run.plan
+    if not machine.is_limited:
+        return run
+    kinds = _HELD if plan.streaming is not None else (*_HELD, SlotKind.WEIGHT)
+    taken = sum(slot.size_bytes for slot in plan.slots if slot.kind in kinds)
+    taken += 0 if plan.streaming is None else plan.streaming.taken_bytes
+    # Also where operators allocate their results, outside the executable's own feature map.
+    placed_bytes = place_values(run.program, machine).feature_map_bytes
+    taken += max(plan.feature_map_bytes, placed_bytes)
+    if taken > machine.memory_bytes:
+        run.close()
+        raise OutOfMemory(
+            f"the program takes {show_bytes(taken)} of {show_bytes(machine.memory_bytes)} on "
+            f"{run.device} (weights, activations, inputs and results): give the device more by "
+            "memory_bytes=, or load with a weights_budget= or on further devices"
+        )
+    return run
 
 
 def memory_limits(devices: PlacedDevices) -> dict[Memory, int]:

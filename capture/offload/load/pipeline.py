@@ -20,6 +20,7 @@ from offload.compile import fuse as fuse_regions
 from offload.console.progress import Progress, telling
 from offload.costs import LaunchCosts
 from offload.load.budget import StreamedLoad
+from offload.load.device_memory import held_limit
 from offload.load.fallback import load_proved
 from offload.load.fusion_choice import chosen
 from offload.load.graph_lanes import placed_in_lanes
@@ -86,7 +87,7 @@ def load_program(
             run = load_overlapped(fused, backend, options, fusion, ranks)
         else:
             run = load_on_lanes(backend.prepare(fused), backend, options, fusion)
-        return asked.done(recorded, run, verify=verify)
+        return asked.done(recorded, held_limit(run), verify=verify)
 
 
 def _with_proved_kernels(

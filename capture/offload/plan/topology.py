@@ -126,6 +126,7 @@ class Machine:
         alignment_bytes: every Value starts at a multiple of this; a power of two.
         costs: durations.
         settings: other influences on durations, such as a number of threads; may be empty.
+        is_limited: whether `memory_bytes` is the user's choice: the device itself has other memory.
     """
 
     device: str
@@ -134,3 +135,4 @@ class Machine:
     alignment_bytes: int
     costs: CostTable
     settings: str = ""
+    is_limited: bool = False

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from offload.native import _native
+from offload.run.task_threads import in_callable
 from offload.run.ticket import Ticket
-
-_thread = threading.local()
 
 
 class Deferred:
@@ -64,23 +61,6 @@ class Deferred:
     def _tell(self) -> None:
         if self.keeps_order:
             self._native.set_deferred(len(self._pending), self.wait if self._pending else None)
-
-
-_thread = threading.local()
-
-
-def in_callable() -> bool:
-    """Whether this thread executes the callable of a task."""
-    return getattr(_thread, "in_callable", False)
-
-
-def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Execute the callable of a task."""
-    _thread.in_callable = True
-    try:
-        return function(*args, **kwargs)
-    finally:
-        _thread.in_callable = False
 
 
 def when_ended(tickets: Iterable[_native.Ticket], function: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from offload.errors import BindingError, CopyError, DependencyError, ExecutionEr
 from offload.interpreter.outside_graphs import outside_graphs
 from offload.plan.task_placement import TaskPlacement
 from offload.program import BoundProgram
-from offload.run.deferred import in_callable, refuse_in_callback, when_ended
+from offload.run.deferred import refuse_in_callback, when_ended
 from offload.run.device_choice import DeviceChoice
 from offload.run.executable import Executable
 from offload.run.placed_executions import PlacedExecutions
@@ -24,6 +24,7 @@ from offload.run.placed_results import PlacedResults
 from offload.run.placed_timeline import placed_timeline
 from offload.run.segment_dispatch import SegmentDispatcher
 from offload.run.submitting import Args, Kwargs, Submitting, tickets_in, with_results
+from offload.run.task_threads import in_callable
 from offload.run.ticket import Ticket
 from offload.run.transfers import Memory
 from offload.run.under_way import refuse_at_exit
@@ -327,12 +328,15 @@ class PlacedExecutable(Submitting):
         when_ended(queued.tickets, lambda: _ending(whole, self._end, queued))
 
     def _end(self, whole: Ticket, queued: Queued) -> None:
-        error = _origin([one._outcome() for one in queued.tickets])
+        errors = [one._outcome() for one in queued.tickets]
+        error = _origin(errors)
         self._executions.observe(queued.devices, error)
-        if error is not None:
+        if isinstance(error, (DependencyError, CancelledError)):
+            whole._fail_as(queued.tickets[errors.index(error)])
+        elif error is not None:
             whole._set_error(error)
-            return
-        whole._set_result(self._results.of(queued))
+        else:
+            whole._set_result(self._results.of(queued))
 
     def _queued(self, args: Args, kwargs: Kwargs, asked: Asked) -> Queued:
         refuse_at_exit()

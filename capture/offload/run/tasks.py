@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from types import NoneType, TracebackType
+from concurrent.futures import CancelledError
+from types import TracebackType
 from typing import Any
 
 import torch
 
-from offload.errors import BindingError, DependencyError, ExecutionError
+from offload.errors import BindingError, DependencyError, ExecutionError, OffloadError
 from offload.interpreter.outside_graphs import outside_graphs
-from offload.run.deferred import call, in_callable, refuse_in_callback, when_ended
+from offload.run.deferred import refuse_in_callback, when_ended
 from offload.run.ordered_results import check_limit
 from offload.run.submitting import (
     After,
@@ -28,6 +29,7 @@ from offload.run.submitting import (
     tickets_in,
     with_results,
 )
+from offload.run.task_threads import TaskThreads, call, in_callable
 from offload.run.ticket import Ticket
 
 
@@ -46,8 +48,8 @@ def tasks(
         b.result()
 
     Args:
-        max_workers: threads for callables; by default the number of processors that the process may
-            use.
+        max_workers: how many callables may execute at the same time, besides those that wait for
+            tickets; by default the number of processors that the process may use.
         buffersize: how many submissions may be in flight; any number if not given.
         buffer_bytes: how many bytes of tensors may be in their arguments, and in the results of
             executions; one submission always may be in flight.
@@ -65,9 +67,10 @@ class Tasks:
     cancels its dependents, which then have a DependencyError, and leaves the others.
 
     At its end the block waits for all submissions. It raises the error of a submission that failed
-    by itself and was not reported by `result`, `wait`, `exception` or `await`; several errors form
-    an ExceptionGroup. If the block itself raises, submissions that have not begun are cancelled,
-    and its exception propagates.
+    by itself and was not reported by `result`, `wait`, `exception` or `await`; or the
+    DependencyError of one whose dependency is no submission of the block, and likewise was not
+    reported. Several errors form an ExceptionGroup. If the block itself raises, submissions that
+    have not begun are cancelled, and its exception propagates.
 
     Owner: the block. Thread: any thread may submit while it lasts.
     """
@@ -85,9 +88,10 @@ class Tasks:
                 check_limit(name, limit)
         self._max_workers = max_workers or len(os.sched_getaffinity(0))
         self._buffersize, self._buffer_bytes = buffersize, buffer_bytes
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: TaskThreads | None = None
         self._changed = threading.Condition()  # guards what follows; never held while waiting
-        self._in_flight: deque[tuple[Ticket, int]] = deque()
+        self._in_flight: deque[tuple[Ticket, int, tuple[Ticket, ...]]] = deque()
+        self._block = object()  # not this object, which would form a cycle with its tickets
         self._flying_bytes = 0
         self._n_entering = 0  # submissions that have room and no ticket yet
         self._failed: list[Ticket] = []
@@ -125,7 +129,10 @@ class Tasks:
                 ticket = function._submitted(args, kwargs, after)
             else:
                 ticket = self._called(_checked(function), args, kwargs, after)
-            self._in_flight.append((ticket, size_bytes))
+            given = (*tickets_in(args, kwargs), *after)
+            outside = tuple(one for one in given if one._block is not self._block)
+            ticket._block = self._block
+            self._in_flight.append((ticket, size_bytes, outside))
         return ticket
 
     def _check_open(self) -> None:
@@ -187,17 +194,17 @@ class Tasks:
 
     def _wait_for_oldest(self) -> None:
         try:
-            ticket, size_bytes = self._in_flight[0]
+            ticket, size_bytes, outside = self._in_flight[0]
         except IndexError:  # another thread removed it
             return
         error = ticket._outcome()
         with self._changed:
             try:
-                self._in_flight.remove((ticket, size_bytes))
+                self._in_flight.remove((ticket, size_bytes, outside))
             except ValueError:  # another thread removed it
                 return
             self._flying_bytes -= size_bytes
-            if not isinstance(error, (NoneType, DependencyError, CancelledError)):
+            if error is not None and _is_origin(ticket, error, outside):
                 self._failed.append(ticket)
             self._changed.notify_all()
 
@@ -213,21 +220,19 @@ class Tasks:
             if any(ticket._fail_as(one) for one in tickets) or ticket.done():
                 return
             ready = with_results(args, kwargs, Ticket.result)
-            try:
-                pool.submit(_execute, ticket, function, *ready, in_grad_mode)
-            except RuntimeError as error:  # the interpreter is exiting
-                ticket._set_error(error)
+            execute = functools.partial(_execute, ticket, function, *ready, in_grad_mode)
+            pool.submit(execute, ticket._set_error)
 
         when_ended(tickets, begin)
         return ticket
 
-    def _workers(self) -> ThreadPoolExecutor:
+    def _workers(self) -> TaskThreads:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._max_workers, thread_name_prefix="offload-task")
+            self._pool = TaskThreads(self._max_workers)
         return self._pool
 
     def _cancel(self) -> None:
-        for ticket, _ in reversed(self._in_flight):  # dependents before their dependencies
+        for ticket, _, _ in reversed(self._in_flight):  # dependents before their dependencies
             ticket.cancel()
 
     def _is_idle(self) -> bool:
@@ -241,12 +246,14 @@ class Tasks:
             self._ended = True
             self._changed.notify_all()
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.shut_down()
 
     def _raise_untold(self) -> None:
         outcomes = [one._outcome() for one in self._failed if not one._is_told]
         # Dependents of a task that raised an exit or an interrupt have the same exception.
-        errors = list({id(error): error for error in outcomes if error is not None}.values())
+        errors = _without_consequences(
+            list({id(error): error for error in outcomes if error is not None}.values())
+        )
         self._failed.clear()
         if len(errors) == 1:
             raise errors[0]
@@ -327,6 +334,40 @@ def _execute(
         with torch.set_grad_enabled(in_grad_mode):
             result = call(function, args, kwargs)
     except BaseException as error:
+        ticket._raised_itself = True
         ticket._set_error(error)
     else:
         ticket._set_result(result)
+
+
+def _is_origin(ticket: Ticket, error: BaseException, outside: Sequence[Ticket]) -> bool:
+    """Whether an error is to be reported by the block, as none of its other submissions is.
+
+    Args:
+        ticket: of a submission that has ended.
+        error: its error.
+        outside: its dependencies that are no submissions of the block.
+    """
+    if isinstance(error, CancelledError):
+        return False
+    if not isinstance(error, DependencyError) or ticket._raised_itself:
+        return True
+    failed = [one for one in outside if one.done() and not one.cancelled() and one._outcome()]
+    return any(not one._is_told for one in failed)
+
+
+def _without_consequences(errors: Sequence[BaseException]) -> list[BaseException]:
+    """Leave out DependencyErrors that callables passed on, where their cause is there."""
+    return [
+        one
+        for one in errors
+        if not isinstance(one, DependencyError)
+        or not any(_is_same(one.__cause__, other) for other in errors)
+    ]
+
+
+def _is_same(one: BaseException | None, other: BaseException) -> bool:
+    """Whether both are one error: those of executions are made anew for each request."""
+    if one is other:
+        return True
+    return isinstance(one, OffloadError) and type(one) is type(other) and str(one) == str(other)

@@ -13,13 +13,14 @@ import torch
 
 from offload.errors import BackendUnavailable, CopyError
 from offload.native import _native
+from offload.run.task_threads import in_callable, waiting
 
 
 class Ticket(_native.Ticket):
     """A submitted execution or task. Dropping it does not stop the work.
 
-    It has the methods of `concurrent.futures.Future` (`done`, `running`, `cancelled`, `cancel` and
-    `result`, and `wait`, are native), and is awaited like an asyncio future. As an argument of a
+    It has the methods of `concurrent.futures.Future` (`done`, `running`, `cancelled` and `cancel`
+    are native), and is awaited like an asyncio future. As an argument of a
     submission it stands for its result, and is a dependency. If it fails, the submission does not
     begin and has a DependencyError, whose cause is the first error; if it is cancelled, so is the
     submission.
@@ -27,11 +28,45 @@ class Ticket(_native.Ticket):
     Owner: its holder. Thread: any.
     """
 
+    _block: object = None  # of tasks, whose submission it is
+    _raised_itself = False  # the callable of a task raised its error
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
             "a ticket belongs to an execution of this process, and cannot be copied or pickled: "
             "take its result()"
         )
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it has ended; raise its error.
+
+        Raises:
+            TimeoutError: that takes longer; the timeout is in seconds.
+            CancelledError: it was cancelled; the type is that of `concurrent.futures`.
+            ExecutionError: the device failed; or this thread has the work to do.
+            Exception: of the callable of a task.
+        """
+        if self.done() or not in_callable():
+            return super().wait(timeout)
+        with waiting():
+            return super().wait(timeout)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait, and return its result, the same object each time.
+
+        Raises:
+            TimeoutError, CancelledError, ExecutionError, Exception: as `wait`.
+        """
+        if self.done() or not in_callable():
+            return super().result(timeout)
+        with waiting():
+            return super().result(timeout)
+
+    def _outcome(self, timeout: float | None = None) -> Exception | None:
+        if self.done() or not in_callable():
+            return super()._outcome(timeout)
+        with waiting():
+            return super()._outcome(timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
         """Wait, and return its error; None if it succeeded.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -252,3 +253,44 @@ def test_the_child_of_a_fork_executes_whatever_threads_of_the_parent_held(kind, 
     assert status == 0
     assert torch.equal(run(numbered(3)), model(numbered(3)))
     run.close()
+
+
+@torch.no_grad()
+def test_a_cancelled_dependency_cancels_what_waits_for_it(run, model):
+    gate = threading.Event()
+    with offload.tasks(max_workers=1) as t:
+        t.submit(gate.wait)
+        dropped = t.submit(numbered, 1)
+        tickets = [run.after(dropped).submit(numbered(0))]
+        tickets.append(run.submit(tickets[0]))
+        tickets.append(run.after(tickets[0]).submit(numbered(0)))
+        is_cancelled = dropped.cancel()
+        gate.set()
+    assert is_cancelled
+    for one in tickets:
+        with pytest.raises(concurrent.futures.CancelledError):
+            one.result(WAITING_SECONDS)
+        assert one.cancelled()
+
+        async def awaited(one=one):
+            return await one
+
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(awaited())
+    assert torch.equal(run(numbered(5)), model(numbered(5)))
+
+
+@torch.no_grad()
+def test_the_cause_is_the_first_error_at_the_end_of_a_chain(run, model):
+    def refuse():
+        raise Refused
+
+    with offload.tasks() as t:
+        ticket = t.submit(refuse)
+        assert isinstance(ticket.exception(WAITING_SECONDS), Refused)
+    for _ in range(4):
+        ticket = run.after(ticket).submit(numbered(0))
+        error = ticket.exception(WAITING_SECONDS)
+        assert isinstance(error, offload.DependencyError)
+        assert isinstance(error.__cause__, Refused)
+    assert torch.equal(run(numbered(5)), model(numbered(5)))

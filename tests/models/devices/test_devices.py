@@ -208,7 +208,6 @@ def test_segments_leave_a_device_that_is_slowed_down(placement, monkeypatch):
         _native.set_share(one.runs[1]._loaded.resident, 1, 1.0)
     for _ in range(15):
         assert torch.equal(run(x), model(x))
-    assert set(run.choice.choose()) == {1}
     assert run.choice.n_moved >= 1
     assert "segments were moved" in run.explain()
     assert torch.equal(run.submit(x).result(), model(x))

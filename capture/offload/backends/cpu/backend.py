@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import numbers
-import os
 import platform
 from typing import cast
 
@@ -16,8 +15,10 @@ from offload.backends.cpu.builder import Builder
 from offload.backends.cpu.out_variants import out_variant
 from offload.backends.cpu.resizing import CpuSizes
 from offload.backends.cpu.streaming import CpuWeights
+from offload.backends.host_memory import total_bytes
 from offload.backends.loaded import Loaded, Prepared
-from offload.errors import BackendUnavailable, CaptureError
+from offload.console.amounts import parse_bytes
+from offload.errors import BackendUnavailable, BindingError, CaptureError
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine
@@ -48,6 +49,8 @@ class CpuBackend:
             requested.
         duty: the share of time in which executions compute; after each the device rests, as a
             shared or throttled device would.
+        memory_bytes: the most that an executable may take of the memory, and placed segments
+            together; None: in placements the machine's memory, or that of its control groups.
     """
 
     name = "cpu"
@@ -57,10 +60,21 @@ class CpuBackend:
     weights = CpuWeights(ALIGNMENT_BYTES)
     sizes = CpuSizes()
 
-    def __init__(self, threads: int | None = None, duty: float = 1.0) -> None:
-        """Use as much of the processor as torch does, or less.
+    def __init__(
+        self,
+        threads: int | None = None,
+        duty: float = 1.0,
+        memory_bytes: int | str | None = None,
+    ) -> None:
+        """Use as much of the processor as torch does and as much memory as there is, or less.
+
+        Args:
+            threads: as the attribute.
+            duty: as the attribute.
+            memory_bytes: a number of bytes, or text such as `1GiB`.
 
         Raises:
+            BindingError: `memory_bytes` is no number of bytes, or 0.
             BackendUnavailable: the number of threads or the duty is invalid, or this torch has no
                 OpenMP to set threads.
         """
@@ -78,14 +92,27 @@ class CpuBackend:
         if not (is_number and 0 < duty <= 1):
             raise BackendUnavailable(f"duty: expected more than 0 and at most 1, got {duty!r}")
         self.threads, self.duty = threads, duty
+        self.memory_bytes = None
+        if memory_bytes is not None:
+            self.memory_bytes = parse_bytes(memory_bytes, "memory_bytes")
+            if not self.memory_bytes:
+                raise BindingError(f"memory_bytes: expected at least 1 byte, got {memory_bytes!r}")
+            self.weights = CpuWeights(ALIGNMENT_BYTES, self.memory_bytes)
 
     def machine(self, index: int | None = None) -> Machine:
         """Describe this computer."""
-        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        is_limited = self.memory_bytes is not None
+        memory_bytes = total_bytes() if self.memory_bytes is None else self.memory_bytes
         n_threads = torch.get_num_threads() if self.threads is None else self.threads
         settings = f"threads={n_threads}, duty={self.duty}"
         return Machine(
-            "cpu", _processor_name(), memory_bytes, ALIGNMENT_BYTES, CostTable(), settings
+            "cpu",
+            _processor_name(),
+            memory_bytes,
+            ALIGNMENT_BYTES,
+            CostTable(),
+            settings,
+            is_limited,
         )
 
     def records(self) -> str:

@@ -45,9 +45,9 @@ class CpuWeights:
 
     gathers_rows = True
 
-    def __init__(self, alignment_bytes: int) -> None:
-        """Take the alignment of each weight."""
-        self._alignment_bytes = alignment_bytes
+    def __init__(self, alignment_bytes: int, limit_bytes: int | None = None) -> None:
+        """Take the alignment of each weight, and the user's limit of memory."""
+        self._alignment_bytes, self._limit_bytes = alignment_bytes, limit_bytes
 
     def link(self, bound: BoundProgram, *, mapped: bool = False) -> Link:
         """Measure as `measure_link`; mapped memory has small pages."""
@@ -59,8 +59,9 @@ class CpuWeights:
         return MemoryLayout(self._alignment_bytes, granule_bytes)
 
     def free_bytes(self, program: Program) -> int:
-        """Return the memory that this process may still allocate."""
-        return free_bytes()
+        """Return the memory that this process may still allocate, at most the user's limit."""
+        free = free_bytes()
+        return free if self._limit_bytes is None else min(free, self._limit_bytes)
 
     def prepare_streamed(self, prepared: Prepared, streaming: Streaming) -> Prepared:
         """Return the same: launches find weights at any address."""

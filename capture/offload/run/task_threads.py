@@ -1,0 +1,105 @@
+"""Threads that execute the callables of tasks, and what a wait means there."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+_UNLIMITED = 1 << 30
+
+_thread = threading.local()
+
+
+class TaskThreads:
+    """A pool of threads, of which a limited number executes callables at the same time.
+
+    A callable that waits for a ticket does not count meanwhile, as it may wait for one that is
+    queued here. Afterwards it goes on at once, beyond the limit if need be.
+
+    Owner: one block of tasks. Thread: any.
+    """
+
+    def __init__(self, max_executing: int) -> None:
+        """Begin without threads."""
+        self._max_executing = max_executing
+        self._threads = ThreadPoolExecutor(_UNLIMITED, thread_name_prefix="offload-task")
+        self._lock = threading.Lock()  # guards what follows; nothing is called under it
+        self._queued: deque[tuple[Callable[[], None], Callable[[BaseException], None]]] = deque()
+        self._n_executing = 0
+
+    def submit(self, execute: Callable[[], None], refuse: Callable[[BaseException], None]) -> None:
+        """Queue a call of `execute`, which raises nothing.
+
+        Args:
+            execute: the work.
+            refuse: called instead with a RuntimeError where no thread can be started: the pool was
+                shut down, the interpreter is exiting, or the system has no thread left.
+        """
+        with self._lock:
+            self._queued.append((execute, refuse))
+        self._begin_queued()
+
+    def shut_down(self) -> None:
+        """Wait for what is executing; later submissions are refused."""
+        self._threads.shutdown()
+
+    @contextlib.contextmanager
+    def not_counted(self) -> Iterator[None]:
+        """Do not count the callable of this thread, which waits, inside the with-block."""
+        with self._lock:
+            self._n_executing -= 1
+        self._begin_queued()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._n_executing += 1
+
+    def _begin_queued(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queued or self._n_executing >= self._max_executing:
+                    return
+                execute, refuse = self._queued.popleft()
+                self._n_executing += 1
+            try:
+                self._threads.submit(self._work, execute)
+            except RuntimeError as error:
+                with self._lock:
+                    self._n_executing -= 1
+                refuse(error)
+
+    def _work(self, execute: Callable[[], None] | None) -> None:
+        _thread.pool = self
+        while execute is not None:
+            execute()
+            execute = None  # releases what it keeps alive
+            with self._lock:
+                if self._queued and self._n_executing <= self._max_executing:
+                    execute, _ = self._queued.popleft()
+                else:
+                    self._n_executing -= 1
+
+
+def in_callable() -> bool:
+    """Whether this thread executes the callable of a task."""
+    return getattr(_thread, "in_callable", False)
+
+
+def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Execute the callable of a task."""
+    _thread.in_callable = True
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _thread.in_callable = False
+
+
+def waiting() -> contextlib.AbstractContextManager[None]:
+    """Return a context for a wait of this thread, in which another callable may execute."""
+    pool: TaskThreads | None = getattr(_thread, "pool", None)
+    return pool.not_counted() if pool is not None and in_callable() else contextlib.nullcontext()

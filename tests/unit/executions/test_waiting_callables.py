@@ -1,0 +1,102 @@
+"""Callables that wait for tickets, and errors of what a block of tasks depends on."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from task_callables import WAITING_SECONDS, Refused, refuse
+
+import offload
+
+
+@pytest.mark.parametrize("max_workers", [1, 2, None])
+def test_callables_wait_for_callables_that_are_queued_behind_them(run, max_workers):
+    def fibonacci(n):
+        if n < 2:
+            return n
+        one, other = t.submit(fibonacci, n - 1), t.submit(fibonacci, n - 2)
+        return one.result(WAITING_SECONDS) + other.result(WAITING_SECONDS)
+
+    def executed(n):
+        ticket = t.submit(run, t.submit(torch.full, (4,), float(n)))
+        ticket.wait(WAITING_SECONDS)
+        assert ticket.exception(WAITING_SECONDS) is None
+        return next(iter(run.map([t.submit(run, ticket).result(WAITING_SECONDS)])))
+
+    def in_a_block(n):
+        outer = t.submit(lambda: n)
+        with offload.tasks(max_workers=1) as inner:
+            return inner.submit(lambda one: one + 1, outer)
+
+    with offload.tasks(max_workers=max_workers) as t:
+        found = t.submit(fibonacci, 7)
+        results = [t.submit(executed, n) for n in range(6)]
+        inner = [t.submit(in_a_block, n) for n in range(6)]
+    assert found.result() == 13
+    for n, ticket in enumerate(results):
+        assert torch.equal(ticket.result(), torch.full((4,), n + 3.0))
+    assert [ticket.result().result() for ticket in inner] == list(range(1, 7))
+
+
+def test_callables_that_do_not_wait_are_limited():
+    lock, counts, now = threading.Lock(), [], [0]
+
+    def count():
+        with lock:
+            now[0] += 1
+            counts.append(now[0])
+        for _ in range(1000):
+            pass
+        with lock:
+            now[0] -= 1
+
+    def waits():
+        t.submit(count).wait(WAITING_SECONDS)
+
+    with offload.tasks(max_workers=2) as t:
+        for _ in range(50):
+            t.submit(waits)
+            t.submit(count)
+    # A callable that has waited goes on beside the limit, and here counts nothing any more.
+    assert len(counts) == 100
+    assert max(counts) <= 2
+
+
+def test_an_error_of_an_outer_dependency_surfaces(run):
+    lookup = offload.capture(lambda x, at: x[at], torch.zeros(4), torch.arange(4)).load()
+
+    def failing():
+        return lookup.submit(torch.zeros(4), torch.arange(4) + 9)
+
+    for submit in (
+        lambda t: t.submit(run, failing()),
+        lambda t: t.submit(run, t.submit(run, failing())),
+        lambda t: t.after(failing()).submit(len, ()),
+        lambda t: t.submit(lambda: run.submit(failing()).result()),
+    ):
+        with pytest.raises(offload.DependencyError) as caught, offload.tasks() as t:
+            submit(t)
+        assert "out of bounds" in str(caught.value.__cause__)
+    told = failing()
+    assert "out of bounds" in str(told.exception())
+    with offload.tasks() as t:
+        t.submit(run, told)
+
+
+def test_an_error_that_callables_pass_on_surfaces_once(run):
+    lookup = offload.capture(lambda x, at: x[at], torch.zeros(4), torch.arange(4)).load()
+
+    def in_a_block(ticket):
+        with offload.tasks() as inner:
+            inner.submit(run, ticket[0])
+
+    with pytest.raises(Refused), offload.tasks() as t:  # noqa: PT012
+        first = t.submit(refuse)
+        t.submit(in_a_block, [first])
+        t.submit(lambda: t.submit(run, first).result())
+    with pytest.raises(offload.ExecutionError, match="out of bounds"), offload.tasks() as t:  # noqa: PT012
+        first = t.submit(lookup, torch.zeros(4), torch.arange(4) + 9)
+        t.submit(in_a_block, [first])
+        t.submit(lambda: t.submit(run, first).result())
