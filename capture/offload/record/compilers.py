@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from offload.record.compiler_tables import tables_of_user
+
 _INDUCTOR = "torch._inductor.config"
 _AUTOGRAD = "torch._functorch.config"
 _OF_GRAPHS = "joint_custom_pass"  # of the joint graph, whatever compiles it
@@ -45,7 +47,8 @@ def is_of_torch(compiler: Any) -> bool:
 def settings_of_user(compiler: Any) -> tuple[str, ...]:
     """Settings of a compiler of torch's that hold functions of the user's, such as a pass.
 
-    They are those of this thread now, and those that torch.compile was given.
+    They are those of this thread now, and those that torch.compile was given; also Inductor's own
+    tables of lowerings and patterns, which hold for all compilations.
     """
     compiler = _unwrapped(compiler)
     function = _function_of(compiler)
@@ -64,7 +67,8 @@ def settings_of_user(compiler: Any) -> tuple[str, ...]:
             for key, value in changed.items()
             if not key.startswith(_HARMLESS)
         }
-    return tuple(key for key, value in settings.items() if not _are_in_torch(value))
+    found = [key for key, value in settings.items() if not _are_in_torch(value)]
+    return (*found, *(tables_of_user() if _is_inductor(function) else ()))
 
 
 def _changed(config: Any) -> dict[str, Any]:

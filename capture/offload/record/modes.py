@@ -22,7 +22,7 @@ from offload.record.literal_lengths import with_tensors
 from offload.record.operators import is_wrapper
 from offload.record.sized_functions import SizedFunctions
 from offload.record.step_numbers import StepNumbers
-from offload.record.triton_operators import plain_attention, triton_body
+from offload.record.triton_operators import plain_attention, triton_body, triton_launch
 
 
 class Watcher(Protocol):
@@ -169,6 +169,10 @@ class DispatchMode(TorchDispatchMode):
         Raises:
             CaptureError: it is not known as such.
         """
+        launch = triton_launch(func) if self._watcher.sees_triton else None
+        if launch is not None:
+            with self, _views_followed():
+                return launch(*args, **kwargs)
         attention = plain_attention(func) if self._watcher.runs_originals else None
         if attention is None:
             raise CaptureError(f"{user_location()}: {func} is a higher-order operator: refused")

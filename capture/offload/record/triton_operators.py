@@ -1,4 +1,4 @@
-"""Operators whose implementation launches Triton kernels (`torch.library.triton_op`)."""
+"""Operators that launch Triton kernels: of `torch.library.triton_op`, and in traced graphs."""
 
 from __future__ import annotations
 
@@ -31,6 +31,26 @@ def triton_body(func: Any, args: tuple[Any, ...]) -> Callable[..., Any] | None:
         return None
     body: Callable[..., Any] = definition._init_fn
     return body
+
+
+def triton_launch(func: Any) -> Callable[..., Any] | None:
+    """What launches a kernel that stands in a graph of torch.compile's or torch.export's.
+
+    torch traces a launch as one of two higher-order operators. Each has an implementation that
+    calls the kernel: the functional one on copies of what it writes
+    (torch/_higher_order_ops/triton_kernel_wrap.py, 2.13).
+
+    Returns:
+        None: another operator.
+    """
+    module: Any = sys.modules.get("torch._higher_order_ops.triton_kernel_wrap")
+    if module is None:
+        return None
+    bodies: dict[Any, Callable[..., Any]] = {
+        module.triton_kernel_wrapper_mutation: module.triton_kernel_wrapper_mutation_dense,
+        module.triton_kernel_wrapper_functional: module.triton_kernel_wrapper_functional_dense,
+    }
+    return bodies.get(func)
 
 
 def plain_attention(func: Any) -> Callable[..., Any] | None:

@@ -491,6 +491,79 @@ def test_patterns_of_the_users_in_a_pass_of_torchs_class_are_refused(wrap):
     assert torch.equal(capture(compiled, x)(x), x.sin())
 
 
+def lowered(x):
+    return torch._inductor.lowering.lowerings[torch.ops.aten.cos.default](x)
+
+
+def register_a_lowering(operator, monkeypatch):
+    from torch._inductor.lowering import lowerings, register_lowering
+
+    made = {}
+    register_lowering(operator, lowering_dict=made)(lowered)
+    for overload, function in made.items():
+        monkeypatch.setitem(lowerings, overload, function)
+
+
+def register_a_pattern(operator, monkeypatch):
+    from torch._inductor.fx_passes import post_grad
+
+    (first, *_) = post_grad.pass_patterns
+    monkeypatch.setattr(first, "patterns", first.patterns.copy())
+    first.patterns["call_function", operator] = []
+
+    @pattern_matcher.register_graph_pattern(
+        pattern_matcher.CallFunction(operator, pattern_matcher.Arg()), pass_dict=first
+    )
+    def cosine(match, _):
+        match.output_node().target = torch.ops.aten.cos.default
+
+
+def register_a_replacement(operator, monkeypatch):
+    from torch._inductor.fx_passes import joint_graph
+
+    def search(x):
+        return operator(x)
+
+    given = joint_graph.patterns
+    monkeypatch.setattr(given, "patterns", given.patterns.copy())
+    given.patterns["call_function", operator] = []
+    pattern_matcher.register_replacement(
+        search, lambda x: x.cos(), [torch.ones(3)], pattern_matcher.fwd_only, given
+    )
+
+
+@pytest.mark.parametrize(
+    ("register", "name"),
+    [
+        (register_a_lowering, "lowering.lowerings"),
+        (register_a_pattern, "post_grad.pass_patterns"),
+        (register_a_replacement, "joint_graph.patterns"),
+    ],
+)
+def test_what_the_user_registers_in_tables_of_inductor_is_noticed(register, name, monkeypatch):
+    """It holds for all compilations of the process, and may change what they compute."""
+    compiled, x = torch.compile(torch.nn.Hardshrink()), normal(3, 8)
+    assert torch.equal(capture(compiled, x)(x), torch.nn.functional.hardshrink(x))
+    with monkeypatch.context() as patch:
+        register(torch.ops.aten.hardshrink.default, patch)
+        expected = rf"functions of your own in torch\._inductor\..*{name}.* may change"
+        with pytest.raises(offload.CaptureError, match=expected):
+            offload.capture(compiled, x)
+        others = torch.compile(torch.nn.Hardshrink(), backend="aot_eager")
+        assert torch.equal(capture(others, x)(x), torch.nn.functional.hardshrink(x))
+    assert torch.equal(capture(compiled, x)(x), torch.nn.functional.hardshrink(x))
+
+
+def test_lowerings_of_the_users_own_operators_are_his(monkeypatch):
+    @torch.library.custom_op("offload_tests::halved", mutates_args=())
+    def halved(x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+    register_a_lowering(torch.ops.offload_tests.halved.default, monkeypatch)
+    x = normal(3, 8)
+    assert torch.equal(capture(torch.compile(lambda x: halved(x) + 1), x)(x), x / 2 + 1)
+
+
 def compiled_by_inductor_inside(x):
     return torch.compile(gelu_twice)(x)
 

@@ -5,6 +5,7 @@ run by `test_cuda_triton_kernels`, as `triton_cases`. No GPU has run this.
 
 from __future__ import annotations
 
+import operator
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch._higher_order_ops import triton_kernel_wrap
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
@@ -130,3 +132,34 @@ def test_kernels_that_a_compiled_function_launches(is_inside):
     assert len(kernels_of(captured)) == 2
     assert "compiled by torch.compile, and recorded as the" in captured.program.notes[0]
     assert_as_eager(captured, model, torch.randn(40), torch.randn(40))
+
+
+@pytest.mark.parametrize("is_functional", [False, True])
+def test_launches_in_traced_graphs(is_functional, tmp_path):
+    """As torch.compile(backend="offload") and torch.export leave them: as higher-order operators.
+
+    Dynamo traces no kernel that Triton interprets, so the graph is made here.
+    """
+    table = triton_kernel_wrap.kernel_side_table
+    given = {
+        "kernel_idx": table.add_kernel(add_kernel),
+        "constant_args_idx": table.add_constant_args({"n": 40, "BLOCK": 16}),
+        "grid": [(3, 1, 1)],
+        "tma_descriptor_metadata": {},
+    }
+    graph = torch.fx.Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    out = graph.call_function(torch.empty_like, (x,))
+    given["kwargs"] = {"x": x, "y": y, "out": out}
+    if is_functional:
+        given["tensors_to_clone"] = ["out"]
+        launch = triton_kernel_wrap.triton_kernel_wrapper_functional
+        out = graph.call_function(operator.getitem, (graph.call_function(launch, (), given), "out"))
+    else:
+        graph.call_function(triton_kernel_wrap.triton_kernel_wrapper_mutation, (), given)
+    graph.output(graph.call_function(torch.relu, (out,)))
+    captured = captured_of(torch.fx.GraphModule(nn.Module(), graph), *torch.randn(2, 40))
+    assert len(kernels_of(captured)) == 1
+    captured.save(tmp_path / "model.offload")
+    again = offload.open(tmp_path / "model.offload", triton=True)
+    assert_as_eager(again, lambda x, y: (x + y).relu(), *torch.randn(2, 40))
