@@ -38,7 +38,7 @@ class Refusal:
     Attributes:
         rank: that refused first, in the world.
         name: of the work.
-        lines: of the user's code that began it; empty: these do not matter.
+        lines: of the user's code that began it, with its number there; empty: these do not matter.
         why: it was refused.
         place: the place of the work in the channel.
         has_come: the work had come there; otherwise it is not known whether it would have.
@@ -52,7 +52,7 @@ class Refusal:
     has_come: bool = False
 
     def is_of(self, name: str, lines: str) -> bool:
-        """Whether it is of a work of this name that was begun at these lines."""
+        """Whether it is of a work of this name that was begun at these lines, as this one there."""
         return (self.name, self.lines) == (name, lines)
 
     def text(self) -> str:

@@ -165,6 +165,21 @@ def refused_at_the_load() -> Any:
     return found
 
 
+@case
+def refused_in_a_loop() -> Any:
+    """One line records functions of one name, of which rank 1 refuses one without collectives."""
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if dist.get_rank() == 1 and x.sum().item() > 0 else x * 2
+
+    found = []
+    for one in (first, *(refusing(groups=[dist.group.WORLD]) for _ in range(2))):
+        one.__name__ = "layer"
+        dist.barrier()  # all come at once, so that none waits for as long as a refusal is doubted
+        found.append(captured(one))
+    return found
+
+
 class Step(NamedTuple):
     """A meeting of a group, or of a sender and a receiver in it."""
 

@@ -79,3 +79,9 @@ def test_of_random_works_all_ranks_refuse_what_one_refuses(found):
     for wrong, n_refused in found.of("random_works"):
         assert wrong == []
         assert n_refused > 20
+
+
+def test_of_several_works_from_one_line_a_refusal_concerns_one(found):
+    for rank, (first, *others) in enumerate(found.of("refused_in_a_loop")):
+        assert ("reads a tensor's value on the host" in first) == (rank == 1)
+        assert others == ["", ""]
