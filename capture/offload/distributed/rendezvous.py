@@ -177,6 +177,9 @@ class Rendezvous:
                     found[rank] = tuple(numbers)
                     asked |= {one: beside[one] for one in beside.keys() - seen}
                     seen |= beside.keys()
+        for key, channel in channels.items():
+            if found.keys() == set(channel.members.values()):  # no other rank reads them
+                channel.note_word(f"{key}/{channel.own}")
         return found
 
     def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
@@ -287,7 +290,8 @@ class Rendezvous:
                 other = arrival.who_differs(members)
                 if other is not None:
                     self._refuse_other(arrival, other)
-            arrival.channel.has_met = arrival.is_over = True
+            arrival.channel.note_met()
+            arrival.is_over = True
 
     def _await(self, arrival: Arrival, members: Sequence[int], until: float) -> None:
         sleep_s = _FIRST_SLEEP_S
