@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from offload.distributed.groups import rank_in
+from offload.distributed.groups import life, rank_in
 from offload.distributed.refusals import Place, Refusal, epochs_of, store
 from offload.program import Group
 from offload.program.collectives import Meeting
@@ -37,10 +37,11 @@ class Channel:
         self.own = rank_in(group)
         self.has_met = False
         self._arrivals: list[Arrival] = []
-        self._prefix = f"offload/{kind}/{first.channel}"
+        self._prefix = f"offload/{kind}/{life(group.name)}/{first.channel}"
         self._epochs = epochs_of(self._prefix)
         # Refusals from here on may concern this work, and have not been looked at.
         self._first = self._unseen = self._epochs.first
+        self._n_words_before = len(self._epochs.words)
         self._epoch = self._epochs.read()
         self._places: dict[int, Place] = {}  # by epoch
 
@@ -64,6 +65,16 @@ class Channel:
     def key(self, arrival: int, member: int) -> str:
         """Under which a member leaves word that it is at an arrival of this number."""
         return f"{self._present}/{arrival}/{member}"
+
+    def note_word(self, key: str) -> None:
+        """Note a key of this work under which this rank leaves word to members alone."""
+        self._epochs.words.append(key)
+
+    def note_met(self) -> None:
+        """Note that all have come: earlier works are over on each rank, and their words read."""
+        if not self.has_met:
+            self._epochs.forget_words(self._n_words_before)
+        self.has_met = True
 
     def word_key(self, number: int) -> str:
         """Under which members leave numbers, each behind a `/` and its own number."""
@@ -96,12 +107,11 @@ class Channel:
         has_come = bool(self._places)
         self._epochs.read()
         known = self._known(refusal)
-        if known is None or (has_come and not known.has_come):
-            ended = self._epochs.begin_end()
-            known = self._known(refusal)  # another rank may have been the first meanwhile
-            place = self._place_in(ended) if known is None else known.place
-            known = dataclasses.replace(refusal, place=place, has_come=has_come)
-            self._epochs.end(ended, known)
+        while known is None or (has_come and not known.has_come):
+            place = self._place_in(len(self._epochs.refusals)) if known is None else known.place
+            told = dataclasses.replace(refusal, place=place, has_come=has_come)
+            # Another rank may be the first to end this epoch, and for the same work.
+            known = told if self._epochs.end(told) else self._known(refusal)
         self._epochs.leave(known.place)
 
     def _place_in(self, epoch: int) -> Place:
@@ -202,7 +212,9 @@ class Arrival:
     def _tell(self) -> None:
         if not self._is_told:
             self._is_told = True
-            store().set(self._key(self.channel.own), self.what)
+            key = self._key(self.channel.own)
+            self.channel.note_word(key)
+            store().set(key, self.what)
 
     def _key(self, member: int) -> str:
         return self.channel.key(self._number, member)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from offload.program import Group
 
 # Process groups that may keep a message whose other rank never came.
 _with_left_messages: weakref.WeakSet[Any] = weakref.WeakSet()
+
+_lives: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def distributed() -> Any:
@@ -71,6 +74,23 @@ def timeout_s(name: str) -> float:
 
     timeout = found._get_backend(torch.device("cpu")).options._timeout
     return float(timeout.total_seconds())
+
+
+def life(name: str) -> str:
+    """What distinguishes a group from earlier ones of its name; the same on all its ranks.
+
+    Groups that are made again have the names, and often the store, of those that were destroyed.
+    Gloo leaves each rank's address in the store, which is another one for each group. Empty: there
+    are no addresses.
+    """
+    c10d = distributed()
+    group = c10d._resolve_process_group(name)
+    if group not in _lives:
+        kept = c10d._world.pg_map[group][1]
+        addresses = [f"cpu//0/{number}" for number in range(group.size())]
+        found = b"".join(map(kept.get, addresses)) if kept.check(addresses) else b""
+        _lives[group] = hashlib.sha256(found).hexdigest()[:16] if found else ""
+    return _lives[group]
 
 
 def broadcast(tensor: Any, source: int, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import threading
 import uuid
 import weakref
 from collections import Counter
@@ -38,7 +39,7 @@ class Refusal:
     Attributes:
         rank: that refused first, in the world.
         name: of the work.
-        lines: of the user's code that began it; empty: these do not matter.
+        lines: of the user's code that began it, with its number there; empty: these do not matter.
         why: it was refused.
         place: the place of the work in the channel.
         has_come: the work had come there; otherwise it is not known whether it would have.
@@ -52,7 +53,7 @@ class Refusal:
     has_come: bool = False
 
     def is_of(self, name: str, lines: str) -> bool:
-        """Whether it is of a work of this name that was begun at these lines."""
+        """Whether it is of a work of this name that was begun at these lines, as this one there."""
         return (self.name, self.lines) == (name, lines)
 
     def text(self) -> str:
@@ -69,40 +70,53 @@ class Refusal:
 class Epochs:
     """What this process knows of one channel; a refusal ends an epoch, and all count anew.
 
-    Owner: the process. Thread: one at a time.
+    A refusal is written with one step of the store, so that a rank that ends meanwhile leaves none
+    for which others would wait.
+
+    Owner: the process. Thread: any.
 
     Attributes:
         refusals: those that ended epochs, in order.
         counts: by epoch the works of this process that came, or would have and were refused.
         first: the first epoch that later works may belong to.
+        words: keys in the store under which this process has left word to the others.
     """
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
+        self._reading = threading.Lock()
         self.refusals: list[Refusal] = []
         self.counts: Counter[int] = Counter()
         self.first = 0
+        self.words: list[str] = []
 
     def read(self) -> int:
         """Read the refusals of other ranks; return the present epoch."""
-        self._read_before(epoch := int(store().add(f"{self._prefix}/epoch", 0)))
-        return epoch
+        with self._reading:
+            while store().check([key := self._next_key]):
+                self.refusals.append(Refusal.read(store().get(key).decode()))
+            return len(self.refusals)
 
-    def _read_before(self, epoch: int) -> None:
-        for one in range(len(self.refusals), epoch):
-            key = f"{self._prefix}/{one}/refused"
-            self.refusals.append(Refusal.read(store().get(key).decode()))
+    def end(self, refusal: Refusal) -> bool:
+        """Announce a refusal that ends the present epoch; False: another one has ended it."""
+        text = refusal.text()
+        with self._reading:
+            found = store().compare_set(key := self._next_key, "", text).decode()
+            self.refusals.append(Refusal.read(found))
+        if found != text:
+            return False
+        self.words.append(key)
+        return True
 
-    def begin_end(self) -> int:
-        """End an epoch, of which `end` has to tell why; return it."""
-        ended = int(store().add(f"{self._prefix}/epoch", 1)) - 1
-        self._read_before(ended)  # other ranks may have ended some meanwhile
-        return ended
+    def forget_words(self, n_words: int) -> None:
+        """Remove the first words from the store, which all others have read."""
+        for key in self.words[:n_words]:
+            store().delete_key(key)
+        del self.words[:n_words]
 
-    def end(self, epoch: int, refusal: Refusal) -> None:
-        """Announce the refusal that ended an epoch."""
-        store().set(f"{self._prefix}/{epoch}/refused", refusal.text())
-        self.refusals.append(refusal)
+    @property
+    def _next_key(self) -> str:
+        return f"{self._prefix}/{len(self.refusals)}/refused"
 
     def take(self, epoch: int) -> Place:
         """The place of a work that comes in an epoch."""

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from offload.distributed.channels import Arrival, Channel
@@ -32,9 +33,18 @@ from offload.program.collectives import Meeting
 # A rank's sleep between two reads of the store, doubling from the first to the last.
 _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 
-# A refusal by a rank that began its work at other lines is believed after this time: if it is of
-# another work, the rank comes before, unless its machine is very busy.
+# A refusal by a rank that began its work at other lines, or as another one there, is believed after
+# this time: if it is of another work, the rank comes before, unless its machine is very busy.
 _DOUBTED_S = 30.0
+
+# The works of this process that began at lines of the user's code, by kind, name and lines.
+_begun: Counter[tuple[str, str, str]] = Counter()
+
+
+def _counted(kind: str, name: str, lines: str) -> str:
+    """The lines of a work with its number there: a loop begins several, which are not the same."""
+    _begun[kind, name, lines] += 1
+    return f"{lines}, number {_begun[kind, name, lines]}"
 
 
 class Rendezvous:
@@ -47,9 +57,9 @@ class Rendezvous:
     A rank that refuses announces it in the channels that it came to. It may have come to more, so
     it announces the refusal in all other channels as well, with the place that its work would have
     had there: this concerns a work of the same name at this place. If that work was begun at
-    another line of the user's code, it may be another one; then it is refused unless the
-    rank comes within 30 s. A rank that is refused by another one announces the refusal
-    likewise, since those that it would have met do not know.
+    another line of the user's code, or is not the same in number there, it may be another one;
+    then it is refused unless the rank comes within 30 s. A rank that is refused by another one
+    announces the refusal likewise, since those that it would have met do not know.
 
     Owner: the recording or load. Thread: one.
     """
@@ -59,7 +69,7 @@ class Rendezvous:
         kind: str,
         name: str,
         groups: Sequence[str] | None = None,
-        lines: str = "",
+        lines: str | None = None,
     ) -> None:
         """Begin a rendezvous that other ranks begin as well, if their work has collectives.
 
@@ -68,9 +78,10 @@ class Rendezvous:
             name: the name of its subject.
             groups: the names of all groups in which ranks meet; None: they are not yet known, so
                 that a refusal is announced in all groups.
-            lines: of the user's code that began it; empty: a name has one meaning in a group.
+            lines: of the user's code that began it; None: a name has one meaning in a group.
         """
-        self._kind, self._name, self._lines = kind, name, lines
+        self._kind, self._name = kind, name
+        self._lines = "" if lines is None else _counted(kind, name, lines)
         self._only_groups = groups
         self._channels: dict[str, Channel] = {}
         self._groups: dict[str, Group] = {}
@@ -166,6 +177,9 @@ class Rendezvous:
                     found[rank] = tuple(numbers)
                     asked |= {one: beside[one] for one in beside.keys() - seen}
                     seen |= beside.keys()
+        for key, channel in channels.items():
+            if found.keys() == set(channel.members.values()):  # no other rank reads them
+                channel.note_word(f"{key}/{channel.own}")
         return found
 
     def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
@@ -276,7 +290,8 @@ class Rendezvous:
                 other = arrival.who_differs(members)
                 if other is not None:
                     self._refuse_other(arrival, other)
-            arrival.channel.has_met = arrival.is_over = True
+            arrival.channel.note_met()
+            arrival.is_over = True
 
     def _await(self, arrival: Arrival, members: Sequence[int], until: float) -> None:
         sleep_s = _FIRST_SLEEP_S

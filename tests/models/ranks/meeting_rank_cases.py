@@ -165,6 +165,42 @@ def refused_at_the_load() -> Any:
     return found
 
 
+@case
+def refused_in_a_loop() -> Any:
+    """One line records functions of one name, of which rank 1 refuses one without collectives."""
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if dist.get_rank() == 1 and x.sum().item() > 0 else x * 2
+
+    found = []
+    for one in (first, *(refusing(groups=[dist.group.WORLD]) for _ in range(2))):
+        one.__name__ = "layer"
+        dist.barrier()  # all come at once, so that none waits for as long as a refusal is doubted
+        found.append(captured(one))
+    return found
+
+
+@case
+def words_in_the_store() -> Any:
+    """The number of keys in the store after captures, loads and a refusal, and after more."""
+    store = dist.distributed_c10d._get_default_store()
+
+    def n_keys() -> int:
+        store.num_keys()  # behind all that this rank has written
+        dist.barrier()
+        found = store.num_keys()
+        dist.barrier()
+        return int(found)
+
+    program = offload.capture(refusing(groups=[dist.group.WORLD]), torch.ones(4))
+    found = []
+    for _ in range(4):
+        captured(refusing(groups=[dist.group.WORLD]))
+        program.load()
+        found.append(n_keys())
+    return found
+
+
 class Step(NamedTuple):
     """A meeting of a group, or of a sender and a receiver in it."""
 
@@ -250,6 +286,40 @@ def random_works() -> Any:
 def begin() -> None:
     """Meet the other ranks."""
     dist.init_process_group("gloo", timeout=TIMEOUT)
+
+
+def make_groups_again() -> None:
+    """Destroy all groups and make that of all ranks again, over the same store.
+
+    Gloo finds addresses of destroyed groups there, so that all remove theirs in between.
+    """
+    made = dict(dist.distributed_c10d._world.pg_map)
+    n_ranks, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    for group, (_, kept) in made.items():
+        kept.delete_key(f"cpu//0/{group.rank()}")
+    number = store.add("made again", 1)
+    last = -(-number // n_ranks) * n_ranks
+    if number == last:
+        store.set(f"made again/{last}", "")
+    store.wait([f"made again/{last}"])
+    begin()
+
+
+@case
+def groups_made_again() -> Any:
+    """A group of a name, in which a rank has waited in vain, and later ones, of other members."""
+    make_groups_again()
+    rank, found = dist.get_rank(), []
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    if rank == 0:
+        found.append(captured(refusing(groups=[group])))
+    for members in ([0, 1], [0, 2]):
+        make_groups_again()
+        group = dist.new_group(members, timeout=TIMEOUT)
+        if rank in members:
+            found += [captured(refusing(groups=[group])) for _ in range(2)]
+    return found
 
 
 if __name__ == "__main__":

@@ -79,3 +79,20 @@ def test_of_random_works_all_ranks_refuse_what_one_refuses(found):
     for wrong, n_refused in found.of("random_works"):
         assert wrong == []
         assert n_refused > 20
+
+
+def test_of_several_works_from_one_line_a_refusal_concerns_one(found):
+    for rank, (first, *others) in enumerate(found.of("refused_in_a_loop")):
+        assert ("reads a tensor's value on the host" in first) == (rank == 1)
+        assert others == ["", ""]
+
+
+def test_works_leave_no_more_words_in_the_store(found):
+    for _, *numbers in found.of("words_in_the_store"):
+        assert len(set(numbers)) == 1
+
+
+def test_groups_that_are_made_again_know_nothing_of_earlier_ones_of_their_name(found):
+    zero, *others = found.of("groups_made_again")
+    assert zero[0].startswith("ExecutionError: no message for 1 s, the timeout of group '1'")
+    assert [zero[1:], *others] == [[""] * 4, [""] * 2, [""] * 2, []]
