@@ -10,20 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ranks import main
+from staged_training import OPTIMIZERS, ROWS, SIZE, MakeOptimizer, Twin, gpt, mlp, stepped, told
 from torch import nn
 from training import same_bits
-from training_stage_rank_cases import (
-    OPTIMIZERS,
-    ROWS,
-    SIZE,
-    TIMEOUT_S,
-    MakeOptimizer,
-    Twin,
-    gpt,
-    mlp,
-    stepped,
-    told,
-)
+from training_stage_rank_cases import TIMEOUT_S
 
 import offload
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 
 import offload
@@ -75,3 +76,22 @@ def check_model(model: nn.Module, *shape: int) -> dict[str, Any]:
 def begin() -> None:
     """Meet the other ranks."""
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+
+
+def told(call: Callable[[], object]) -> list[str]:
+    """Return the kind and message of a call's error."""
+    try:
+        call()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return ["", ""]
+
+
+def summed(x: torch.Tensor) -> torch.Tensor:
+    """The function that all ranks call."""
+    return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+
+def summed_in_place(x: torch.Tensor) -> torch.Tensor:
+    dist.all_reduce(x)
+    return x

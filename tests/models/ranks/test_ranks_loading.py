@@ -47,7 +47,7 @@ def test_collectives_have_a_lane_beside_launches(found):
 
 def test_torch_compile_traces_collectives(found):
     for rank in found.of("compiled"):
-        names = ("summed", "_in_place", "asynchronous")
+        names = ("summed", "summed_in_place", "asynchronous")
         assert rank == {name: [True] * 3 for name in names}
 
 

@@ -23,7 +23,7 @@ def test_ranks_that_recorded_other_launches_are_told_the_first(found):
             assert kind == "CaptureError"
             assert "ranks [1] have recorded another program than rank 0" in message
             assert "the same model, optimizer and hyperparameters" in message
-        assert "training_stage_rank_cases.py:" in rates[1]
+        assert "staged_training.py:" in rates[1]
     assert {"1.1" in rates[1] for _, rates in ranks} == {True, False}  # each has its own launch
 
 
