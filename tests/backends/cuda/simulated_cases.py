@@ -1,6 +1,6 @@
 """Files of cases on the simulated driver, with a stand-in for torch's CUDA backend.
 
-Each in a separate process: the stand-in registers a backend permanently.
+In a separate process: the stand-in registers a backend permanently.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ STAND_IN = Path(__file__).parents[2] / "simulators" / "cuda" / "torch_cuda"
 FOLDER = Path(__file__).parent / "torch_cuda"
 
 
-def run_cases(name: str, *, interprets_kernels: bool = False) -> None:
-    """Require that every case of a file in `torch_cuda` passes; none may be skipped."""
-    cases = FOLDER / name
+def run_cases(*names: str, interprets_kernels: bool = False) -> None:
+    """Require that every case of these files in `torch_cuda` passes; none may be skipped."""
+    files = [FOLDER / name for name in names]
     pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings reads captured graphs")
     if interprets_kernels:
         pytest.importorskip("triton", reason="triton compiles kernels, and interprets them here")
@@ -32,7 +32,7 @@ def run_cases(name: str, *, interprets_kernels: bool = False) -> None:
     finally:
         sys.path.remove(str(STAND_IN))
     library = str(build_backend.build())
-    command = [sys.executable, str(FOLDER / "run_cases.py"), library, str(cases)]
+    command = [sys.executable, str(FOLDER / "run_cases.py"), library, *map(str, files)]
     command += ["-q", "-p", "no:cacheprovider", "-n", "0"]
     environment = os.environ | ({"TRITON_INTERPRET": "1"} if interprets_kernels else {})
     done = subprocess.run(
@@ -40,7 +40,7 @@ def run_cases(name: str, *, interprets_kernels: bool = False) -> None:
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     passed = re.search(r"(\d+) passed", done.stdout)
-    n_cases = len(re.findall(r"^def test_", cases.read_text(), re.MULTILINE))
+    n_cases = sum(len(re.findall(r"^def test_", one.read_text(), re.MULTILINE)) for one in files)
     assert passed is not None
     assert int(passed[1]) >= n_cases  # none was left out
     assert "skipped" not in done.stdout

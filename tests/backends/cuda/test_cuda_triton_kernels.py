@@ -9,13 +9,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        "triton_cases.py",
-        "triton_adversary_cases.py",
-        "triton_loading_cases.py",
-        "triton_tuning_cases.py",
+        ("triton_cases.py", "triton_source_cases.py"),
+        ("triton_adversary_cases.py",),
+        ("triton_loading_cases.py",),
+        ("triton_tuning_cases.py",),
     ],
+    ids=" ".join,
 )
-def test_triton_kernels(name: str) -> None:
-    run_cases(name, interprets_kernels=True)
+def test_triton_kernels(names: tuple[str, ...]) -> None:
+    run_cases(*names, interprets_kernels=True)

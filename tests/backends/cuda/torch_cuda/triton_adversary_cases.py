@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torc
 
 from cases import backend, cuda, on_cuda, settled  # noqa: F401
 from triton.language import cdiv as divided_up
-from triton_cases import (
+from triton_checks import (
     add,
     add_kernel,
     assert_as_eager,

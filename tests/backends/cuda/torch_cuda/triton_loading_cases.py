@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
 
 from cases import backend, cuda, on_cuda, settled  # noqa: F401
-from triton_cases import (
+from triton_checks import (
     add,
     add_kernel,
     assert_as_eager,

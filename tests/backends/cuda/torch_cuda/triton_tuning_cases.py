@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torc
 
 from cases import cuda, settled  # noqa: F401
 from triton.runtime.errors import OutOfResources
-from triton_cases import assert_as_eager, captured_of, kernels_of, launched  # noqa: F401
+from triton_checks import assert_as_eager, captured_of, kernels_of, launched  # noqa: F401
 
 import offload
 
