@@ -96,11 +96,7 @@ class PlacedExecutable(Submitting):
         self._dispatcher = None
         if choice.is_dynamic and self.segments and self._whole is None:
             self._dispatcher = SegmentDispatcher(
-                self.program,
-                self.segments,
-                self._queue,
-                choice,
-                untimed=untimed,
+                self.program, self.segments, self._queue, choice, untimed=untimed
             )
         self._executions = PlacedExecutions(
             self.program,
