@@ -98,7 +98,7 @@ def test_kernels_between_fused_regions():
 def test_kernels_of_a_file_over_several_devices(tmp_path, monkeypatch):
     """A file has no code until they are compiled, and slices for trials are prepared before.
 
-    Both devices are one GPU: the stand-in has no streams for copies between two memories.
+    Both devices are one GPU.
     """
     monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
 
@@ -114,6 +114,24 @@ def test_kernels_of_a_file_over_several_devices(tmp_path, monkeypatch):
             for _ in range(3):
                 x = torch.randn(40)
                 torch.testing.assert_close(run(x.to("cuda")).to("cpu"), model(x))
+
+
+def test_kernels_between_launches_on_the_host(monkeypatch, cuda):  # noqa: F811
+    """Torch's launches run on the CPU where the plan says so, the kernels on their GPU."""
+    monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
+    cuda.simulator.set_eager(False)
+
+    def model(x, y):
+        sums = [add(one, y) for one in (x * 2, y * 3, x - y)]
+        return torch.tanh(sums[0]) + sums[1] * add(sums[2], x)
+
+    captured = captured_of(model, torch.randn(40), torch.randn(40))
+    with captured.load(["cpu", backend()]) as run:
+        assert "it is compiled code for the recorded device" in run.explain()
+        for _ in range(3):
+            x, y = torch.randn(40), torch.randn(40)
+            expected = model(x, y)  # first, as Triton's interpreter has one thread
+            torch.testing.assert_close(run(x.to("cuda"), y.to("cuda")).to("cpu"), expected)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, by Inductor

@@ -13,9 +13,12 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/GeneratorImpl.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
 #include <torch/library.h>
 
 #include <cstring>
+#include <mutex>
+#include <set>
 
 #define STAND_IN extern "C" __attribute__((visibility("default")))
 
@@ -50,6 +53,61 @@ struct StandInAllocator final : c10::Allocator {
 
 StandInAllocator allocator;
 
+// A function of Python's, which is in the process.
+template <typename Function>
+Function* python(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+// Kernels compute in Python, on the thread that waits for them: who calls the driver must not hold
+// Python's lock.
+class LockReleased {
+ public:
+  LockReleased()
+      : state_(python<int()>("PyGILState_Check")() != 0 ? python<void*()>("PyEval_SaveThread")()
+                                                        : nullptr) {}
+  ~LockReleased() {
+    if (state_ != nullptr) python<void(void*)>("PyEval_RestoreThread")(state_);
+  }
+  LockReleased(const LockReleased&) = delete;
+  LockReleased& operator=(const LockReleased&) = delete;
+
+ private:
+  void* const state_;
+};
+
+using GetFunction = int (*)(const char*, void**, int, unsigned long long, int*);
+
+// Calls a function of the simulated driver, which is loaded by then; returns its code.
+template <typename... Arguments>
+int driver(const char* name, Arguments... arguments) {
+  static void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+  TORCH_CHECK(library != nullptr, "the simulated driver is not loaded");
+  static auto* const find = reinterpret_cast<GetFunction>(dlsym(library, "cuGetProcAddress_v2"));
+  void* function = nullptr;
+  const int code = find(name, &function, 12000, 0, nullptr);
+  TORCH_CHECK(code == 0 && function != nullptr, "the simulated driver has no ", name);
+  const LockReleased released;
+  return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
+}
+
+// As torch does before it calls the driver on a thread.
+void make_context_current() {
+  static void* context = nullptr;
+  static const int retained = driver("cuDevicePrimaryCtxRetain", &context, 0);
+  TORCH_CHECK(retained == 0, "cuDevicePrimaryCtxRetain failed with ", retained);
+  driver("cuCtxSetCurrent", context);
+}
+
+template <typename... Arguments>
+void call_driver(const char* name, Arguments... arguments) {
+  make_context_current();
+  const int code = driver(name, arguments...);
+  TORCH_CHECK(code == 0, name, " failed with ", code);
+}
+
+void* handle_of(const c10::Stream& stream) { return reinterpret_cast<void*>(stream.id()); }
+
 struct StandInGuard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
   c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
@@ -71,6 +129,63 @@ struct StandInGuard final : c10::impl::DeviceGuardImplInterface {
     return reinterpret_cast<void*>(stream.id());
   }
   c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+
+  // Streams and events that torch makes, which nothing destroys as in torch's own pools of streams.
+  c10::Stream getNewStream(c10::Device, int) const override {
+    void* made = nullptr;
+    call_driver("cuStreamCreate", &made, 1u);
+    return c10::Stream(c10::Stream::UNSAFE, kDevice, reinterpret_cast<std::int64_t>(made));
+  }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    if (*event == nullptr) call_driver("cuEventCreate", event, 2u);
+    call_driver("cuEventRecord", *event, handle_of(stream));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event != nullptr) call_driver("cuStreamWaitEvent", handle_of(stream), event, 0u);
+  }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || driver("cuEventQuery", event) == 0;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) call_driver("cuEventSynchronize", event);
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    if (event != nullptr) driver("cuEventDestroy", event);
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    return driver("cuStreamQuery", handle_of(stream)) == 0;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    call_driver("cuStreamSynchronize", handle_of(stream));
+  }
+};
+
+std::mutex pinned_mutex;
+std::set<std::pair<const char*, const char*>> pinned;  // beginnings and ends
+
+void free_pinned(void* address) {
+  if (address == nullptr) return;
+  const std::lock_guard lock(pinned_mutex);
+  pinned.erase(pinned.lower_bound({static_cast<const char*>(address), nullptr}));
+  driver("cuMemFreeHost", address);
+}
+
+struct PinnedAllocator final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t n_bytes) override {
+    void* address = nullptr;
+    if (n_bytes != 0) {
+      call_driver("cuMemHostAlloc", &address, n_bytes, 0u);
+      const std::lock_guard lock(pinned_mutex);
+      auto* const begin = static_cast<const char*>(address);
+      pinned.insert({begin, begin + n_bytes});
+    }
+    return {address, address, &free_pinned, c10::Device(c10::DeviceType::CPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_pinned; }
+  void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
+    std::memcpy(to, from, n_bytes);
+  }
 };
 
 // As at::CUDAGeneratorImpl: a seed and an offset, which generators may share.
@@ -137,6 +252,18 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   int getNumGPUs() const override { return 1; }
   c10::DeviceIndex current_device() const override { return 0; }
   c10::Allocator* getCUDADeviceAllocator() const override { return &allocator; }
+  c10::Allocator* getPinnedMemoryAllocator() const override {
+    static PinnedAllocator made;
+    return &made;
+  }
+  bool isPinnedPtr(const void* address) const override {
+    const std::lock_guard lock(pinned_mutex);
+    const auto* const at = static_cast<const char*>(address);
+    for (const auto& [begin, end] : pinned) {
+      if (begin <= at && at < end) return true;
+    }
+    return false;
+  }
   c10::DeviceIndex deviceCount() const override { return 1; }
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override {
