@@ -111,7 +111,7 @@ class Archive:
             device: of the storages.
 
         Raises:
-            FileError: the device has no memory for a weight.
+            FileError: the device does not allocate the memory of a weight.
             ProgramError: the header, or the checksum of the content, is not as expected.
         """
         with _zip_errors():
@@ -170,9 +170,10 @@ def _read_storage(
 ) -> torch.UntypedStorage:
     try:
         storage = torch.UntypedStorage(size_bytes, device=device)
-    except (RuntimeError, MemoryError):
+    except (RuntimeError, MemoryError) as error:
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FileError(
-            f"there is no memory on {device} for a weight of {size_bytes} bytes"
+            f"a weight of {size_bytes} bytes cannot be allocated on {device}: {why}"
         ) from None
     target = bytes_of(storage)
     source = torch.frombuffer(staging, dtype=torch.uint8)

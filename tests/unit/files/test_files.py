@@ -319,6 +319,20 @@ def test_an_operator_that_is_not_torchs_cannot_be_saved(tmp_path: Path) -> None:
     library._destroy()
 
 
+def test_a_weight_that_cannot_be_allocated_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.offload"
+    save_program(captured_call(torch.nn.Linear(3, 3), torch.ones(1, 3)).bound, path)
+
+    def refuses(size_bytes: int, *, device: torch.device) -> torch.UntypedStorage:
+        raise RuntimeError(f"{device} is busy\nException raised from allocate")
+
+    monkeypatch.setattr(torch, "UntypedStorage", refuses)
+    with pytest.raises(offload.FileError, match=r"36 bytes cannot be .* cpu: cpu is busy$"):
+        open_saved(path)
+
+
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "m.offload"
     save_program(captured_call(lambda x: x + 1, torch.ones(2)).bound, path)
