@@ -154,9 +154,10 @@ def check_no_message_left(name: str) -> None:
     """
     if _registered(distributed(), name) in _with_left_messages:
         raise CaptureError(
-            f"in group {name!r} this rank has begun a message in an earlier capture, which was "
-            "refused before its peer came to the message: the next message would be taken for it: "
-            "make the groups again (destroy_process_group and init_process_group, or new_group)"
+            f"in group {name!r} this rank has begun a message in an earlier capture or call of "
+            "stages, which ended before its peer came to the message: the next message would be "
+            "taken for it: make the groups again (destroy_process_group and init_process_group, or "
+            "new_group)"
         )
 
 

@@ -126,13 +126,19 @@ def refused_before_a_message() -> Any:
     groups = [dist.new_group([0, 1], timeout=TIMEOUT) for _ in range(4)]
     if rank > 1:
         return None
+    torch.manual_seed(0)
+    linear = [torch.nn.Linear(4, 4).requires_grad_(False) for _ in range(2)]
+    layers = offload.capture(torch.nn.Sequential(*linear), torch.ones(4))
     found = []
     for refuses, (once, again) in enumerate(zip(groups[::2], groups[1::2], strict=True)):
         program = offload.capture(exchange(once), torch.ones(4))
         if refuses == rank:
             time.sleep(0.3)
         found.append(captured(exchange(once, refuses=refuses)))
-        found += [captured(exchange(once)), told(program.load), captured(exchange(again))]
+        stages = offload.Pipeline(2, once)
+        found += [captured(exchange(once)), told(program.load)]
+        found.append(told(functools.partial(layers.load, pipeline=stages)))
+        found.append(captured(exchange(again)))
     return found
 
 
