@@ -187,6 +187,18 @@ def refused_in_a_loop() -> Any:
 
 
 @case
+def recorded_more_often() -> Any:
+    """Rank 0 has recorded one more function of a name from a line, where all record then."""
+    found = []
+    every = [refusing(*ranks, groups=[dist.group.WORLD]) for ranks in ((), (1,), ())]
+    alone: Callable[[torch.Tensor], torch.Tensor] = lambda x: x * 2  # noqa: E731
+    for one in [alone, *every] if dist.get_rank() == 0 else every:
+        one.__name__ = "repeated"
+        found.append(captured(one))
+    return found[-3:]
+
+
+@case
 def words_in_the_store() -> Any:
     """The number of keys in the store after captures, loads and a refusal, and after more."""
     store = dist.distributed_c10d._get_default_store()

@@ -89,6 +89,13 @@ def test_of_several_works_from_one_line_a_refusal_concerns_one(found):
         assert others == ["", ""]
 
 
+def test_a_rank_that_has_recorded_more_often_believes_a_refusal(found):
+    for rank, (first, refused, last) in enumerate(found.of("recorded_more_often")):
+        told = "rank 1 refused the capture of repeated" if rank != 1 else "on the host"
+        assert told in refused
+        assert first == last == ""
+
+
 def test_works_leave_no_more_words_in_the_store(found):
     for _, *numbers in found.of("words_in_the_store"):
         assert len(set(numbers)) == 1
