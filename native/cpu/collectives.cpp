@@ -28,6 +28,11 @@ using TensorVector = std::vector<at::Tensor>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
+// Gloo tells a rank that comes too late that its peer has crashed.
+constexpr const char* kAfterFailure =
+    "; a group ends when a rank ends, or comes to another one later than the timeout: make the "
+    "groups again (destroy_process_group, init_process_group), and load the programs again";
+
 // As named by functional collectives (torch/csrc/distributed/c10d/Functional.cpp).
 constexpr std::array<std::pair<const char*, c10d::ReduceOp::RedOpType>, 8> kReduceOps{{
     {"sum", c10d::ReduceOp::SUM},
@@ -109,7 +114,7 @@ class GroupCollective final : public Collective {
     try {
       if (!work->wait()) throw std::runtime_error("the process group gave up");
     } catch (const std::exception& error) {
-      std::throw_with_nested(std::runtime_error(told_of_end() + error.what()));
+      std::throw_with_nested(std::runtime_error(told_of_end() + error.what() + kAfterFailure));
     }
     if (end) end();
   }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from offload.distributed.groups import life, rank_in
-from offload.distributed.refusals import Place, Refusal, epochs_of, store
+from offload.distributed.refusals import WORKS, Place, Refusal, epochs_of, store
 from offload.program import Group
 from offload.program.collectives import Meeting
 
@@ -28,7 +28,23 @@ class Channel:
         has_met: some meeting there is over.
     """
 
-    def __init__(self, kind: str, first: Meeting, group: Group) -> None:
+    def __init__(
+        self,
+        kind: str,
+        first: Meeting,
+        group: Group,
+        work: tuple[str, str],
+        n_begun: int,
+    ) -> None:
+        """Look at a channel.
+
+        Args:
+            kind: of the work, as the user knows it.
+            first: the first meeting there.
+            group: the group.
+            work: the work's name, and the lines that began it.
+            n_begun: how many works of this name began at these lines in this process.
+        """
         self.first, self.group = first, group
         numbers: Iterable[int] = range(len(group.ranks))
         if first.sender is not None and first.receiver is not None:
@@ -42,6 +58,7 @@ class Channel:
         # Refusals from here on may concern this work, and have not been looked at.
         self._first = self._unseen = self._epochs.first
         self._n_words_before = len(self._epochs.words)
+        self._work = *work, n_begun - self._epochs.begun[kind, *work]
         self._epoch = self._epochs.read()
         self._places: dict[int, Place] = {}  # by epoch
 
@@ -74,6 +91,7 @@ class Channel:
         """Note that all have come: earlier works are over on each rank, and their words read."""
         if not self.has_met:
             self._epochs.forget_words(self._n_words_before)
+            self._epochs.begun = WORKS.so_far()
         self.has_met = True
 
     def word_key(self, number: int) -> str:
@@ -94,6 +112,10 @@ class Channel:
             if self._is_here(refusal.place):
                 yield refusal
 
+    def is_of_this(self, refusal: Refusal) -> bool:
+        """Whether a refusal at this work's place is certain to be of this work."""
+        return refusal.has_come or refusal.is_of(*self._work)
+
     def _is_here(self, place: Place) -> bool:
         """Whether this work is, or would be, at a place."""
         if place.epoch in self._places:
@@ -109,7 +131,9 @@ class Channel:
         known = self._known(refusal)
         while known is None or (has_come and not known.has_come):
             place = self._place_in(len(self._epochs.refusals)) if known is None else known.place
-            told = dataclasses.replace(refusal, place=place, has_come=has_come)
+            told = dataclasses.replace(
+                refusal, place=place, has_come=has_come, number=self._work[2]
+            )
             # Another rank may be the first to end this epoch, and for the same work.
             known = told if self._epochs.end(told) else self._known(refusal)
         self._epochs.leave(known.place)
@@ -123,11 +147,12 @@ class Channel:
     def _known(self, refusal: Refusal) -> Refusal | None:
         """An announced refusal of this work, at best by a rank that had come here."""
         has_come = bool(self._places)
+        work = refusal.name, refusal.lines, self._work[2]
         found = [
             one
             for one in self._epochs.refusals[self._first :]
             if self._is_here(one.place)
-            and ((has_come and one.has_come) or one.is_of(refusal.name, refusal.lines))
+            and ((has_come and one.has_come) or one == refusal or one.is_of(*work))
         ]
         return next((one for one in found if one.has_come), found[0] if found else None)
 

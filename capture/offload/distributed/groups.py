@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
@@ -80,9 +81,11 @@ def life(name: str) -> str:
     """What distinguishes a group from earlier ones of its name; the same on all its ranks.
 
     Groups that are made again have the names, and often the store, of those that were destroyed.
-    Gloo leaves each rank's address in the store, which is another one for each group. Empty: there
-    are no addresses.
+    Gloo leaves each rank's address in the store, which is another one for each group. Empty: the
+    addresses are not known, as with other backends, or where gloo connects at the first collective.
     """
+    if os.environ.get("TORCH_GLOO_LAZY_INIT") == "1":  # some ranks would see all addresses
+        return ""
     c10d = distributed()
     group = c10d._resolve_process_group(name)
     if group not in _lives:
@@ -154,9 +157,10 @@ def check_no_message_left(name: str) -> None:
     """
     if _registered(distributed(), name) in _with_left_messages:
         raise CaptureError(
-            f"in group {name!r} this rank has begun a message in an earlier capture, which was "
-            "refused before its peer came to the message: the next message would be taken for it: "
-            "make the groups again (destroy_process_group and init_process_group, or new_group)"
+            f"in group {name!r} this rank has begun a message in an earlier capture or call of "
+            "stages, which ended before its peer came to the message: the next message would be "
+            "taken for it: make the groups again (destroy_process_group and init_process_group, or "
+            "new_group)"
         )
 
 

@@ -39,10 +39,12 @@ class Refusal:
     Attributes:
         rank: that refused first, in the world.
         name: of the work.
-        lines: of the user's code that began it, with its number there; empty: these do not matter.
+        lines: of the user's code that began it; empty: these do not matter.
         why: it was refused.
         place: the place of the work in the channel.
         has_come: the work had come there; otherwise it is not known whether it would have.
+        number: of the work among those of its name that began at its lines since the ranks last
+            met in the channel; a loop may begin several.
     """
 
     rank: int
@@ -51,10 +53,11 @@ class Refusal:
     why: str
     place: Place = Place(0, 0)
     has_come: bool = False
+    number: int = 0
 
-    def is_of(self, name: str, lines: str) -> bool:
-        """Whether it is of a work of this name that was begun at these lines, as this one there."""
-        return (self.name, self.lines) == (name, lines)
+    def is_of(self, name: str, lines: str, number: int) -> bool:
+        """Whether it is of the work of this name that was begun at these lines as this one."""
+        return (self.name, self.lines, self.number) == (name, lines, number)
 
     def text(self) -> str:
         """The refusal as `read` understands it."""
@@ -65,6 +68,25 @@ class Refusal:
         """The refusal of a text."""
         fields = json.loads(text)
         return cls(**{**fields, "place": Place(**fields["place"])})
+
+
+class Works:
+    """How many works this process has begun, by kind, name and lines. Owner: the process."""
+
+    def __init__(self) -> None:
+        self._begun: Counter[tuple[str, str, str]] = Counter()
+
+    def begin(self, kind: str, name: str, lines: str) -> int:
+        """Begin a work; return how many of its name have begun at these lines, with it."""
+        self._begun[kind, name, lines] += 1
+        return self._begun[kind, name, lines]
+
+    def so_far(self) -> Counter[tuple[str, str, str]]:
+        """The numbers of works until now."""
+        return self._begun.copy()
+
+
+WORKS = Works()
 
 
 class Epochs:
@@ -80,6 +102,7 @@ class Epochs:
         counts: by epoch the works of this process that came, or would have and were refused.
         first: the first epoch that later works may belong to.
         words: keys in the store under which this process has left word to the others.
+        begun: the works that this process had begun when it last met the others there.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -89,6 +112,7 @@ class Epochs:
         self.counts: Counter[int] = Counter()
         self.first = 0
         self.words: list[str] = []
+        self.begun: Counter[tuple[str, str, str]] = Counter()
 
     def read(self) -> int:
         """Read the refusals of other ranks; return the present epoch."""

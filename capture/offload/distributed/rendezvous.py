@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from offload.distributed.channels import Arrival, Channel
@@ -25,7 +24,7 @@ from offload.distributed.groups import (
     timeout_s,
     world,
 )
-from offload.distributed.refusals import Refusal, store
+from offload.distributed.refusals import WORKS, Refusal, store
 from offload.errors import CaptureError, ExecutionError, OffloadError
 from offload.program import Group
 from offload.program.collectives import Meeting
@@ -36,15 +35,6 @@ _FIRST_SLEEP_S, _LAST_SLEEP_S = 0.0002, 0.02
 # A refusal by a rank that began its work at other lines, or as another one there, is believed after
 # this time: if it is of another work, the rank comes before, unless its machine is very busy.
 _DOUBTED_S = 30.0
-
-# The works of this process that began at lines of the user's code, by kind, name and lines.
-_begun: Counter[tuple[str, str, str]] = Counter()
-
-
-def _counted(kind: str, name: str, lines: str) -> str:
-    """The lines of a work with its number there: a loop begins several, which are not the same."""
-    _begun[kind, name, lines] += 1
-    return f"{lines}, number {_begun[kind, name, lines]}"
 
 
 class Rendezvous:
@@ -57,7 +47,7 @@ class Rendezvous:
     A rank that refuses announces it in the channels that it came to. It may have come to more, so
     it announces the refusal in all other channels as well, with the place that its work would have
     had there: this concerns a work of the same name at this place. If that work was begun at
-    another line of the user's code, or is not the same in number there, it may be another one;
+    another line of the user's code, or is not the same there in number, it may be another one;
     then it is refused unless the rank comes within 30 s. A rank that is refused by another one
     announces the refusal likewise, since those that it would have met do not know.
 
@@ -80,8 +70,8 @@ class Rendezvous:
                 that a refusal is announced in all groups.
             lines: of the user's code that began it; None: a name has one meaning in a group.
         """
-        self._kind, self._name = kind, name
-        self._lines = "" if lines is None else _counted(kind, name, lines)
+        self._kind, self._name, self._lines = kind, name, lines or ""
+        self._n_begun = 0 if lines is None else WORKS.begin(kind, name, self._lines)
         self._only_groups = groups
         self._channels: dict[str, Channel] = {}
         self._groups: dict[str, Group] = {}
@@ -116,10 +106,13 @@ class Rendezvous:
         with self._store_watched():
             channel = self._channels.get(meeting.channel)
             if channel is None:
-                channel = Channel(self._kind, meeting, self.group(meeting.group))
+                channel = self._channel(meeting, self.group(meeting.group))
                 self._channels[meeting.channel] = channel
                 self._heed(channel)
             return Arrival(self, channel, meeting.what, begins_message=begins_message)
+
+    def _channel(self, first: Meeting, group: Group) -> Channel:
+        return Channel(self._kind, first, group, (self._name, self._lines), self._n_begun)
 
     def agree(self, what: str) -> None:
         """Wait until all ranks that were met before, and those they met, reach the same point.
@@ -221,7 +214,7 @@ class Rendezvous:
                 if len(channel.members) > 1:
                     channel.end(refusal)
             for meeting, group in self._elsewhere():
-                Channel(self._kind, meeting, group).end(refusal)
+                self._channel(meeting, group).end(refusal)
 
     def _elsewhere(self) -> Iterator[tuple[Meeting, Group]]:
         """Meetings in all channels to which it has not come, and may have to."""
@@ -249,7 +242,7 @@ class Rendezvous:
         """Refuse as well if a refusal in a channel concerns this work."""
         key = channel.first.channel
         for refusal in channel.refusals():
-            if refusal.has_come or refusal.is_of(self._name, self._lines):
+            if channel.is_of_this(refusal):
                 self._heed_one(refusal)
             elif refusal.name == self._name:
                 self._doubted.setdefault(key, (time.monotonic(), refusal))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from offload.backends import find_backend
 from offload.console.progress import stage
 from offload.distributed import Rendezvous
-from offload.distributed.groups import distributed
+from offload.distributed.groups import check_no_message_left, distributed
 from offload.distributed.message_times import round_trips_ns
 from offload.errors import BindingError, CaptureError, ExecutionError
 from offload.interpreter.own_generators import drawing_alone
@@ -104,11 +104,13 @@ def met(
         request: checks the request; returns it, and a summary that must be equal on all ranks.
 
     Raises:
-        CaptureError: another rank refuses, or its request, its Program or its weights differ.
+        CaptureError: another rank refuses, or its request, its Program or its weights differ; or an
+            earlier message may be left in the group.
         ExecutionError: a rank does not load in time.
     """
     rendezvous = Rendezvous("pipeline", name, [group.name])
     try:
+        check_no_message_left(group.name)
         found, summary = request()
         rendezvous.come(Meeting(group.name, None, None, summary)).wait()
         ranks = LoadedTogether(bound, rendezvous)

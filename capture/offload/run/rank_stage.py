@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Self
 
+from offload.distributed.groups import note_left_message
 from offload.errors import BindingError, ExecutionError
 from offload.program import BoundProgram, Role
 from offload.run.executable import Executable
@@ -87,6 +88,8 @@ class RankStage:
                         f"({type(error).__qualname__}), and other ranks may be at another one: "
                         "make the groups again, and load again"
                     )
+                    for group in self.run.bound.program.groups:
+                        note_left_message(group.name)
                 raise
         return results
 

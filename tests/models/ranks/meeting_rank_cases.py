@@ -126,13 +126,19 @@ def refused_before_a_message() -> Any:
     groups = [dist.new_group([0, 1], timeout=TIMEOUT) for _ in range(4)]
     if rank > 1:
         return None
+    torch.manual_seed(0)
+    linear = [torch.nn.Linear(4, 4).requires_grad_(False) for _ in range(2)]
+    layers = offload.capture(torch.nn.Sequential(*linear), torch.ones(4))
     found = []
     for refuses, (once, again) in enumerate(zip(groups[::2], groups[1::2], strict=True)):
         program = offload.capture(exchange(once), torch.ones(4))
         if refuses == rank:
             time.sleep(0.3)
         found.append(captured(exchange(once, refuses=refuses)))
-        found += [captured(exchange(once)), told(program.load), captured(exchange(again))]
+        stages = offload.Pipeline(2, once)
+        found += [captured(exchange(once)), told(program.load)]
+        found.append(told(functools.partial(layers.load, pipeline=stages)))
+        found.append(captured(exchange(again)))
     return found
 
 
@@ -178,6 +184,18 @@ def refused_in_a_loop() -> Any:
         dist.barrier()  # all come at once, so that none waits for as long as a refusal is doubted
         found.append(captured(one))
     return found
+
+
+@case
+def recorded_more_often() -> Any:
+    """Rank 0 has recorded one more function of a name from a line, where all record then."""
+    found = []
+    every = [refusing(*ranks, groups=[dist.group.WORLD]) for ranks in ((), (1,), ())]
+    alone: Callable[[torch.Tensor], torch.Tensor] = lambda x: x * 2  # noqa: E731
+    for one in [alone, *every] if dist.get_rank() == 0 else every:
+        one.__name__ = "repeated"
+        found.append(captured(one))
+    return found[-3:]
 
 
 @case

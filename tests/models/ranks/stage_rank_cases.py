@@ -188,7 +188,7 @@ def killed() -> Any:
 
 @ending
 def failing_in_the_middle() -> Any:
-    """The second micro-batch fails on the first rank, which then calls again, and closes."""
+    """The second micro-batch fails on the first rank, which then calls, closes and loads again."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(8, SIZE), nn.Linear(SIZE, SIZE), nn.ReLU())
     rows = torch.zeros(ROWS, dtype=torch.int64)
@@ -199,6 +199,7 @@ def failing_in_the_middle() -> Any:
         for last in (rows, rows + 8, rows)
     ]
     run.close()
+    found.append(told(lambda: captured.load(pipeline=offload.Pipeline(micro_batches=2))))
     return found
 
 

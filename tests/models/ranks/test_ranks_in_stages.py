@@ -87,11 +87,13 @@ def test_no_call_follows_one_that_ended_in_the_middle():
     first, second = run_alone("stage_rank_cases", 2, "failing_in_the_middle")[0].of(
         "failing_in_the_middle"
     )
-    assert [kind for kind, _ in first] == ["", "ExecutionError", "ExecutionError"]
+    kinds = ["", "ExecutionError", "ExecutionError", "CaptureError"]
+    assert [kind for kind, _ in first] == [kind for kind, _ in second] == kinds
     assert "out of range" in first[1][1]
     assert "an earlier call ended in execution 1" in first[2][1]
-    assert [kind for kind, _ in second] == ["", "ExecutionError", "ExecutionError"]
     assert "an earlier call ended in execution 1" in second[2][1]
+    for *_, (_, loaded_again) in (first, second):
+        assert "has begun a message in an earlier capture or call of stages" in loaded_again
 
 
 def test_a_rank_that_hangs_is_an_error_after_the_timeout():
