@@ -131,7 +131,10 @@ void PythonTicket::await_end(std::optional<double> timeout_s) const {
   const std::shared_ptr<Ticket> ticket = ticket_;
   if (ticket->done()) return;
   refuse_own_wait(*ticket, bound_);
-  wait_in_slices(timeout_s, [&](nanoseconds time) { return ticket->wait_for(time); });
+  wait_in_slices(timeout_s, [&](nanoseconds time) {
+    Lane::refuse_wait_beside_fork(*ticket);
+    return ticket->wait_for(time);
+  });
 }
 
 void PythonTicket::wait(std::optional<double> timeout_s) {

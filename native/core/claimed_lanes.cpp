@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "offload/errors.hpp"
+#include "offload/lane.hpp"
 
 namespace offload {
 namespace {
@@ -105,6 +106,7 @@ void ClaimedLanes::help() noexcept {
   }
   // From here on the execution cannot end before this lane does.
   helped = of_;
+  const Executing executing;
   bool has_begun = false;
   try {
     work_.take_part([&] {

@@ -17,6 +17,7 @@
 #include "core/look_for.hpp"
 #include "core/start_thread.hpp"
 #include "offload/calling_back.hpp"
+#include "offload/errors.hpp"
 #include "offload/thread_owner.hpp"
 
 namespace offload {
@@ -29,6 +30,8 @@ struct LaneState {
   };
 
   std::recursive_mutex execution;
+  std::atomic<std::thread::id> executing;  // the thread that holds it, by an ExecutionLock
+  std::atomic<bool> forks = false;         // that thread forks
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::deque<Task> queue;
@@ -46,6 +49,12 @@ thread_local const LaneState* own_lane = nullptr;
 
 // Whether this thread is running a ticket's callbacks.
 thread_local bool is_calling_back = false;
+
+// The executions whose launches this thread carries out, one within the other.
+thread_local int n_executing = 0;
+
+// The interval at which a launch that waits looks whether a fork waits for it.
+constexpr auto kForkLookedAt = std::chrono::milliseconds(50);
 
 // All live lanes and thread owners, so that fork and interpreter exit find them at rest.
 struct Registry {
@@ -84,6 +93,12 @@ timespec in(std::chrono::milliseconds time) {
   return found;
 }
 
+[[noreturn]] void refuse_beside_fork() {
+  throw ExecutionError(
+      "a launch waits for an executable of which a launch forks this process, and the fork waits "
+      "for the launch that waits: start processes outside of launches");
+}
+
 // Holds the registry and waits until no lane executes. A launch may execute another executable,
 // make one or drop one, and so wait for what is held here: after a while all is given back, and the
 // lane that did not end is waited for alone. The while doubles, so that it becomes longer than any
@@ -95,6 +110,9 @@ void hold_executions() {
     registry().mutex.lock();
     const timespec until = in(patience);
     auto& states = registry().states;
+    for (const auto& state : states) {
+      if (state->executing == std::this_thread::get_id()) state->forks = true;
+    }
     auto late = states.begin();
     while (late != states.end() && lock_until((*late)->execution, until)) ++late;
     std::shared_ptr<LaneState> next = late == states.end() ? nullptr : *late;
@@ -122,6 +140,7 @@ void hold_all() {
 void release_all() {
   for (ThreadOwner* owner : registry().owners) owner->release();
   for (const auto& state : registry().states) {
+    if (state->executing == std::this_thread::get_id()) state->forks = false;
     state->mutex.unlock();
     state->execution.unlock();
   }
@@ -138,6 +157,7 @@ void restart_all() {
     state->n_queued = 0;
     state->running = false;
     state->has_worker = false;
+    state->forks = false;
     new (&state->worker) std::thread();
     new (&state->changed) std::condition_variable();
     new (&state->mutex) std::mutex();
@@ -193,6 +213,32 @@ void run(const std::shared_ptr<LaneState>& state) {
 
 }  // namespace
 
+Executing::Executing() noexcept { ++n_executing; }
+
+Executing::~Executing() { --n_executing; }
+
+// A thread that is in no launch holds nothing that a fork waits for.
+ExecutionLock::ExecutionLock(const Lane& lane) : state_(lane.state_) {
+  if (!state_->execution.try_lock()) {
+    waited_ = true;
+    if (n_executing == 1) {  // by this lock itself
+      state_->execution.lock();
+    } else {
+      while (!lock_until(state_->execution, in(kForkLookedAt))) {
+        if (state_->forks) refuse_beside_fork();
+      }
+    }
+  }
+  // Only this thread has to see it.
+  before_ = state_->executing.load(std::memory_order_relaxed);
+  state_->executing.store(std::this_thread::get_id(), std::memory_order_relaxed);
+}
+
+ExecutionLock::~ExecutionLock() {
+  state_->executing.store(before_, std::memory_order_relaxed);
+  state_->execution.unlock();
+}
+
 CallingBack::CallingBack() noexcept : before_(is_calling_back) { is_calling_back = true; }
 
 CallingBack::~CallingBack() { is_calling_back = before_; }
@@ -239,6 +285,15 @@ bool Lane::calls_back() noexcept { return is_calling_back; }
 
 bool Lane::is_own_work(const Ticket& ticket) noexcept {
   return own_lane != nullptr && ticket.worker() == own_lane;
+}
+
+void Lane::refuse_wait_beside_fork(const Ticket& ticket) {
+  if (n_executing == 0) return;
+  const std::unique_lock lock(registry().mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return;  // the next time
+  for (const auto& state : registry().states) {
+    if (state.get() == ticket.worker() && state->forks) refuse_beside_fork();
+  }
 }
 
 bool Lane::idle() const {

@@ -13,6 +13,7 @@ void HostScheduler::run(std::size_t launch) noexcept {
   if (error_) return;
   if (launches_ != nullptr) launches_->begin_ns[launch] = now_ns();
   try {
+    const Executing executing;
     const KernelScope scope;
     use_threads(n_threads_);
     resident_.issue(launch);

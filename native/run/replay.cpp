@@ -6,6 +6,7 @@
 #include <c10/core/StreamGuard.h>
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <utility>
 
@@ -41,6 +42,15 @@ class Running {
  private:
   bool& flag_;
 };
+
+// The interval at which a launch that waits for queued work looks whether a fork waits for it.
+constexpr auto kForkLookedAt = std::chrono::milliseconds(50);
+
+// Throws the work's error.
+void await_queued(Ticket& ticket) {
+  while (!ticket.wait_for(kForkLookedAt)) Lane::refuse_wait_beside_fork(ticket);
+  ticket.wait();
+}
 
 void bump_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
@@ -145,7 +155,7 @@ void Replay::execute(const std::shared_ptr<Call>& call) {
     enqueue(
         [self = shared_from_this(), call, held = hold_memory(*call)] { self->run_queued(*call); },
         ticket, /*hands_on=*/false);
-    ticket->wait();
+    await_queued(*ticket);
   }
 }
 
@@ -250,7 +260,7 @@ void Replay::wait_for_submitted() {
   if (turn_->lane.idle()) return;
   const auto ticket = std::make_shared<Ticket>();
   enqueue([] {}, ticket, /*hands_on=*/false);
-  ticket->wait();
+  await_queued(*ticket);
 }
 
 void Replay::rebind_weights() {
@@ -335,9 +345,8 @@ void Replay::refuse_run(bool queued) const {
 }
 
 void Replay::run(Call& call, bool queued) {
-  std::unique_lock lock(turn_->lane.execution_mutex(), std::try_to_lock);
-  const bool waited = queued || !lock.owns_lock();
-  if (!lock.owns_lock()) lock.lock();
+  const ExecutionLock lock(turn_->lane);
+  const bool waited = queued || lock.waited();
   refuse_run(queued);
   const Running running(turn_->running);
   std::optional<ExecutionTrace> trace;

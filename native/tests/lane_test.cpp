@@ -10,10 +10,12 @@
 #include <vector>
 
 #include "check.hpp"
+#include "offload/errors.hpp"
 #include "offload/lease.hpp"
 
 namespace {
 
+using offload::ExecutionLock;
 using offload::Lane;
 using offload::Lease;
 using offload::Ticket;
@@ -294,6 +296,75 @@ void fork_keeps_lanes_usable() {
   for (const auto& ticket : tickets) ticket->wait();
   CHECK_THAT(n_done == 50);
 }
+
+// A launch forks, and the fork waits for another launch, which waits for the former: by a call or
+// by a submission.
+void a_launch_does_not_wait_for_one_that_forks() {
+  for (const bool submits : {false, true}) {
+    Lane forking;
+    Lane calling;
+    std::atomic<bool> is_forking = false;
+    std::atomic<bool> is_calling = false;
+    bool is_refused = false;
+    std::thread other([&] {
+      const ExecutionLock execution(calling);
+      is_calling = true;
+      while (!is_forking) pause_for(1);
+      try {
+        if (!submits) {
+          const ExecutionLock called(forking);
+          return;
+        }
+        const auto ticket = std::make_shared<Ticket>();
+        forking.submit([&forking] { const ExecutionLock queued(forking); }, ticket);
+        while (!ticket->wait_for(std::chrono::milliseconds(10))) {
+          Lane::refuse_wait_beside_fork(*ticket);
+        }
+      } catch (const offload::ExecutionError&) {
+        is_refused = true;
+      }
+    });
+    {
+      const ExecutionLock execution(forking);
+      while (!is_calling) pause_for(1);
+      is_forking = true;
+      const pid_t child = fork();
+      if (child == 0) _exit(0);
+      int status = 1;
+      waitpid(child, &status, 0);
+      CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    other.join();
+    CHECK_THAT(is_refused);
+  }
+}
+
+// Nothing waits for a thread that is in no launch: it executes once the launch that forks has
+// ended.
+void calls_wait_for_a_launch_that_forks() {
+  Lane forking;
+  Lane busy;
+  std::atomic<bool> is_executed = false;
+  std::thread other;
+  std::thread late([&busy] {
+    const ExecutionLock execution(busy);
+    pause_for(300);  // a fork waits, and looks more than once
+  });
+  {
+    const ExecutionLock execution(forking);
+    other = std::thread([&] {
+      const ExecutionLock waits(forking);
+      is_executed = true;
+    });
+    const pid_t child = fork();
+    if (child == 0) _exit(0);
+    waitpid(child, nullptr, 0);
+    CHECK_THAT(!is_executed);
+  }
+  other.join();
+  late.join();
+  CHECK_THAT(is_executed);
+}
 #endif
 
 // A thread may continue while the interpreter exits, and the worker of a lane that it makes would
@@ -330,6 +401,8 @@ int main() {
   leases_exclude_overlap_only();
 #if !defined(__SANITIZE_THREAD__)
   fork_keeps_lanes_usable();
+  a_launch_does_not_wait_for_one_that_forks();
+  calls_wait_for_a_launch_that_forks();
 #endif
   lanes_made_after_the_end_start_no_thread();  // for the rest of the process
   return offload::test::result();

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 
 #include "offload/ticket.hpp"
 
@@ -32,8 +33,8 @@ class Lane {
   // arranges for its ticket to be finished elsewhere. A task that is refused stays with the caller.
   void submit(std::function<void()>&& task, std::shared_ptr<Ticket> ticket, bool hands_on = false);
 
-  // Held while the executable executes, on any thread; a fork waits for it. Recursive, so that a
-  // launch may fork.
+  // Held while the executable executes (`ExecutionLock`), on any thread; a fork waits for it.
+  // Recursive, so that a launch may fork.
   std::recursive_mutex& execution_mutex() noexcept;
 
   // Whether the calling thread is this lane's worker, where waiting for the lane would deadlock.
@@ -44,6 +45,10 @@ class Lane {
 
   // Whether the calling thread is the worker that must do a ticket's work.
   static bool is_own_work(const Ticket& ticket) noexcept;
+
+  // Throws an ExecutionError in a launch that waits for a ticket whose work follows a launch that
+  // forks: the fork waits for the former launch. May be called again and again during the wait.
+  static void refuse_wait_beside_fork(const Ticket& ticket);
 
   bool idle() const;
 
@@ -62,7 +67,39 @@ class Lane {
   static bool all_closed() noexcept;
 
  private:
+  friend class ExecutionLock;
+
   std::shared_ptr<LaneState> state_;
+};
+
+// Marks its thread as one that carries out launches of an execution, whose end a fork waits for.
+class Executing {
+ public:
+  Executing() noexcept;
+  ~Executing();
+  Executing(const Executing&) = delete;
+  Executing& operator=(const Executing&) = delete;
+};
+
+// An execution of a lane's executable on this thread, holding the lane's execution mutex.
+//
+// Owner: the executing thread. Errors: an ExecutionError in a launch, where a launch of the wanted
+// executable forks: the fork waits for the former launch, which would wait for the latter.
+class ExecutionLock {
+ public:
+  explicit ExecutionLock(const Lane& lane);
+  ~ExecutionLock();
+  ExecutionLock(const ExecutionLock&) = delete;
+  ExecutionLock& operator=(const ExecutionLock&) = delete;
+
+  // Whether another execution had to end first.
+  bool waited() const noexcept { return waited_; }
+
+ private:
+  const std::shared_ptr<LaneState> state_;
+  std::thread::id before_;  // this thread, if it held the mutex already
+  bool waited_ = false;
+  const Executing executing_;
 };
 
 }  // namespace offload

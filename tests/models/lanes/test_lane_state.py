@@ -251,6 +251,60 @@ def work():
 """)
 
 
+@pytest.mark.parametrize("called", ["forking(x)", "forking.submit(x).result()"])
+@pytest.mark.parametrize("options", ["", "scheduling='host'", "lanes=2"])
+def test_a_fork_in_a_launch_for_which_another_launch_waits(called, options):
+    """The fork would wait for the launch that waits for it: that one is refused."""
+    source = f"""
+import os, threading
+import torch, offload
+
+def fork(x):
+    if is_loaded.is_set():
+        forks.set()
+        assert waits.wait(60)
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    return x * 2
+
+def call(x):
+    if is_loaded.is_set():
+        waits.set()
+        with torch.no_grad():
+            return {called}
+    return x * 2
+
+x = torch.randn(4, 8)
+is_loaded, forks, waits = threading.Event(), threading.Event(), threading.Event()
+library = torch.library.Library("offload_forking", "FRAGMENT")
+for function in (fork, call):
+    library.define(f"{{function.__name__}}(Tensor x) -> Tensor")
+    library.impl(function.__name__, function, "CPU")
+    library.impl(function.__name__, torch.empty_like, "Meta")
+forking = offload.capture(lambda x: torch.ops.offload_forking.fork(x), x).load()
+both = lambda x: torch.ops.offload_forking.call(x) + (x + 1).relu()
+calling = offload.capture(both, x).load({options})
+forking(x), calling(x)
+is_loaded.set()
+ticket = forking.submit(x)
+assert forks.wait(60)
+try:
+    calling(x)
+except offload.ExecutionError as error:
+    assert "start processes outside of launches" in str(error), error
+else:
+    raise AssertionError("not refused")
+assert torch.equal(ticket.result(), x * 2)
+is_loaded.clear()
+assert torch.equal(calling(x), x * 2 + (x + 1).relu())
+"""
+    run = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", source]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "end",
