@@ -218,25 +218,25 @@ Executing::Executing() noexcept { ++n_executing; }
 Executing::~Executing() { --n_executing; }
 
 // A thread that is in no launch holds nothing that a fork waits for.
-ExecutionLock::ExecutionLock(const Lane& lane) : state_(lane.state_) {
-  if (!state_->execution.try_lock()) {
+ExecutionLock::ExecutionLock(const Lane& lane) : state_(*lane.state_) {
+  if (!state_.execution.try_lock()) {
     waited_ = true;
     if (n_executing == 1) {  // by this lock itself
-      state_->execution.lock();
+      state_.execution.lock();
     } else {
-      while (!lock_until(state_->execution, in(kForkLookedAt))) {
-        if (state_->forks) refuse_beside_fork();
+      while (!lock_until(state_.execution, in(kForkLookedAt))) {
+        if (state_.forks) refuse_beside_fork();
       }
     }
   }
   // Only this thread has to see it.
-  before_ = state_->executing.load(std::memory_order_relaxed);
-  state_->executing.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  before_ = state_.executing.load(std::memory_order_relaxed);
+  state_.executing.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
 ExecutionLock::~ExecutionLock() {
-  state_->executing.store(before_, std::memory_order_relaxed);
-  state_->execution.unlock();
+  state_.executing.store(before_, std::memory_order_relaxed);
+  state_.execution.unlock();
 }
 
 CallingBack::CallingBack() noexcept : before_(is_calling_back) { is_calling_back = true; }

@@ -83,8 +83,9 @@ class Executing {
 
 // An execution of a lane's executable on this thread, holding the lane's execution mutex.
 //
-// Owner: the executing thread. Errors: an ExecutionError in a launch, where a launch of the wanted
-// executable forks: the fork waits for the former launch, which would wait for the latter.
+// Owner: the executing thread, which keeps the lane. Errors: an ExecutionError in a launch, where a
+// launch of the wanted executable forks: the fork waits for the former launch, which would wait for
+// the latter.
 class ExecutionLock {
  public:
   explicit ExecutionLock(const Lane& lane);
@@ -96,7 +97,7 @@ class ExecutionLock {
   bool waited() const noexcept { return waited_; }
 
  private:
-  const std::shared_ptr<LaneState> state_;
+  LaneState& state_;
   std::thread::id before_;  // this thread, if it held the mutex already
   bool waited_ = false;
   const Executing executing_;

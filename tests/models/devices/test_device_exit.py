@@ -131,6 +131,7 @@ import offload.native
 atexit.unregister(offload.native._native.close_all_lanes)
 atexit._run_exitfuncs()
 daemon.join()
+offload.native._native.close_all_lanes()  # a lane's thread may still be in a callback
 """,
         "exiting\n",
     ),
