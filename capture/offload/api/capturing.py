@@ -67,9 +67,9 @@ def capture(
     Args:
         model: an nn.Module, or any callable on tensors.
         *args: arguments of the call; **kwargs likewise.
-        host_reads: `avoid` tells model code that it is being compiled, so that it reads no tensor
-            on the host, and refuses remaining reads; `guard` records the value that was read and
-            checks it at each execution, before any state changes.
+        host_reads: `avoid` refuses reads of tensors on the host. If the model has asked whether it
+            is compiled, the call is repeated as compiled, which may avoid the read. `guard` records
+            the value that was read, and compares it at each execution, before any state changes.
         weights: a safetensors file, or a folder of them, with all of the module's parameters and
             buffers under their names in its `state_dict`. Other tensors that the model holds must
             be in memory, including buffers that are not saved (persistent=False).

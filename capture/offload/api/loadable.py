@@ -156,11 +156,11 @@ class Loadable:
                 and transfers take, and calls are executed on several where that is quicker.
             scheduling: `offload` delivers the program as one task; `host` launch by launch, the
                 baseline that it is compared with (on device `npu` by torch's own operators, which
-                takes what no model can be captured of). None: as one task; with `sizes` on devices
-                where that would be one for each choice of them by the host. `auto`: likewise, but
-                with `sizes` as executions at the recorded sizes are quicker, on devices counting
-                what loading one task takes; with `promoted` there that is measured for the first
-                promotions. `explain()` tells why.
+                also run what cannot be captured as a model). None: as one task; with `sizes` on
+                `cuda` and `npu` by the host, instead of one task for each choice of sizes. `auto`:
+                likewise, but with `sizes` whichever executes the recorded sizes quicker; on `cuda`
+                and `npu` the load of a task counts too, and with `promoted` the measurements serve
+                the first promotions. `explain()` states why.
             verify: prove at load that a captured graph computes the same at other addresses, and
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
@@ -177,12 +177,12 @@ class Loadable:
             share_store: let what is streamed from files to a GPU or NPU lie once in the host's
                 memory for all executables on the device that need it. False: this one has memory
                 of its own, as it needs on an NPU for `run.streaming.replace` while others share.
-            fuse: let compiled kernels take the place of launches (cpu backend; needs a C++
-                compiler, and keeps what it made in the user's folder for caches). Results then
+            fuse: let compiled kernels take the place of launches (on the CPU by a C++ compiler, on
+                CUDA by Triton; they are kept in the user's folder for caches). Results then
                 differ from eager's by rounding: at its first execution each kernel is proved to be
                 at most 4 times as far from float64 as the launches that it replaces, else these
-                run. "auto": only where kernels are quicker, by executions of both on made-up inputs
-                when it is first loaded with so many of torch's threads; what was found is kept
+                run. "auto" (CPU): only where kernels are quicker, by executions of both on made-up
+                inputs at the first load with this number of torch's threads; the choice is kept
                 beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
                 what was fused, what not, and why. With `sizes`, for those that are promoted.
             lanes: let launches that do not depend on one another run at once, on at most so many
@@ -190,12 +190,12 @@ class Loadable:
                 many as torch is set to; with more a launch has one thread, so results have the bits
                 of `torch.set_num_threads(1)`, and threads beside the caller's take part in an
                 execution only where the executions before show that this pays. On CUDA they are
-                branches of the graph, with the bits of one lane. Lanes are planned by what launches
-                take on made-up inputs. "auto": several where calls are quicker so than on one lane
-                (on the CPU with one thread, and with torch's), by executions of each. `explain()`
-                says what was chosen, and why. Of a Program with collectives 2 is one lane of
-                launches, and beside it what process groups exchange: collectives start early and
-                are waited for late. "auto" takes that where calls on all ranks are quicker so.
+                branches of the graph, with the bits of one lane. Lanes are planned by the durations
+                of launches on made-up inputs. "auto": several if executions show that calls are
+                quicker than on one lane (on the CPU with one thread, and with torch's). `explain()`
+                says what was chosen, and why. For a Program with collectives, 2 is one lane of
+                launches, and lanes for the exchanges of process groups: collectives start early and
+                are waited for late. "auto" takes 2 if calls are then quicker on all ranks.
             progress: of a load that reads weights. None shows it on stderr, where that is a
                 terminal, once two seconds have passed or are expected to; False shows nothing. A
                 function is called with (done, total, what): `reading weights` counts their bytes,
@@ -206,10 +206,10 @@ class Loadable:
             sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
                 Family accepts: one resident, which takes other sizes in place. On `cuda` and `npu`
                 the host launches its operators; with scheduling="offload" each choice of sizes is
-                loaded there as a task of its own when it is first met. With `pad` buckets are. With
-                `promoted` those that repeat get executables of their own: on the CPU with kernels
-                (`fuse`), in a thread that no call waits for; on `cuda` and `npu` as a task each,
-                for which the call waits that it is due at. None: one for the recorded sizes alone.
+                loaded there as a separate task when it first occurs. With `pad` buckets are loaded.
+                With `promoted` sizes that repeat get separate executables: on the CPU with kernels
+                (`fuse`), made by a thread for which no call waits; on `cuda` and `npu` as tasks,
+                each made within the call that it is due at. None: the recorded sizes alone.
             groups: of a Program whose ranks exchange tensors, process groups to use in the place of
                 recorded ones, by the names of these (`captured.program.groups`). The others are
                 found by their names. All ranks of a group load at once.
@@ -246,7 +246,7 @@ class Loadable:
                 rank refuses, or its Program has other collectives.
             BindingError: a process group is not here, or has other members than the recorded one;
                 a Program that `pipeline` cannot cut, or an option that excludes it;
-                there is no such scheduling; `fuse`, `lanes` or `progress` is none; `costs` is no
+                there is no such scheduling; `fuse`, `lanes` or `progress` is invalid; `costs` is no
                 LaunchCosts, or nothing is planned by it; lanes
                 for what runs on one (weights in files or under a budget, the host's scheduling, a
                 step that trains), or more than 2 with collectives; `weights_budget` or
