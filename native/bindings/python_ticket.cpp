@@ -186,7 +186,10 @@ std::optional<c10::Stream> PythonTicket::issued_to() const {
   const std::shared_ptr<Ticket> ticket = ticket_;
   if (!ticket->done()) {
     refuse_own_wait(*ticket, bound_);
-    wait_in_slices(std::nullopt, [&](nanoseconds time) { return ticket->wait_for_issue(time); });
+    wait_in_slices(std::nullopt, [&](nanoseconds time) {
+      Lane::refuse_wait_beside_fork(*ticket);
+      return ticket->wait_for_issue(time);
+    });
   }
   if (const std::exception_ptr error = ticket->error()) std::rethrow_exception(error);
   return is_placed() ? bound_.call->torch_stream : std::nullopt;

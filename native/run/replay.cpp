@@ -46,9 +46,14 @@ class Running {
 // The interval at which a launch that waits for queued work looks whether a fork waits for it.
 constexpr auto kForkLookedAt = std::chrono::milliseconds(50);
 
-// Throws the work's error.
+// Throws the work's error, or that of a refused wait: work that has not begun is then cancelled.
 void await_queued(Ticket& ticket) {
-  while (!ticket.wait_for(kForkLookedAt)) Lane::refuse_wait_beside_fork(ticket);
+  try {
+    while (!ticket.wait_for(kForkLookedAt)) Lane::refuse_wait_beside_fork(ticket);
+  } catch (const ExecutionError&) {
+    ticket.cancel();
+    throw;
+  }
   ticket.wait();
 }
 

@@ -82,14 +82,20 @@ def life(name: str) -> str:
 
     Groups that are made again have the names, and often the store, of those that were destroyed.
     Gloo leaves each rank's address in the store, which is another one for each group. Empty: the
-    addresses are not known, as with other backends, or where gloo connects at the first collective.
+    addresses are not known, as with other backends, or where gloo connects at the first collective;
+    or the group has been destroyed.
     """
     if os.environ.get("TORCH_GLOO_LAZY_INIT") == "1":  # some ranks would see all addresses
         return ""
     c10d = distributed()
-    group = c10d._resolve_process_group(name)
+    try:
+        group = c10d._resolve_process_group(name)
+    except RuntimeError:
+        return ""
     if group not in _lives:
-        kept = c10d._world.pg_map[group][1]
+        kept = c10d._world.pg_map.get(group, (None, None))[1]
+        if kept is None:
+            return ""
         addresses = [f"cpu//0/{number}" for number in range(group.size())]
         found = b"".join(map(kept.get, addresses)) if kept.check(addresses) else b""
         _lives[group] = hashlib.sha256(found).hexdigest()[:16] if found else ""

@@ -18,6 +18,7 @@ from offload.errors import (
 )
 from offload.files import check_stored_tensors
 from offload.interpreter.own_generators import DrawingAlone, drawing_alone
+from offload.load.device_memory import beside_weights_bytes
 from offload.load.options import AUTO
 from offload.load.place import place
 from offload.load.trial import estimated_ns, execute_made_up, quickest_ns
@@ -145,7 +146,8 @@ class StreamedLoad:
             OutOfMemory: not even the floor could be allocated.
         """
         free_bytes = self._streamer.free_bytes(self._prepared.program)
-        room_bytes = max(0, int(free_bytes * _FREE_SHARE) - self._plan.feature_map_bytes)
+        beside_bytes, what = self._beside_weights()
+        room_bytes = max(0, int(free_bytes * _FREE_SHARE) - beside_bytes)
         budget_bytes = min(self.all_bytes, room_bytes)
         floor_bytes = self.plan(self.all_bytes).floor.required_bytes
         if budget_bytes < floor_bytes:
@@ -154,8 +156,7 @@ class StreamedLoad:
             except PlanError as error:
                 raise PlanError(
                     f"{error}; {AUTO!r} takes {_FREE_SHARE:.0%} of the {free_bytes} bytes that are "
-                    f"free, less {self._plan.feature_map_bytes} of the feature map: free some "
-                    "memory, or give the budget"
+                    f"free, less {beside_bytes} of {what}: free some memory, or give the budget"
                 ) from None
         while True:
             try:
@@ -164,6 +165,15 @@ class StreamedLoad:
                 if budget_bytes <= floor_bytes:
                     raise
                 budget_bytes = max(floor_bytes, int(budget_bytes * _LESS))
+
+    def _beside_weights(self) -> tuple[int, str]:
+        """The bytes that weights leave to others, and to which: all that a user's limit counts."""
+        program, plan = self._prepared.program, self._plan
+        machine = self._backend.machine(program.device_index)
+        if not machine.is_limited:
+            return plan.feature_map_bytes, "the feature map"
+        taken = beside_weights_bytes(program, plan, machine)
+        return taken, "activations, inputs and results"
 
     def _tried_out(self, budget_bytes: int) -> Executable:
         """Return an executable whose executions find memory, as streaming or proofs have shown.

@@ -8,7 +8,8 @@ from offload.console.amounts import show_bytes
 from offload.errors import OutOfMemory
 from offload.load.placed_devices import PlacedDevices
 from offload.load.placed_segments import PlacedGroup
-from offload.plan import SlotKind, place_values
+from offload.plan import Plan, SlotKind, place_values
+from offload.plan.topology import Machine
 from offload.program import PLACED_ROLES, Program, Role
 from offload.run import Executable
 from offload.run.transfers import ALIGNMENT_BYTES, Memory
@@ -28,12 +29,11 @@ def held_limit(run: Executable) -> Executable:
     machine, plan = run.machine, run.plan
     if not machine.is_limited:
         return run
-    kinds = _HELD if plan.streaming is not None else (*_HELD, SlotKind.WEIGHT)
-    taken = sum(slot.size_bytes for slot in plan.slots if slot.kind in kinds)
-    taken += 0 if plan.streaming is None else plan.streaming.taken_bytes
-    # Also where operators allocate their results, outside the executable's own feature map.
-    placed_bytes = place_values(run.program, machine).feature_map_bytes
-    taken += max(plan.feature_map_bytes, placed_bytes)
+    taken = beside_weights_bytes(run.program, plan, machine)
+    if plan.streaming is None:
+        taken += sum(slot.size_bytes for slot in plan.of_kind(SlotKind.WEIGHT))
+    else:
+        taken += plan.streaming.taken_bytes
     if taken > machine.memory_bytes:
         run.close()
         raise OutOfMemory(
@@ -42,6 +42,14 @@ def held_limit(run: Executable) -> Executable:
             "memory_bytes=, or load with a weights_budget= or on further devices"
         )
     return run
+
+
+def beside_weights_bytes(program: Program, plan: Plan, machine: Machine) -> int:
+    """What a load takes beside its weights: activations as placed together, inputs and results."""
+    held = sum(slot.size_bytes for slot in plan.slots if slot.kind in _HELD)
+    # Also where operators allocate their results, outside the executable's own feature map.
+    placed_bytes = place_values(program, machine).feature_map_bytes
+    return held + max(plan.feature_map_bytes, placed_bytes)
 
 
 def memory_limits(devices: PlacedDevices) -> dict[Memory, int]:

@@ -36,7 +36,7 @@ def tables_of_user() -> tuple[str, ...]:
     found = []
     for module, name in _TABLES:
         table: Mapping[Any, Any] = getattr(sys.modules.get(module), name, {})
-        if any(_is_foreign(one) and _is_torchs_operator(key) for key, one in table.items()):
+        if any(_is_foreign(one) and _is_torchs_operator(key) for key, one in [*table.items()]):
             found.append(f"{module}.{name}")
     found += [name for name, one in _passes() if any(map(_is_foreign, _functions_of(one)))]
     return tuple(dict.fromkeys(found))
@@ -131,6 +131,12 @@ def _is_users(function: FunctionType) -> bool:
 
 @functools.cache
 def _installed() -> tuple[str, ...]:
-    """The folders of Python's library and of installed packages."""
+    """The folders of Python's library and of installed packages, of any scheme."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    return tuple({sysconfig.get_path(name) + os.sep for name in names})
+    folders = {sysconfig.get_path(name) for name in names}
+    folders |= {one for one in sys.path if _is_of_packages(one)}
+    return tuple(one.rstrip(os.sep) + os.sep for one in folders)
+
+
+def _is_of_packages(folder: str) -> bool:
+    return os.path.basename(folder.rstrip(os.sep)) in ("site-packages", "dist-packages")

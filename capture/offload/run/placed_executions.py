@@ -69,6 +69,7 @@ class PlacedExecutions:
         if self._dispatcher is not None:
             return self._dispatched(self._dispatcher, given, asked)
         with self.lock:
+            self._check_open()
             devices = self._choice.choose()
             try:
                 return self._queued_on(devices, given, asked)
@@ -76,13 +77,16 @@ class PlacedExecutions:
                 self._choice.failed()
                 raise
 
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ExecutionError("the executable is closed")
+
     def _dispatched(
         self, dispatcher: SegmentDispatcher, given: Sequence[torch.Tensor], asked: Asked
     ) -> Queued:
         """Begin an execution whose segments begin one by one; its one ticket is that of all."""
         with self.lock:
-            if self.closed:
-                raise ExecutionError("the executable is closed")
+            self._check_open()
             devices = self._choice.choose()
             try:
                 if self._leaves_something:

@@ -72,10 +72,12 @@ class RankStage:
         Raises:
             BindingError: the first arguments do not fit, or a rank holds old content of a weight;
                 nothing has run.
-            ExecutionError: an execution failed, here or in an earlier call.
+            ExecutionError: an execution failed, here or in an earlier call; or the stage is closed.
         """
         if self._ended:
             raise ExecutionError(self._ended)
+        if self.run.closed:
+            raise ExecutionError("the executable is closed: load the program again")
         self._weights.begin_call()
         results: list[Any] = []
         for args, kwargs in calls:

@@ -66,15 +66,18 @@ class TaskThreads:
                     return
                 execute, refuse = self._queued.popleft()
                 self._n_executing += 1
+            first = [execute]
             try:
-                self._threads.submit(self._work, execute)
-            except RuntimeError as error:
-                with self._lock:
-                    self._n_executing -= 1
-                refuse(error)
+                self._threads.submit(self._work, first)
+            except RuntimeError as error:  # the pool may keep it nevertheless, and execute it later
+                if _taken(first) is not None:
+                    with self._lock:
+                        self._n_executing -= 1
+                    refuse(error)
 
-    def _work(self, execute: Callable[[], None] | None) -> None:
+    def _work(self, first: list[Callable[[], None]]) -> None:
         _thread.pool = self
+        execute = _taken(first)
         while execute is not None:
             execute()
             execute = None  # releases what it keeps alive
@@ -83,6 +86,14 @@ class TaskThreads:
                     execute, _ = self._queued.popleft()
                 else:
                     self._n_executing -= 1
+
+
+def _taken(first: list[Callable[[], None]]) -> Callable[[], None] | None:
+    """Take the one item, unless another thread has."""
+    try:
+        return first.pop()
+    except IndexError:
+        return None
 
 
 def in_callable() -> bool:

@@ -48,8 +48,9 @@ def tasks(
         b.result()
 
     Args:
-        max_workers: how many callables may execute at the same time, besides those that wait for
-            tickets; by default the number of processors that the process may use.
+        max_workers: how many callables may begin to execute at the same time; by default the
+            number of processors that the process may use. One that waits for a ticket does not
+            count meanwhile, and goes on afterwards beside as many others.
         buffersize: how many submissions may be in flight; any number if not given.
         buffer_bytes: how many bytes of tensors may be in their arguments, and in the results of
             executions; one submission always may be in flight.
@@ -94,7 +95,7 @@ class Tasks:
         self._block = object()  # not this object, which would form a cycle with its tickets
         self._flying_bytes = 0
         self._n_entering = 0  # submissions that have room and no ticket yet
-        self._failed: list[Ticket] = []
+        self._failed: list[tuple[Ticket, tuple[Ticket, ...]]] = []
         self._ended = False
 
     @outside_graphs
@@ -205,7 +206,7 @@ class Tasks:
                 return
             self._flying_bytes -= size_bytes
             if error is not None and _is_origin(ticket, error, outside):
-                self._failed.append(ticket)
+                self._failed.append((ticket, outside))
             self._changed.notify_all()
 
     def _called(
@@ -227,9 +228,10 @@ class Tasks:
         return ticket
 
     def _workers(self) -> TaskThreads:
-        if self._pool is None:
-            self._pool = TaskThreads(self._max_workers)
-        return self._pool
+        with self._changed:
+            if self._pool is None:
+                self._pool = TaskThreads(self._max_workers)
+            return self._pool
 
     def _cancel(self) -> None:
         for ticket, _, _ in reversed(self._in_flight):  # dependents before their dependencies
@@ -249,11 +251,15 @@ class Tasks:
             self._pool.shut_down()
 
     def _raise_untold(self) -> None:
-        outcomes = [one._outcome() for one in self._failed if not one._is_told]
+        outcomes = [
+            error
+            for one, outside in self._failed
+            if (error := one._outcome()) is not None
+            and not one._is_told
+            and _is_origin(one, error, outside)
+        ]
         # Dependents of a task that raised an exit or an interrupt have the same exception.
-        errors = _without_consequences(
-            list({id(error): error for error in outcomes if error is not None}.values())
-        )
+        errors = _without_consequences(list({id(error): error for error in outcomes}.values()))
         self._failed.clear()
         if len(errors) == 1:
             raise errors[0]

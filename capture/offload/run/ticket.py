@@ -109,7 +109,8 @@ class Ticket(_native.Ticket):
             BackendUnavailable: torch knows no streams of the device.
             ExecutionError, CancelledError, BindingError, CaptureError: as `wait`.
         """
-        found = self._issued_to()
+        with contextlib.nullcontext() if self.done() else waiting():
+            found = self._issued_to()
         if found is None:
             raise BackendUnavailable(
                 "event: expected an execution on a device whose streams torch knows, got one on a "

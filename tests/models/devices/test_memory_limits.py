@@ -90,6 +90,15 @@ def test_a_budget_counts_instead_of_the_weights(stack):
             assert torch.equal(run(x), expected)
 
 
+def test_an_automatic_budget_leaves_room_for_inputs_and_results():
+    layers = [nn.Linear(256, 256, bias=False) for _ in range(8)]  # 2 MiB
+    model, x = nn.Sequential(*layers).eval(), torch.randn(256, 256)  # results of 256 KiB
+    captured = offload.capture(model, x)
+    with captured.load(CpuBackend(memory_bytes="2MiB"), weights_budget="auto") as run:
+        assert not run.streaming.plan.is_resident
+        assert torch.equal(run(x), model(x))
+
+
 def test_placements_hold_the_least_limit_of_a_memory(stack):
     captured, x, expected, held_bytes = stack
     for limited in range(2):

@@ -9,6 +9,7 @@ import torch
 from task_callables import WAITING_SECONDS, Refused, refuse
 
 import offload
+from offload.run.task_threads import TaskThreads
 
 
 @pytest.mark.parametrize("max_workers", [1, 2, None])
@@ -64,6 +65,24 @@ def test_callables_that_do_not_wait_are_limited():
     assert max(counts) <= 2
 
 
+def test_a_callable_without_a_thread_is_refused_and_not_executed(monkeypatch):
+    gate, executed, refused = threading.Event(), [], []
+    pool = TaskThreads(2)
+    pool.submit(gate.wait, refused.append)
+
+    def start_none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_none)
+        pool.submit(lambda: executed.append(1), refused.append)
+    gate.set()
+    pool.shut_down()
+    assert [str(one) for one in refused] == ["can't start new thread"]
+    assert not executed
+    assert pool._n_executing == 0
+
+
 def test_an_error_of_an_outer_dependency_surfaces(run):
     lookup = offload.capture(lambda x, at: x[at], torch.zeros(4), torch.arange(4)).load()
 
@@ -83,6 +102,12 @@ def test_an_error_of_an_outer_dependency_surfaces(run):
     assert "out of bounds" in str(told.exception())
     with offload.tasks() as t:
         t.submit(run, told)
+    told_later = failing()
+    with offload.tasks() as t:
+        t.submit(run, told_later)
+        while t._in_flight:
+            t._drop_ended()
+        assert "out of bounds" in str(told_later.exception())
 
 
 def test_an_error_that_callables_pass_on_surfaces_once(run):
