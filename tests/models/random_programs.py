@@ -10,6 +10,8 @@ from checks import normal
 from hypothesis import strategies as st
 from torch import nn
 
+import offload
+
 
 def written(tensor: torch.Tensor) -> None:
     """A step in place adds no tensor to the pool."""
@@ -84,3 +86,23 @@ STEP_LISTS = st.lists(
     max_size=14,
 )
 RETURNED = st.lists(st.integers(0, 15), min_size=1, max_size=4)
+
+
+def assert_as_eager(
+    model: RandomProgram, run: offload.Executable, x: torch.Tensor, y: torch.Tensor
+) -> None:
+    """Calls and submissions: results, inputs, weights and the generator equal the model's."""
+    kept = [model.state.clone(), model.weight.clone()]
+    generator = torch.get_rng_state()
+    outcomes = []
+    for call in (model, run, lambda *args: run.submit(*args).result()):
+        model.state.copy_(kept[0])
+        model.weight.copy_(kept[1])
+        torch.set_rng_state(generator)
+        rounds = []
+        for _ in range(2):
+            args = x.clone(), y.clone()
+            rounds += [*call(*args), *args, model.state.clone(), model.weight.clone()]
+        outcomes.append([*rounds, torch.get_rng_state()])
+    for one in outcomes[1:]:
+        assert all(map(torch.equal, outcomes[0], one))

@@ -95,7 +95,8 @@ class Epochs:
     A refusal is written with one step of the store, so that a rank that ends meanwhile leaves none
     for which others would wait.
 
-    Owner: the process. Thread: any.
+    Owner: the process. Thread: any may read and end an epoch; what else changes belongs to the
+    works of the channel, which all ranks begin in one order, one after the other.
 
     Attributes:
         refusals: those that ended epochs, in order.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from on_lanes import Towers
 from placed import placed_at_random
-from random_programs import RETURNED, STEP_LISTS, RandomProgram
+from random_programs import RETURNED, STEP_LISTS, RandomProgram, assert_as_eager
 from torch import nn
 
 import offload
@@ -73,20 +73,7 @@ def test_random_programs_on_devices(steps, returned, seed, n_processors, is_loca
     x, y = normal(4, 4), normal(4, 4)
     captured = offload.capture(model, x.clone(), y.clone())
     run = at_random(captured.bound, seed, n_processors, placement)
-    kept = [model.state.clone(), model.weight.clone()]
-    generator = torch.get_rng_state()
-    outcomes = []
-    for call in (model, run, lambda *args: run.submit(*args).result()):
-        model.state.copy_(kept[0])
-        model.weight.copy_(kept[1])
-        torch.set_rng_state(generator)
-        rounds = []
-        for _ in range(2):
-            args = x.clone(), y.clone()
-            rounds += [*call(*args), *args, model.state.clone(), model.weight.clone()]
-        outcomes.append([*rounds, torch.get_rng_state()])
-    for one in outcomes[1:]:
-        assert all(map(torch.equal, outcomes[0], one))
+    assert_as_eager(model, run, x, y)
     run.close()
 
 

@@ -13,7 +13,7 @@ from apart import all_ways, apart, drawn_way
 from checks import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_programs import RETURNED, STEP_LISTS, RandomProgram
+from random_programs import RETURNED, STEP_LISTS, RandomProgram, assert_as_eager
 from two_branches import TwoBranches
 
 import offload
@@ -68,20 +68,7 @@ def test_random_programs_in_several_memories(steps, returned, seed, n, is_local,
         poisoned(),
         apart(captured.bound, drawn_way(captured.program, seed, n), n, kind, None, costs_ns) as run,
     ):
-        kept = [model.state.clone(), model.weight.clone()]
-        generator = torch.get_rng_state()
-        outcomes = []
-        for call in (model, run, lambda *args: run.submit(*args).result()):
-            model.state.copy_(kept[0])
-            model.weight.copy_(kept[1])
-            torch.set_rng_state(generator)
-            rounds = []
-            for _ in range(2):
-                args = x.clone(), y.clone()
-                rounds += [*call(*args), *args, model.state.clone(), model.weight.clone()]
-            outcomes.append([*rounds, torch.get_rng_state()])
-        for one in outcomes[1:]:
-            assert all(map(torch.equal, outcomes[0], one))
+        assert_as_eager(model, run, x, y)
 
 
 class poisoned:
