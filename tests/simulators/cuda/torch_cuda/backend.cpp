@@ -16,6 +16,7 @@
 #include <dlfcn.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -93,9 +94,13 @@ int driver(const char* name, Arguments... arguments) {
 
 // As torch does before it calls the driver on a thread.
 void make_context_current() {
-  static void* context = nullptr;
-  static const int retained = driver("cuDevicePrimaryCtxRetain", &context, 0);
-  TORCH_CHECK(retained == 0, "cuDevicePrimaryCtxRetain failed with ", retained);
+  static std::atomic<void*> retained = nullptr;  // two threads may retain it: it is never released
+  void* context = retained;
+  if (context == nullptr) {
+    const int code = driver("cuDevicePrimaryCtxRetain", &context, 0);
+    TORCH_CHECK(code == 0, "cuDevicePrimaryCtxRetain failed with ", code);
+    retained = context;
+  }
   driver("cuCtxSetCurrent", context);
 }
 
@@ -166,8 +171,10 @@ std::set<std::pair<const char*, const char*>> pinned;  // beginnings and ends
 
 void free_pinned(void* address) {
   if (address == nullptr) return;
-  const std::lock_guard lock(pinned_mutex);
-  pinned.erase(pinned.lower_bound({static_cast<const char*>(address), nullptr}));
+  {
+    const std::lock_guard lock(pinned_mutex);  // not in the call, which waits for Python's lock
+    pinned.erase(pinned.lower_bound({static_cast<const char*>(address), nullptr}));
+  }
   driver("cuMemFreeHost", address);
 }
 
