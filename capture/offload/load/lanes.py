@@ -17,6 +17,7 @@ from offload.load.launch_times import known_or_measured_ns
 from offload.load.options import AUTO, MOST_LANES, Options
 from offload.load.place import place
 from offload.load.trial import (
+    calls_after_pauses_ns,
     calls_in_turns_ns,
     estimated_ns,
     execute_made_up,
@@ -56,6 +57,66 @@ def load_on_lanes(
         PlanError, CaptureError, OutOfMemory, ExecutionError, CostModelError: as `Captured.load`.
     """
     return _LaneLoad(prepared, backend, options, fusion).loaded()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TimedCalls:
+    """Median times of a call on made-up inputs.
+
+    Attributes:
+        threads_ns: on one lane, with torch's threads for each launch.
+        one_ns: on one lane with one thread.
+        lanes_ns: on the planned lanes.
+        paused_ns: after pauses, with torch's threads, and for the better of the others; None where
+            torch's threads are not the quickest, and this was not measured.
+    """
+
+    threads_ns: float
+    one_ns: float
+    lanes_ns: float
+    paused_ns: tuple[float, float] | None = None
+
+    @property
+    def is_better_on_lanes(self) -> bool:
+        """Whether lanes are better than one lane with one thread."""
+        return self.lanes_ns < _QUICKER * self.one_ns
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether lanes take about as long as torch's threads."""
+        return _QUICKER * self.threads_ns <= self.lanes_ns <= _GIVES_WAY * self.threads_ns
+
+    @property
+    def is_quickest_with_threads(self) -> bool:
+        """Whether torch's threads are quicker than the others, one call after the other."""
+        if self.is_better_on_lanes:
+            return self.lanes_ns > _GIVES_WAY * self.threads_ns
+        return self.one_ns >= _QUICKER * self.threads_ns
+
+    @property
+    def is_best_with_threads(self) -> bool:
+        """Whether they also lose less by a pause than they gain without, as ratios."""
+        if not self.is_quickest_with_threads or self.paused_ns is None:
+            return self.is_quickest_with_threads
+        other_ns = self.lanes_ns if self.is_better_on_lanes else self.one_ns
+        gain = max(other_ns / self.threads_ns, 1.0)
+        threads_paused_ns, other_paused_ns = self.paused_ns
+        return _QUICKER * threads_paused_ns <= gain * other_paused_ns
+
+    def described(self, n_lanes: int) -> dict[str, float]:
+        """Return each time by what was called, in words."""
+        threads = f"one lane, {torch.get_num_threads()} threads for a launch"
+        one = "one lane, one thread for a launch"
+        lanes = f"{n_lanes} lanes, one thread for a launch"
+        found = {threads: self.threads_ns, one: self.one_ns, lanes: self.lanes_ns}
+        if self.paused_ns is not None:
+            other = lanes if self.is_better_on_lanes else one
+            found |= zip(
+                (f"{threads}, after a pause", f"{other}, after a pause"),
+                self.paused_ns,
+                strict=True,
+            )
+        return found
 
 
 class _LaneLoad:
@@ -141,22 +202,18 @@ class _LaneLoad:
         as_torch = dataclasses.replace(choice, n_lanes=1, threads_of_a_launch=None)
         if self._estimated or schedule.predicted_ns > _QUICKER * schedule.sequential_ns:
             return self._made(None, as_torch)
-        threads_ns, one_ns, lanes_ns = self._calls_ns(schedule)
-        measured_ns = {
-            f"one lane, {torch.get_num_threads()} threads for a launch": threads_ns,
-            "one lane, one thread for a launch": one_ns,
-            f"{len(schedule.lanes)} lanes, one thread for a launch": lanes_ns,
-        }
-        found = dataclasses.replace(choice, measured_ns=measured_ns)
-        if lanes_ns < _QUICKER * one_ns and lanes_ns <= _GIVES_WAY * threads_ns:
-            gives_way = lanes_ns >= _QUICKER * threads_ns
-            return self._made(schedule.lanes, dataclasses.replace(found, gives_way=gives_way))
-        if one_ns < _QUICKER * threads_ns:
-            return self._made(self._one_lane, dataclasses.replace(found, n_lanes=1))
-        return self._made(None, dataclasses.replace(found, n_lanes=1, threads_of_a_launch=None))
+        calls = self._timed_calls(schedule)
+        found = dataclasses.replace(choice, measured_ns=calls.described(len(schedule.lanes)))
+        if calls.is_best_with_threads:
+            return self._made(None, dataclasses.replace(found, n_lanes=1, threads_of_a_launch=None))
+        found = dataclasses.replace(found, stalls_after_pauses=calls.is_quickest_with_threads)
+        if calls.is_better_on_lanes:
+            found = dataclasses.replace(found, gives_way=calls.gives_way)
+            return self._made(schedule.lanes, found)
+        return self._made(self._one_lane, dataclasses.replace(found, n_lanes=1))
 
-    def _calls_ns(self, schedule: LaneSchedule) -> tuple[float, float, float]:
-        """The time of a call with torch's threads, with one thread, and on lanes.
+    def _timed_calls(self, schedule: LaneSchedule) -> _TimedCalls:
+        """Time calls with torch's threads, with one thread, and on lanes.
 
         torch's threads spin for milliseconds after each launch (libgomp, GOMP_SPINCOUNT), on the
         processors that helpers need. So they take their turns after lanes.
@@ -171,10 +228,17 @@ class _LaneLoad:
                 time.sleep(_SPIN_S)
                 one_ns, lanes_ns = calls_in_turns_ns([one, on_lanes], "timing lanes")
                 threads_ns, again_ns = calls_in_turns_ns([threads, one], "timing torch's threads")
+                found = _TimedCalls(threads_ns * one_ns / again_ns, one_ns, lanes_ns)
+                if not found.is_quickest_with_threads:
+                    return found
+                other = on_lanes if found.is_better_on_lanes else one
+                if other.lanes is not None:
+                    other.lanes.share_always(False)
+                paused_ns = calls_after_pauses_ns([threads, other], "timing pauses", _SPIN_S)
+                return dataclasses.replace(found, paused_ns=(paused_ns[0], paused_ns[1]))
             finally:
                 for run in runs:
                     run.close()
-        return threads_ns * one_ns / again_ns, one_ns, lanes_ns
 
     @property
     def _one_lane(self) -> tuple[Lane, ...]:

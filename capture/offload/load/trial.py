@@ -31,6 +31,7 @@ _LAUNCH_NS = 1_000.0
 _TURN_NS, _BEFORE_NS = 2e6, 1.5e6
 _TURNS_NS = 4e8  # of all turns, if more than the minimum
 _LEAST_TURNS, _MOST_TURNS = 5, 40
+_N_PAUSES = 9
 _WARM_UP = 2
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 100
 _ROUNDS_NS = 5e8  # of executions, if more than the minimum
@@ -210,6 +211,24 @@ def calls_in_turns_ns(
     """
     with _gradients_as_needed(*runs):
         return _calls_in_turns_ns([made_up(run) for run in runs], what, agree)
+
+
+def calls_after_pauses_ns(runs: Sequence[Called], what: str, pause_s: float) -> list[float]:
+    """The median time of a call after a pause, in nanoseconds, each executable in turn.
+
+    Raises:
+        BindingError, ExecutionError: as `execute_made_up`.
+    """
+    times_ns: list[list[int]] = [[] for _ in runs]
+    n_calls = _N_PAUSES * len(runs)
+    with _gradients_as_needed(*runs), stage(what, n_calls, expected_s=n_calls * pause_s) as told:
+        calls = [made_up_call(run) for run in runs]
+        for _ in range(_N_PAUSES):
+            for call, times in zip(calls, times_ns, strict=True):
+                time.sleep(pause_s)
+                times.append(_time_ns(call))
+                told.advance()
+    return [statistics.median(times) for times in times_ns]
 
 
 def call_and_submission_ns(run: Executable, n_calls: int) -> tuple[float, float]:

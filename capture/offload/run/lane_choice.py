@@ -29,6 +29,8 @@ class LaneChoice:
         measured_ns: the durations of calls at load, in words; empty where nothing was measured.
         gives_way: whether lanes were chosen although torch's threads took about the same time,
             since lanes give way to other processes.
+        stalls_after_pauses: whether torch's threads were quicker in one call after the other, and
+            not chosen, since they lose more by pauses between calls.
     """
 
     asked: int | Literal["auto"]
@@ -45,6 +47,7 @@ class LaneChoice:
     method: str = ""
     measured_ns: Mapping[str, float] = dataclasses.field(default_factory=dict)
     gives_way: bool = False
+    stalls_after_pauses: bool = False
 
     def explain(self) -> Iterator[str]:
         """Return lines for people."""
@@ -73,6 +76,8 @@ class LaneChoice:
                 "  torch's threads took about as long, but slow down several times where another "
                 "process takes a processor"
             )
+        elif self.stalls_after_pauses:
+            yield "  torch's threads lose more by pauses between calls than they gain without"
         elif self.measured_ns and self.threads_of_a_launch is None:
             yield (
                 "  torch's threads slow down several times where another process takes a "
