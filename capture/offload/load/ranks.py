@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from offload.distributed import Rendezvous, find_groups, is_one_of_several
@@ -16,6 +17,10 @@ from offload.program import Argument, BoundProgram, Launch, Program
 from offload.program.collectives import Group, Meeting, meeting_of
 
 _SHOWN = 160
+
+# By its name, the thread whose loads use a group, and their number.
+_holders: dict[str, tuple[int, int]] = {}
+_holding = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ def loaded_together(
 
     Raises:
         BindingError: a group is missing here, or differs from the recorded one; or groups are given
-            that the Program does not have.
+            that the Program does not have; or another thread of this rank loads a Program of one
+            of the groups.
         CaptureError: another rank's program has other collectives, or another rank refused.
         ExecutionError: another rank does not load in time.
     """
@@ -86,7 +92,7 @@ def loaded_together(
     }
     bound = dataclasses.replace(bound, program=_renamed(bound.program, here))
     rendezvous = Rendezvous("load", name, list(names.values()))
-    try:
+    with _refusing_for_all(rendezvous), _one_thread_in({*names.values()}, name):
         summaries = [
             dataclasses.replace(one, what=f"{one.what}{how}") for one in _summaries(bound.program)
         ]
@@ -94,9 +100,48 @@ def loaded_together(
             arrival.wait()
         yield LoadedTogether(bound, rendezvous)
         rendezvous.agree("the program is loaded")
+
+
+@contextlib.contextmanager
+def _refusing_for_all(rendezvous: Rendezvous) -> Iterator[None]:
+    """Tell the other ranks of an error in the block."""
+    try:
+        yield
     except BaseException as error:
         rendezvous.refuse(f"{type(error).__qualname__}: {error}")
         raise
+
+
+@contextlib.contextmanager
+def _one_thread_in(groups: Collection[str], name: str) -> Iterator[None]:
+    """Hold groups for the loads of this thread.
+
+    A load executes collectives. Those of two threads would meet those of other ranks in any order.
+
+    Raises:
+        BindingError: another thread holds one of them.
+    """
+    thread = threading.get_ident()
+    with _holding:
+        for group in groups:
+            holder, _ = _holders.get(group, (thread, 0))
+            if holder != thread:
+                raise BindingError(
+                    f"load of {name}: expected one load at a time that uses process group "
+                    f"{group!r} on this rank, and another thread loads a program that uses it. "
+                    "Load one after the other, in the same order on all ranks, or use groups of "
+                    "their own (torch.distributed.new_group)"
+                )
+        for group in groups:
+            _holders[group] = thread, _holders.get(group, (thread, 0))[1] + 1
+    try:
+        yield
+    finally:
+        with _holding:
+            for group in groups:
+                n_loads = _holders.pop(group)[1] - 1
+                if n_loads > 0:
+                    _holders[group] = thread, n_loads
 
 
 def _refuse_at_once(

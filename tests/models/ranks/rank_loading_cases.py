@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -312,6 +313,33 @@ def two_groups_on_two_threads() -> Any:
     for one in threads:
         one.join()
     return [len(same), all(same)]
+
+
+@case
+def loaded_on_two_threads() -> Any:
+    """While one thread loads, another asks for a load with the same group, and one with another."""
+    own_group = dist.new_group([0, 1])
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * 2, "sum", own_group)
+
+    one, other = offload.capture(summed, own(6)), offload.capture(doubled, own(6))
+    told_beside: list[Any] = []
+
+    def load_beside(*_: Any) -> None:
+        if told_beside:
+            return
+        told_beside.append(None)  # loads on the other thread say their progress as well
+        with ThreadPoolExecutor(1) as thread:
+            told_beside[0] = thread.submit(told, one.load).result()
+            told_beside.append(thread.submit(lambda: other.load(progress=False)).result())
+
+    run = one.load(lanes="auto", progress=load_beside)  # which executes, and so tells
+    x = own(6, seed=2)
+    executables = (run, told_beside[1], one.load(progress=False))
+    expected = (summed(x), doubled(x), summed(x))
+    same = [torch.equal(each(x), y) for each, y in zip(executables, expected, strict=True)]
+    return {"refused": told_beside[0], "same": same}
 
 
 @case

@@ -137,6 +137,14 @@ def test_two_groups_may_be_used_at_once(found):
     assert found.of("two_groups_on_two_threads") == [[200, True]] * 2
 
 
+def test_one_thread_of_a_rank_loads_with_a_group_at_a_time(found):
+    for rank in found.of("loaded_on_two_threads"):
+        kind, message = rank["refused"]
+        assert kind == "BindingError"
+        assert "expected one load at a time that uses process group '0' on this rank" in message
+        assert rank["same"] == [True] * 3
+
+
 def test_a_forked_process_is_told(found):
     for said, goes_on in found.of("forked"):
         assert said.startswith("ExecutionError|")
