@@ -11,6 +11,7 @@ from streaming_cases import (
     chain,
     demands,
     demands_and_budgets,
+    demands_with_tables,
     floor_of,
     full_of,
     plan,
@@ -57,6 +58,23 @@ def test_the_floor_is_the_least_that_any_plan_can_take(demand):
     assert found.period_ns == found.floor.period_ns
     with pytest.raises(PlanError, match="Give a budget"):
         plan(demand, floor - 1)
+
+
+@given(demands_with_tables(), st.data(), st.booleans())
+@SLOW
+def test_measured_durations_move_no_floor(demand, data, tails):
+    """A budget that has a plan has one at every speed, and weights that fit are resident."""
+    durations = st.lists(
+        st.floats(0.0, 1e6),
+        min_size=len(demand.launch_ns),
+        max_size=len(demand.launch_ns),
+    )
+    other = dataclasses.replace(demand, launch_ns=tuple(data.draw(durations)))
+    link = Link(data.draw(st.floats(1e6, 1e12)), data.draw(st.floats(0.0, 1e6)))
+    floor = floor_of(demand)
+    found = plan(other, floor, link=link, tails=tails)
+    assert found.floor.required_bytes == floor >= found.taken_bytes
+    assert plan(other, full_of(demand), link=link, tails=tails).is_resident
 
 
 UNITS = [MemoryUnit(GRANULE), MemoryUnit(32, 32), TorchMemoryUnit(), MemoryUnit(1 << 21)]
