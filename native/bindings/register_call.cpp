@@ -100,30 +100,33 @@ void register_call(py::module_& module) {
       .def(py::init<std::size_t, std::size_t, std::int64_t>(), py::kw_only(), py::arg("first"),
            py::arg("second"), py::arg("distance_bytes"));
   py::class_<CallSpec>(module, "CallSpec")
-      .def(py::init([](const std::string& device, std::vector<InputSpec> inputs,
-                       std::vector<OutputSpec> outputs, std::vector<ResultSpec> results,
-                       std::vector<WeightSpec> weights, std::vector<OverlapSpec> overlaps,
-                       std::size_t feature_map_slot, std::size_t alignment_bytes, CallShapes shapes,
-                       std::vector<HostConstantSpec> host_constants) {
-             return CallSpec{c10::Device(device),
-                             std::move(inputs),
-                             std::move(outputs),
-                             std::move(results),
-                             std::move(weights),
-                             std::move(host_constants),
-                             std::move(overlaps),
-                             feature_map_slot,
-                             alignment_bytes,
-                             std::move(shapes),
-                             false,
-                             {},
-                             false,
-                             {}};
-           }),
-           py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
-           py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),
-           py::arg("alignment_bytes"), py::arg("shapes"),
-           py::arg("host_constants") = std::vector<HostConstantSpec>());
+      .def(
+          py::init([](const std::string& device, std::vector<InputSpec> inputs,
+                      std::vector<OutputSpec> outputs, std::vector<ResultSpec> results,
+                      std::vector<WeightSpec> weights, std::vector<OverlapSpec> overlaps,
+                      std::size_t feature_map_slot, std::size_t alignment_bytes, CallShapes shapes,
+                      std::vector<HostConstantSpec> host_constants, std::string rebinding_refusal) {
+            return CallSpec{c10::Device(device),
+                            std::move(inputs),
+                            std::move(outputs),
+                            std::move(results),
+                            std::move(weights),
+                            std::move(host_constants),
+                            std::move(overlaps),
+                            feature_map_slot,
+                            alignment_bytes,
+                            std::move(shapes),
+                            std::move(rebinding_refusal),
+                            false,
+                            {},
+                            false,
+                            {}};
+          }),
+          py::kw_only(), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
+          py::arg("results"), py::arg("weights"), py::arg("overlaps"), py::arg("feature_map_slot"),
+          py::arg("alignment_bytes"), py::arg("shapes"),
+          py::arg("host_constants") = std::vector<HostConstantSpec>(),
+          py::arg("rebinding_refusal") = std::string());
 }
 
 }  // namespace offload

@@ -137,6 +137,8 @@ struct CallSpec {
   std::size_t feature_map_slot = 0;
   std::size_t alignment_bytes = 64;
   CallShapes shapes;  // as recorded
+  // Why weights cannot be rebound, and what to do instead; empty: they can.
+  std::string rebinding_refusal;
 
   // Made with the Replay.
   bool has_writes = false;  // to an input or a weight

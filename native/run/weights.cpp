@@ -1,5 +1,6 @@
 #include "run/weights.hpp"
 
+#include <string>
 #include <utility>
 
 #include "offload/errors.hpp"
@@ -8,8 +9,11 @@ namespace offload {
 namespace {
 
 constexpr const char* kLaidOutAnew =
-    ": it has another shape, dtype, strides, offset or size than when it was recorded; give it a "
-    "tensor of the same layout, or capture again";
+    ": it has another shape, dtype, strides, offset or size than when it was recorded; ";
+constexpr const char* kSwapped =
+    ": its storage was swapped since it was bound (param.data = ...); ";
+constexpr const char* kLayItOut = "give it a tensor of the same layout, or capture again";
+constexpr const char* kRebind = "call run.rebind_weights() to use the new one";
 
 // Transformations that torch applies to a tensor's bytes when they are read.
 constexpr c10::DispatchKeySet kLazy({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
@@ -47,7 +51,9 @@ constexpr std::size_t kHoldersAhead = 4;  // a processor has some 10 to 20 lines
 void check_laid_out_as_recorded(const WeightSpec& weight) {
   const c10::StorageImpl* const first = weight.holders.front().storage().unsafeGetStorageImpl();
   for (std::size_t index = 0; index < weight.holders.size(); ++index) {
-    if (!is_laid_out_as_recorded(weight, index)) throw BindingError(weight.name + kLaidOutAnew);
+    if (!is_laid_out_as_recorded(weight, index)) {
+      throw BindingError(weight.name + kLaidOutAnew + kLayItOut);
+    }
     if (weight.holders[index].storage().unsafeGetStorageImpl() != first) {
       throw BindingError(weight.name +
                          ": several tensors shared its storage when recorded and no longer do; "
@@ -119,6 +125,19 @@ void Weights::bind(Header& header) {
   memory_ = weight_memory(spec_);
 }
 
+void Weights::refuse_swapped(const WeightSpec& swapped) const {
+  if (spec_.rebinding_refusal.empty()) {
+    for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);  // as rebind does
+    throw BindingError(swapped.name + kSwapped + kRebind);
+  }
+  bool has_layout = true;
+  for (std::size_t index = 0; index < swapped.holders.size(); ++index) {
+    has_layout &= is_laid_out_as_recorded(swapped, index);
+  }
+  throw BindingError(swapped.name + (has_layout ? kSwapped : kLaidOutAnew) +
+                     spec_.rebinding_refusal);
+}
+
 bool Weights::check() const {
   bool stays = true;
   const std::size_t n_holders = holders_.size();
@@ -130,13 +149,12 @@ bool Weights::check() const {
     const Holder& holder = holders_[index];
     if (holder.tensor->unsafe_storage().unsafeGetStorageImpl() != holder.storage ||
         holder.storage->nbytes() < holder.size_bytes) [[unlikely]] {
-      for (const WeightSpec& weight : specs_) check_laid_out_as_recorded(weight);  // as rebind does
-      throw BindingError(specs_[holder.weight].name +
-                         ": its storage was swapped since it was bound (param.data = ...); call "
-                         "run.rebind_weights() to use the new one");
+      refuse_swapped(specs_[holder.weight]);
     }
     if (!is_as_bound(holder)) [[unlikely]] {
-      throw BindingError(specs_[holder.weight].name + kLaidOutAnew);
+      const std::string& refusal = spec_.rebinding_refusal;
+      throw BindingError(specs_[holder.weight].name + kLaidOutAnew +
+                         (refusal.empty() ? kLayItOut : refusal));
     }
     stays &= holder.storage->data() == holder.address;
   }

@@ -79,6 +79,8 @@ class Weights {
     const void* address;
   };
 
+  // Refuses a weight whose storage was swapped or shrunk; says how to use the new one, if possible.
+  [[noreturn]] void refuse_swapped(const WeightSpec& swapped) const;
   bool is_as_bound(const Holder& holder) const;
   void flatten();
 

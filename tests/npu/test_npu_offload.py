@@ -309,8 +309,11 @@ def test_swapped_weights_are_refused() -> None:
     model = nn.Linear(4, 4).npu()
     with load(model, torch.ones(2, 4).npu()) as run:
         model.weight.data = model.weight.data.clone()
-        with pytest.raises(offload.BindingError, match="weight"):
+        with pytest.raises(offload.BindingError, match="its storage was swapped") as refused:
             run(torch.ones(2, 4).npu())
+        with pytest.raises(offload.BindingError, match="stay where they were") as rebinding:
+            run.rebind_weights()
+        assert str(refused.value).endswith(str(rebinding.value))  # says at once what works
 
 
 def write_one_of_two(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

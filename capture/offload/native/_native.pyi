@@ -209,6 +209,7 @@ class CallSpec:
         alignment_bytes: int,
         shapes: CallShapes,
         host_constants: Sequence[HostConstantSpec] = ...,
+        rebinding_refusal: str = ...,
     ) -> None: ...
 
 # ---- weight streaming ---------------------------------------------------------------------------

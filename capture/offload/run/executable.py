@@ -30,6 +30,7 @@ from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
 from offload.run.overlap_choice import OverlapChoice
 from offload.run.predicted_timeline import predict
+from offload.run.rebinding import rebinding_refusal
 from offload.run.recorded_timeline import fill_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
 from offload.run.weight_streaming import WeightStreaming, read_weights
@@ -122,6 +123,7 @@ class Executable(ExecutionSubmitting):
                 check_feature_map,
                 moves=backend.capabilities.moves_feature_map and self._loaded.moves_feature_map,
             ),
+            rebinding_refusal=self.rebinding_refusal,
             sizes=self._sized_calls(),
         )
         self._deferred = Deferred(self._native, keeps_order=self.program.leaves_something)
@@ -174,18 +176,15 @@ class Executable(ExecutionSubmitting):
         Raises:
             BindingError: as `rebind_weights`, but for layouts.
         """
-        if not self._backend.capabilities.rebinds_weights:
-            raise BindingError(
-                f"weights of a model on device {self.device!r} stay where they were when it was "
-                "loaded: its kernels keep their addresses; capture and load again to use others"
-            )
-        if self.program.opaque is not None:
-            raise BindingError(
-                "weights of a program that is one opaque launch stay where they were when it was "
-                f"loaded ({self.program.opaque.reason}): capture again to use other storages"
-            )
+        if self.rebinding_refusal:
+            raise BindingError(self.rebinding_refusal)
         if self._loaded.weights.check is not None:
             self._loaded.weights.check()
+
+    @property
+    def rebinding_refusal(self) -> str:
+        """Why this device refuses `rebind_weights`, and what to do; empty: it does not."""
+        return rebinding_refusal(self._backend, self.program)
 
     @outside_graphs
     def close(self) -> None:

@@ -40,12 +40,14 @@ def native_replay(
     host_scheduled: bool,
     copied: Set[int],
     check_feature_map: Callable[[object], None],
+    rebinding_refusal: str,
     sizes: SizedCalls | None = None,
 ) -> _native.Replay:
     """Return the native object that executes a loaded Program.
 
     `copied`: the slots that are copied. `check_feature_map` refuses anything but tensors, and
-    everything where the feature map does not move. `sizes`: what is known of calls whose sizes
+    everything where the feature map does not move. `rebinding_refusal`: why weights cannot be
+    rebound, and what to do instead; empty if they can. `sizes`: what is known of calls whose sizes
     vary.
     """
     program = bound.program
@@ -57,7 +59,7 @@ def native_replay(
         return unflatten(nesting, tensors)
 
     return _native.Replay(
-        spec=_call_spec(bound, plan, loaded, copied),
+        spec=_call_spec(bound, plan, loaded, copied, rebinding_refusal),
         triggers=slot_triggers(plan),
         resident=loaded.resident,
         host_scheduled=host_scheduled,
@@ -138,7 +140,7 @@ def _result_form(structure: Structure, n_results: int) -> str:
 
 
 def _call_spec(
-    bound: BoundProgram, plan: Plan, loaded: Loaded, copied: Set[int]
+    bound: BoundProgram, plan: Plan, loaded: Loaded, copied: Set[int], rebinding_refusal: str
 ) -> _native.CallSpec:
     program = bound.program
     written = {index for launch in program.launches for index in launch.writes}
@@ -173,6 +175,7 @@ def _call_spec(
         feature_map_slot=plan.feature_map.index,
         alignment_bytes=plan.alignment_bytes,
         shapes=_call_shapes(program, plan),
+        rebinding_refusal=rebinding_refusal,
     )
 
 

@@ -107,7 +107,8 @@ class PlacedExecutable(Submitting):
             dispatcher=self._dispatcher,
         )
         self._copies = copies
-        self._binding = whole_binding(bound)
+        refusals = (one.rebinding_refusal for one, memory in self._placed_runs() if memory is home)
+        self._binding = whole_binding(bound, next(filter(None, refusals), ""))
         self._results = PlacedResults(bound, self.segments)
         _alive.add(self)
 

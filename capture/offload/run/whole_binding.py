@@ -15,14 +15,14 @@ from offload.run.native_replay import host_constants, overlap_specs, weight_spec
 _NO_FEATURE_MAP = 0  # a slot that nothing binds
 
 
-def whole_binding(bound: BoundProgram) -> _native.Replay:
+def whole_binding(bound: BoundProgram, rebinding_refusal: str) -> _native.Replay:
     """Return a native object that checks calls as an Executable of the whole Program does.
 
     It has the inputs and weights of the Program, and neither launches nor results. A segment knows
     only its own inputs and weights: a later one would refuse after earlier ones have begun, and
     none sees that another one writes its input. `surroundings` compares the calling thread with the
     recorded one, `checked` returns the tensors of a call, `check_layouts` and `rebind_weights` are
-    those of an Executable.
+    those of an Executable; `rebinding_refusal` as of `native_replay`.
     """
     positional, keyword = plain_places(bound, {})
     caller = bound.program.caller
@@ -31,7 +31,7 @@ def whole_binding(bound: BoundProgram) -> _native.Replay:
         one for one in bound.program.of_role(Role.WEIGHT) if one.index in held and not one.on_host
     ]
     return _native.Replay(
-        spec=_call_spec(bound, weights),
+        spec=_call_spec(bound, weights, rebinding_refusal),
         triggers=[_native.Trigger.FEATURE_MAP, *(_native.Trigger.WEIGHT for _ in weights)],
         resident=_native.NullResident([], 0, 0, []),
         host_scheduled=False,
@@ -46,7 +46,9 @@ def whole_binding(bound: BoundProgram) -> _native.Replay:
     )
 
 
-def _call_spec(bound: BoundProgram, weights: Sequence[Value]) -> _native.CallSpec:
+def _call_spec(
+    bound: BoundProgram, weights: Sequence[Value], rebinding_refusal: str
+) -> _native.CallSpec:
     """Return what is checked of a call: inputs, these weights and host constants, no results."""
     program = bound.program
     written = program.written_values
@@ -82,6 +84,7 @@ def _call_spec(bound: BoundProgram, weights: Sequence[Value]) -> _native.CallSpe
             results=[],
             feature_map_bytes=0,
         ),
+        rebinding_refusal=rebinding_refusal,
     )
 
 

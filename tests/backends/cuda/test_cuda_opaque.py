@@ -295,8 +295,17 @@ def test_its_weights_stay_where_they_are(backend, simulator):
         assert torch.equal(run(x), model(x))
     bound = model.linear.weight.data
     model.linear.weight.data = bound.clone()
-    with pytest.raises(offload.BindingError, match=r"linear\.weight"):
+    with pytest.raises(
+        offload.BindingError,
+        match=r"linear\.weight: its storage was swapped .*; .* give the tensor its former storage, "
+        "or capture again",
+    ) as refused:
         run(x)
+    assert "rebind_weights" not in str(refused.value)
+    model.linear.weight.data = bound[:1].clone()
+    with pytest.raises(offload.BindingError, match=r"another shape.* or capture again") as refused:
+        run(x)
+    assert "a tensor of the same layout" not in str(refused.value)
     model.linear.weight.data = bound
     assert torch.equal(run(x), model(x))
 

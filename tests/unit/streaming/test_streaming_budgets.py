@@ -11,6 +11,7 @@ from streaming_cases import (
     chain,
     demands,
     demands_and_budgets,
+    demands_with_tables,
     floor_of,
     full_of,
     plan,
@@ -19,7 +20,7 @@ from streaming_cases import (
 from offload.backends.ascend.torch_memory import TorchMemoryUnit
 from offload.errors import PlanError
 from offload.plan.streaming import WeightDemand, WeightUse
-from offload.plan.topology import MemoryUnit
+from offload.plan.topology import Link, MemoryUnit
 
 
 def test_below_the_floor_the_message_says_what_is_needed():
@@ -57,6 +58,23 @@ def test_the_floor_is_the_least_that_any_plan_can_take(demand):
     assert found.period_ns == found.floor.period_ns
     with pytest.raises(PlanError, match="Give a budget"):
         plan(demand, floor - 1)
+
+
+@given(demands_with_tables(), st.data(), st.booleans())
+@SLOW
+def test_measured_durations_move_no_floor(demand, data, tails):
+    """A budget that has a plan has one at every speed, and weights that fit are resident."""
+    durations = st.lists(
+        st.floats(0.0, 1e6),
+        min_size=len(demand.launch_ns),
+        max_size=len(demand.launch_ns),
+    )
+    other = dataclasses.replace(demand, launch_ns=tuple(data.draw(durations)))
+    link = Link(data.draw(st.floats(1e6, 1e12)), data.draw(st.floats(0.0, 1e6)))
+    floor = floor_of(demand)
+    found = plan(other, floor, link=link, tails=tails)
+    assert found.floor.required_bytes == floor >= found.taken_bytes
+    assert plan(other, full_of(demand), link=link, tails=tails).is_resident
 
 
 UNITS = [MemoryUnit(GRANULE), MemoryUnit(32, 32), TorchMemoryUnit(), MemoryUnit(1 << 21)]
@@ -129,6 +147,21 @@ def test_weights_of_a_shared_block_stay_as_the_budget_grows():
     ]
     assert copied == sorted(copied, reverse=True)
     assert copied[-1] == 0 < copied[-2]
+
+
+@pytest.mark.parametrize("n_launches", [4, 8, 20])
+def test_what_fits_stays_over_every_link_that_hides_its_copies(n_launches):
+    """Where copies hide behind launches, rounding must not make them quicker than none."""
+    demand = chain([40960] * n_launches)
+    tied = WeightUse(n_launches, 32768, (0, n_launches - 1), "tied")
+    launch_ns = tuple(1e5 / (1 + (7 * launch) % 11) for launch in range(n_launches))
+    demand = WeightDemand(launch_ns, (*demand.weights, tied))
+    copied_bytes = 40960 * n_launches + 2 * 32768
+    shares = [0.01 * (1 + one) for one in range(70)]  # of the launches' time
+    rates = [copied_bytes / (sum(launch_ns) * share) * 1e9 for share in shares]
+    found = [plan(demand, full_of(demand), link=Link(rate, 0.0), tails=False) for rate in rates]
+    assert [one.transfer_bytes for one in found] == [0] * len(rates)
+    assert all(one.period_ns == one.compute_ns for one in found)
 
 
 def test_a_tied_weight_makes_room_between_its_readers():
