@@ -12,7 +12,8 @@ import pytest
 import torch
 from ascend_simulator import AscendSimulator
 from budgets import floor_of
-from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, DeviceControls, Simulator
+from device_controls import DeviceControls
+from simulator import NEWEST_FIRST, OLDEST_FIRST, RANDOM, Simulator
 from stored_models import results
 
 import offload

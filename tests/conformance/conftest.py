@@ -117,7 +117,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def _load_torch_npu() -> None:
     import npu_device
-    from simulator import SimulatorUnavailable
+    from simulator_build import SimulatorUnavailable
 
     try:
         npu_device.load_torch_npu()

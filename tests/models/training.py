@@ -59,6 +59,20 @@ def mse_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     return simple_step(model, optimizer, functional.mse_loss)
 
 
+def mlp(*between: nn.Module) -> nn.Module:
+    """A small net, with modules between its layers."""
+    return nn.Sequential(nn.Linear(8, 16), *between, nn.ReLU(), nn.Linear(16, 4))
+
+
+def batch() -> Batch:
+    """An input and a target of `mlp`."""
+    return torch.randn(4, 8), torch.randn(4, 4)
+
+
+def batches(n: int = 3) -> list[Batch]:
+    return [batch() for _ in range(n)]
+
+
 def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3)
 
@@ -67,6 +81,13 @@ def captured_step(step: Step, *batch: torch.Tensor) -> offload.Captured:
     captured = offload.capture(step, *batch, training=True)
     assert isinstance(captured, offload.Captured)
     return captured
+
+
+def refusal(step: Step, *given: torch.Tensor, training: bool = True) -> str:
+    """The message of the CaptureError for a step, by default on a `batch`."""
+    with pytest.raises(offload.CaptureError) as caught:
+        offload.capture(step, *(given or batch()), training=training)
+    return str(caught.value)
 
 
 class Side:
@@ -204,3 +225,14 @@ class Pair:
         assert self.run.last_execution.n_executions == n_executions
         for name, one in self.ours.named():
             assert not isinstance(one, torch.Tensor) or torch.equal(one, before[name]), name
+
+
+class NormPair(Pair):
+    """A pair whose model is an `mlp` with batch normalization."""
+
+    def __init__(
+        self,
+        make_step: Callable[[nn.Module, torch.optim.Optimizer], Step] = mse_step,
+        optimizer: MakeOptimizer = adamw,
+    ) -> None:
+        super().__init__(mlp(nn.BatchNorm1d(16)), batch, make_step, optimizer)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from ascend_simulator import AscendSimulator
 from npu_loading import FORMS
-from simulator import SimulatorUnavailable
+from simulator_build import SimulatorUnavailable
 
 import offload
 from offload import backends

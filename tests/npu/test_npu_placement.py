@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
+from copies import before_copies, fail_nth
 from on_npu import check_same
 from torch import nn
 
@@ -17,7 +18,6 @@ import offload
 from offload.backends import CpuBackend
 from offload.load import device_times
 from offload.load import devices as device_loading
-from offload.run import transfers
 from offload.run.placed_executable import PlacedExecutable
 
 
@@ -216,19 +216,11 @@ def test_after_a_copy_that_failed_the_device_is_refused(
     n_launches = len(captured.program.launches)
     with placed(monkeypatch, captured, [index % 2 for index in range(n_launches)]) as run:
         run(x)
-        calls, copied = itertools.count(1), transfers._copy
-
-        def copy(piece: Any) -> None:
-            if next(calls) == nth:
-                raise RuntimeError("the link is down")
-            copied(piece)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(transfers, "_copy", copy)
-            with pytest.raises(
-                offload.ExecutionError, match=r"copying .* failed: the link is down"
-            ):
-                run(x)
+        with (
+            before_copies(fail_nth(nth)),
+            pytest.raises(offload.ExecutionError, match=r"copying .* failed: the link is down"),
+        ):
+            run(x)
         with pytest.raises(offload.ExecutionError, match="npu:0 failed in an earlier copy"):
             run(x)
         with pytest.raises(offload.ExecutionError, match="npu:0 failed in an earlier copy"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, overload
 
 import torch
@@ -165,7 +165,7 @@ class Loadable:
                 time its launches where weights are streamed. The cpu backend proves each launch
                 when it is first executed, whatever is said here.
             weights_budget: all memory of the device that weights may use: bytes, text such as
-                `2GiB`, or `auto` for what is free. What does not fit is brought from the files of
+                `2GiB`, or `auto` for what is free. What does not fit is streamed from the files of
                 `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
                 None: weights are used where they are; those in files are all read. Under a budget
                 the model's own tensors are read again once they were written, as torch counts it,
@@ -305,15 +305,7 @@ class Loadable:
                 costs=costs,
                 host_cores=host_cores,
             )
-            trains = is_training(self.bound.program)
-            if trains and lanes != 1:
-                raise BindingError(
-                    f"lanes={lanes!r}: a stage of a training step runs its launches in the order "
-                    "of its schedule: load without lanes="
-                )
-            return (load_training_stage if trains else load_stage)(
-                self.bound, pipeline, lambda bound: load(bound, fuse), self.name, progress
-            )
+            return self._load_stage(pipeline, lambda bound: load(bound, fuse), lanes, progress)
         on_several = (objective, placement, watts, max_slowdown)
         if isinstance(device, list) or any(one is not None for one in on_several):
             asked = several_devices(
@@ -357,6 +349,28 @@ class Loadable:
         if isinstance(found, Executable):
             self._loads.add(found)
         return found
+
+    def _load_stage(
+        self,
+        pipeline: Pipeline,
+        load: Callable[[BoundProgram], Executable],
+        lanes: int | Literal["auto"],
+        progress: Progress,
+    ) -> StageExecutable | TrainingStage:
+        """Load this rank's stage of the Program, whose parts `load` makes executables.
+
+        Raises:
+            BindingError: `lanes` for a training step.
+        """
+        trains = is_training(self.bound.program)
+        if trains and lanes != 1:
+            raise BindingError(
+                f"lanes={lanes!r}: a stage of a training step runs its launches in the order "
+                "of its schedule: load without lanes="
+            )
+        return (load_training_stage if trains else load_stage)(
+            self.bound, pipeline, load, self.name, progress
+        )
 
     def _varying(self, sizes: object) -> BoundFamily:
         """The Family that `sizes` is for.

@@ -128,7 +128,7 @@ def _one_order(bound: BoundProgram, how: Scheduling, *, is_streamed: bool) -> st
     if how is Scheduling.HOST:
         return "the host delivers launches one by one"
     if is_streamed:
-        return "weights are brought as launches run, in the order in which one lane reads them"
+        return "weights are streamed as launches run, in the order in which one lane reads them"
     if bound.bindings.before_execution is not None and not bound.program.groups:
         return "training steps do not run on several lanes yet"
     return ""
@@ -252,7 +252,7 @@ def weight_streamer(bound: BoundProgram, backend: Backend) -> WeightStreamer:
     if bound.bindings.stored:
         advice = "capture the model without weights=, its weights in the device's memory"
     raise BackendUnavailable(
-        f"device {backend.name!r} cannot bring weights from a store while it computes: {advice}"
+        f"device {backend.name!r} cannot stream weights from a store while it computes: {advice}"
     )
 
 

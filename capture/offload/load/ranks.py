@@ -168,7 +168,7 @@ def refuse_with_ranks(program: Program, **options: object) -> None:
         if program.groups and value is not None and value is not False:
             raise BindingError(
                 f"{option}={value!r}: the program exchanges tensors with other ranks, and each "
-                "would time executions or bring weights by itself, while the others wait: load "
+                "would time executions or stream weights by itself, while the others wait: load "
                 f"without {option}="
             )
 

@@ -54,7 +54,7 @@ class StreamingReport:
 
     Attributes:
         budget_bytes, memory_bytes: device memory that weights may use, and that they use.
-        streamed_bytes: brought for each execution.
+        streamed_bytes: copied for each execution.
         n_measured: the number of executions in the following medians: those whose device clock was
             read (see `LastExecution`). A figure is None if it is known for no execution.
         bytes_per_second: the rate of transfers, while they ran.

@@ -2,7 +2,7 @@
 
 Two steps that touch the same bytes, or the same effect, one of them writing, must be ordered by a
 path of lanes and events, in one execution and from one to the next; and a reader must find the
-content that it expects, brought or made by the last writer. Paths are found by vector clocks (C.
+content that it expects, copied or made by the last writer. Paths are found by vector clocks (C.
 Fidge, "Timestamps in Message-Passing Systems That Preserve the Partial Ordering", 1988; F. Mattern,
 "Virtual Time and Global States of Distributed Systems", 1988): for each lane, how much has ended,
 whatever the timing (happens-before).

@@ -153,7 +153,7 @@ class _WeightMemory:
                 yield self._touch(index, is_write=True)
 
     def of_launch(self, launch: int, execution: int) -> Iterator[Touch]:
-        """All pieces of the weights that it reads, whichever execution brought them."""
+        """All pieces of the weights that it reads, whichever execution copied them."""
         return (self._touch(index, is_write=False) for index in self.reads.get(launch, ()))
 
     def of_copy(self, copy: Copy, execution: int) -> Iterator[Touch]:

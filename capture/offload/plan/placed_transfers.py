@@ -49,7 +49,7 @@ class PlacedTransfer:
 def placed_transfers(
     segments: Sequence[PlacedSegmentValues], home: int, returned: Set[int]
 ) -> tuple[PlacedTransfer, ...]:
-    """The fewest transfers that bring each segment's inputs into its memory.
+    """The fewest transfers that copy each segment's inputs to its memory.
 
     A Value is copied once to each memory in which it is read, directly from its origin; Values with
     the same path form one transfer. Transfers of one producer are in the order of their first
@@ -97,7 +97,7 @@ def check_placed_transfers(
     home: int,
     returned: Set[int],
 ) -> None:
-    """Prove that transfers bring every Value to its readers, never twice or unread.
+    """Prove that transfers copy every Value to its readers, never twice or unread.
 
     Executes segments and transfers in order, and shares no code with their planner.
 

@@ -124,7 +124,7 @@ class Plan:
         unshared_bytes: the size of the same Values without sharing memory.
         method: the ordering or search that gave the placement.
         n_launches: of the Program.
-        streaming: where weights lie and when they are brought there; None: they are used in place.
+        streaming: where weights lie and when they are copied there; None: they are used in place.
         launch_lanes: the lanes of launches, if an execution has several; on the CPU each launch
             runs on its lane's thread alone. None: one lane, as the device runs it.
         collective_lanes: for a Program with collectives, its launches in order, and beside them a

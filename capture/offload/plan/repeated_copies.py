@@ -81,7 +81,7 @@ def _streamed_sets(order: Sequence[int], planner: _Planner) -> Iterator[list[int
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Use:
-    """Consecutive launches for which a weight is brought once: from the first to the last reader.
+    """Consecutive launches for which a weight is copied once: from the first to the last reader.
 
     Attributes:
         begin: its bytes are reserved from this launch on; below zero: of the previous pass.
@@ -222,7 +222,7 @@ def _sharing(tenants: Sequence[_Tenant]) -> list[list[_Tenant]]:
 def _kept(tenant: _Tenant, others: Sequence[_Tenant]) -> list[_Use]:
     """Its uses, joined where its bytes are not taken in between.
 
-    The first use of a pass is always brought: in the first pass nothing is there.
+    The first use of a pass is always copied: in the first pass nothing is there.
     """
     taken = functools.reduce(operator.or_, (one.steps for one in others), 0)
     uses = [tenant.uses[0]]

@@ -5,7 +5,7 @@ previous one. Only events order two lanes: a wait ends when all work that the ev
 before the record has ended. So an order of work means the same on every device, and each expresses
 it in its own terms: counters of threads, edges of a graph, or events of streams.
 
-Data that an execution needs may be brought by the previous one (`Copy.ahead`, `Wait.age`), and
+Data that an execution needs may be copied by the previous one (`Copy.ahead`, `Wait.age`), and
 before the first one by a `prologue`.
 """
 

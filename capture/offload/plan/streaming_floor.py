@@ -12,7 +12,7 @@ from offload.plan.whole_weights import WholeWeights, simulated_layout, streamabl
 
 
 def floor_plan(demand: WeightDemand, link: Link, alignment_bytes: int) -> WholeWeights:
-    """The plan that brings each weight just before its first reader: copies and launches alternate.
+    """The plan that copies each weight just before its first reader: copies and launches alternate.
 
     A weight exists from the end of the launch before its first reader to the end of its last
     reader. If all weights fit in as much memory, they are resident, and the ring is empty. No plan

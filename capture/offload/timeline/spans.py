@@ -9,7 +9,7 @@ HOST_LANE = "host"
 """The lane of the calling thread: header stages, and the launches that it issues."""
 
 WEIGHTS_LANE = "weights"
-"""The lane that brings weights to the device's memory."""
+"""The lane that copies weights to the device's memory."""
 
 COLLECTIVES_LANE = "collectives"
 """The lane of what a process group exchanges; of several groups each has one, with its name."""
@@ -41,7 +41,7 @@ class SpanKind(enum.StrEnum):
     TRANSFER = "transfer"
     """A copy of an input or result that could not be used in place."""
     WEIGHTS = "weights"
-    """Bytes of a weight are brought to the device's memory while launches run."""
+    """Bytes of a weight are copied to the device's memory while launches run."""
     WAIT = "wait"
     """A launch waits for its weights."""
     COLLECTIVE = "collective"
@@ -56,7 +56,7 @@ class Span:
     Attributes:
         kind: what it covers.
         name: the stage or substage, the operator, the direction of a transfer (`copy in`, `copy
-            out`), or the weight that is brought.
+            out`), or the weight that is copied.
         lane: `host`, or the device's lane.
         begin_ns, end_ns: since the beginning of the timeline; end_ns >= begin_ns.
         launch: the index of the launch in the program, of an issue, launch, wait or collective (the
@@ -100,7 +100,7 @@ class ExecutionTimeline:
         slots_changed, words_patched: how much of the header changed.
         bytes_copied: because a tensor could not be used in place.
         outputs_allocated: results without a given buffer.
-        bytes_streamed: of weights, brought for it.
+        bytes_streamed: of weights, copied for it.
         times_weights: whether spans say when weights arrived and which launches waited for them.
         pass_ns: with streamed weights, the time of its launches and their waits together; None if
             not measured.

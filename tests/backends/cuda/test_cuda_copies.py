@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+from device_controls import REUSE
 from graphs import read, write
 from residents import (
     COUNT,
@@ -15,7 +16,6 @@ from residents import (
     plus,
     run,
 )
-from simulator import REUSE
 
 GRANULARITY = 2 << 20
 

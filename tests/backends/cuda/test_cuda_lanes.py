@@ -154,7 +154,7 @@ def test_what_is_no_number_of_lanes_is_refused(backend, lanes):
     [
         ({"scheduling": "host"}, offload.BindingError, "the host delivers launches"),
         ({"device": "null"}, offload.BackendUnavailable, "'null' orders launches by itself"),
-        ({"weights_budget": "1GiB"}, offload.BindingError, "weights are brought as launches"),
+        ({"weights_budget": "1GiB"}, offload.BindingError, "weights are streamed as launches"),
     ],
 )
 def test_what_excludes_lanes_is_refused_and_auto_says_so(backend, options, error, why):

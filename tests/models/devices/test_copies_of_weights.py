@@ -6,6 +6,7 @@ import pytest
 import torch
 from apart import apart
 from checks import normal
+from copies import before_copies, weights_fail
 from two_branches import TwoBranches
 
 import offload
@@ -64,23 +65,17 @@ def test_a_weight_that_was_moved_is_refused_until_it_is_bound_again():
 
 
 @torch.no_grad()
-def test_a_refresh_that_fails_is_made_again(monkeypatch):
+def test_a_refresh_that_fails_is_made_again():
     model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
         model.weight.mul_(2)
-        copied = transfers._copy
-        with monkeypatch.context() as patch:
-
-            def fail(piece):
-                if piece.size_bytes == 256:
-                    raise RuntimeError("the link is down")
-                copied(piece)
-
-            patch.setattr(transfers, "_copy", fail)
-            with pytest.raises(offload.ExecutionError, match="weights that were written"):
-                run(x)
+        with (
+            before_copies(weights_fail),
+            pytest.raises(offload.ExecutionError, match="weights that were written"),
+        ):
+            run(x)
         assert all(map(torch.equal, run(x), model(x)))
 
 
@@ -91,12 +86,7 @@ def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatc
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
-        copied, copy = transfers._copy, transfers.Links.copy
-
-        def fail(piece):
-            if piece.size_bytes == 256:
-                raise RuntimeError("the link is down")
-            copied(piece)
+        copy = transfers.Links.copy
 
         def copy_weights_now(self, origin, target, pieces, what, **order):
             ticket = copy(self, origin, target, pieces, what, **order)
@@ -105,8 +95,7 @@ def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatc
             return ticket
 
         model.weight.mul_(2)
-        with monkeypatch.context() as patch:
-            patch.setattr(transfers, "_copy", fail)
+        with monkeypatch.context() as patch, before_copies(weights_fail):
             patch.setattr(transfers.Links, "copy", copy_weights_now)
             for call in (run, lambda x: run.submit(x).result(60)):
                 with pytest.raises(offload.ExecutionError, match="weights that were written"):
@@ -115,23 +104,23 @@ def test_a_refresh_that_fails_before_the_execution_is_queued_fails_it(monkeypatc
 
 
 @torch.no_grad()
-def test_a_weight_that_shrinks_before_it_is_copied_again(monkeypatch):
+def test_a_weight_that_shrinks_before_it_is_copied_again():
     model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1}) as run:
         run(x)
-        copied, kept = transfers._copy, model.weight.detach().clone()
+        kept = model.weight.detach().clone()
 
-        def shrinking(piece):
+        def shrink(piece):
             if piece.size_bytes == 256:
                 model.weight.untyped_storage().resize_(0)
-            copied(piece)
 
         model.weight.mul_(2)
-        with monkeypatch.context() as patch:
-            patch.setattr(transfers, "_copy", shrinking)
-            with pytest.raises(offload.ExecutionError, match="freed or shrunk"):
-                run(x)
+        with (
+            before_copies(shrink),
+            pytest.raises(offload.ExecutionError, match="freed or shrunk"),
+        ):
+            run(x)
         model.weight.data = kept
         run.rebind_weights()
         assert all(map(torch.equal, run(x), model(x)))
@@ -146,26 +135,22 @@ def test_an_execution_that_is_refused_does_not_cancel_what_another_waits_for(kin
     costs_ns = None if kind is Placement.STATIC else [2e3, 1e3]
     with apart(captured.bound, {0: 1, 3: 1}, 2, kind, None, costs_ns) as run:
         run(x)
-        go_on, copied = threading.Event(), transfers._copy
+        go_on = threading.Event()
         refused, segment = [], placed_queue._Queueing._segment
-
-        def slowly(piece):
-            go_on.wait(60)
-            copied(piece)
 
         def refuse(self, *args):
             if refused and len(self._segments) == len(run.segments) - 1:
                 raise offload.BindingError("not this one")
             return segment(self, *args)
 
-        monkeypatch.setattr(transfers, "_copy", slowly)
         monkeypatch.setattr(placed_queue._Queueing, "_segment", refuse)
         model.weight.mul_(2)
-        ticket = run.submit(x)
-        refused.append(True)
-        with pytest.raises(offload.BindingError, match="not this one"):
-            run(x)
-        refused.clear()
-        go_on.set()
-        assert all(map(torch.equal, ticket.result(60), model(x)))
+        with before_copies(lambda _: go_on.wait(60)):
+            ticket = run.submit(x)
+            refused.append(True)
+            with pytest.raises(offload.BindingError, match="not this one"):
+                run(x)
+            refused.clear()
+            go_on.set()
+            assert all(map(torch.equal, ticket.result(60), model(x)))
         assert all(map(torch.equal, run(x), model(x)))

@@ -6,10 +6,10 @@ import pytest
 import torch
 from apart import all_ways, apart, movable_tasks
 from checks import normal
+from copies import before_copies
 from two_branches import TwoBranches
 
 import offload
-from offload.run import transfers
 
 
 @torch.no_grad()
@@ -29,35 +29,29 @@ def test_a_written_view_of_a_tensor_that_requires_gradients_is_refused():
 
 
 @torch.no_grad()
-def test_tensor_objects_may_change_after_the_submission(monkeypatch):
+def test_tensor_objects_may_change_after_the_submission():
     """Their memory at the submission is read, and torch refuses to resize it."""
 
     def model(x, y):
         return (x.sin() * 2 + y).cos(), x * y
 
     captured = offload.capture(model, normal(4), normal(4))
-    copied = transfers._copy
     for where in filter(lambda way: any(way.values()), all_ways(captured.program)):
         with apart(captured.bound, where) as run, offload.tasks() as t:
             x, y = normal(4), normal(4)
             kept = x.detach(), y.detach()
             expected, go_on = model(x, y), threading.Event()
-
-            def slowly(piece, go_on=go_on):
-                go_on.wait(60)
-                copied(piece)
-
-            monkeypatch.setattr(transfers, "_copy", slowly)
-            ticket = run.after(t.submit(go_on.wait, 60)).submit(x, y)
-            try:
-                for one in kept:
-                    with pytest.raises(RuntimeError, match="not resizable"):
-                        one.untyped_storage().resize_(0)
-                x.data = torch.zeros(4)
-                y.set_(torch.zeros(4))
-            finally:
-                go_on.set()
-            assert all(map(torch.equal, ticket.result(60), expected))
+            with before_copies(lambda _, go_on=go_on: go_on.wait(60)):
+                ticket = run.after(t.submit(go_on.wait, 60)).submit(x, y)
+                try:
+                    for one in kept:
+                        with pytest.raises(RuntimeError, match="not resizable"):
+                            one.untyped_storage().resize_(0)
+                    x.data = torch.zeros(4)
+                    y.set_(torch.zeros(4))
+                finally:
+                    go_on.set()
+                assert all(map(torch.equal, ticket.result(60), expected))
 
 
 @torch.no_grad()

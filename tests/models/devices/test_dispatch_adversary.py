@@ -13,11 +13,11 @@ import time
 import pytest
 import torch
 from apart import apart
+from copies import before_copies
 
 import offload
 from offload.backends import CpuBackend
 from offload.load.placed_devices import PlacedDevices
-from offload.run import transfers
 from offload.run.device_choice import Placement
 from offload.run.transfers import Memory
 
@@ -121,7 +121,7 @@ def tickets_of(run, x, draw):
 
 @pytest.mark.parametrize("seed", range(12))
 @torch.no_grad()
-def test_random_programs_devices_failures_and_ways_to_call(seed, before_steps, monkeypatch):
+def test_random_programs_devices_failures_and_ways_to_call(seed, before_steps):
     draw = random.Random(seed)
     torch.manual_seed(seed)
     model, x = Drawn(draw).eval(), torch.randn(4, 8)
@@ -130,7 +130,7 @@ def test_random_programs_devices_failures_and_ways_to_call(seed, before_steps, m
     run = apart(captured.bound, {}, len(costs_ns), Placement.DYNAMIC, devices, costs_ns)
     is_rebound, lock, chance = draw.random() < 0.5, threading.Lock(), random.Random(seed)
     launch_fails, copy_fails, stalls = (draw.choice([0, 0.03]) for _ in range(3))
-    copy, wrong = transfers._copy, []
+    wrong = []
     versions = [[one.detach().clone() for one in model.weights]]
 
     def is_due(share):
@@ -143,13 +143,11 @@ def test_random_programs_devices_failures_and_ways_to_call(seed, before_steps, m
         if is_due(launch_fails):
             raise RuntimeError("injected")
 
-    def failing(piece):
+    def before_copy(_):
         if is_due(copy_fails):
             raise RuntimeError("injected")
-        copy(piece)
 
     before_steps["with"] = before_step
-    monkeypatch.setattr(transfers, "_copy", failing)
 
     def check(get, given):
         found = get()
@@ -172,21 +170,21 @@ def test_random_programs_devices_failures_and_ways_to_call(seed, before_steps, m
                 except Exception as error:
                     wrong.append(error)
 
-    threads = [threading.Thread(target=call, args=(at,)) for at in range(3)]
-    for one in threads:
-        one.start()
-    for _ in range(3 * is_rebound):
-        versions.append([torch.randn(8, 8) for _ in range(N_WEIGHTS)])
-        for parameter, content in zip(model.weights, versions[-1], strict=True):
-            parameter.data = content
-        run.rebind_weights()
-    for one in threads:
-        one.join(WAITING_SECONDS)
-    assert not any(one.is_alive() for one in threads)
-    assert not wrong
-    run._queue.under_way.wait()
+    with before_copies(before_copy):
+        threads = [threading.Thread(target=call, args=(at,)) for at in range(3)]
+        for one in threads:
+            one.start()
+        for _ in range(3 * is_rebound):
+            versions.append([torch.randn(8, 8) for _ in range(N_WEIGHTS)])
+            for parameter, content in zip(model.weights, versions[-1], strict=True):
+                parameter.data = content
+            run.rebind_weights()
+        for one in threads:
+            one.join(WAITING_SECONDS)
+        assert not any(one.is_alive() for one in threads)
+        assert not wrong
+        run._queue.under_way.wait()
     before_steps["with"] = lambda: None
-    monkeypatch.setattr(transfers, "_copy", copy)
     assert all(map(torch.equal, run(x), model.computed(x, versions[-1])))
     if run._dispatcher is not None:
         assert run._dispatcher.n_under_way == run.choice.native_paces.n_under_way == 0

@@ -194,7 +194,7 @@ def test_what_cannot_be_delivered_so_is_refused(tmp_path):
         captured = offload.capture(lambda x: (x * 2).exp(), torch.ones(64))
     with pytest.raises(offload.BackendUnavailable, match="runs no compiled kernels"):
         captured.load(dispatching(), fuse=True)
-    with pytest.raises(offload.BackendUnavailable, match="cannot bring weights from a store"):
+    with pytest.raises(offload.BackendUnavailable, match="cannot stream weights from a store"):
         captured.load(dispatching(), weights_budget="1MiB")
     run = captured.load(dispatching())
     run(torch.ones(64), feature_map=torch.empty(run.feature_map_bytes, dtype=torch.uint8))

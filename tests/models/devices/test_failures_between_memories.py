@@ -1,12 +1,12 @@
 """What fails between separate memories: copies, launches, room; the next execution is right."""
 
-import itertools
 import threading
 
 import pytest
 import torch
 from apart import all_ways, apart
 from checks import normal
+from copies import before_copies, fail_nth
 from two_branches import TwoBranches
 
 import offload
@@ -15,26 +15,19 @@ from offload.run import transfers
 
 @pytest.mark.parametrize("nth", range(1, 5))
 @torch.no_grad()
-def test_a_copy_that_fails(nth, monkeypatch):
+def test_a_copy_that_fails(nth):
     model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     with apart(captured.bound, {0: 1, 2: 1, 4: 1}) as run:
-        calls = itertools.count(1)
-        copied = transfers._copy
-        failing = [nth]
-
-        def copy(piece):
-            if next(calls) in failing:
-                raise RuntimeError("the link is down")
-            copied(piece)
-
-        monkeypatch.setattr(transfers, "_copy", copy)
-        with pytest.raises(offload.ExecutionError, match=r"copying %.* failed: the link is down"):
+        with (
+            before_copies(fail_nth(nth)),
+            pytest.raises(offload.ExecutionError, match=r"copying %.* failed: the link is down"),
+        ):
             run(x)
         assert all(map(torch.equal, run(x), model(x)))
-        calls, failing = itertools.count(1), [nth]
-        tickets = [run.submit(x) for _ in range(3)]
-        outcomes = [one.exception(timeout=60) for one in tickets]
+        with before_copies(fail_nth(nth)):
+            tickets = [run.submit(x) for _ in range(3)]
+            outcomes = [one.exception(timeout=60) for one in tickets]
         assert sum(one is not None for one in outcomes) == 1
         assert "the link is down" in str(next(one for one in outcomes if one is not None))
         assert all(map(torch.equal, run(x), model(x)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import threading
@@ -15,13 +16,14 @@ import pytest
 import torch
 from apart import apart, apart_devices
 from checks import normal
+from copies import before_copies
 from on_lanes import Towers
 from two_branches import TwoBranches
 
 import offload
 from offload.backends import CpuBackend
 from offload.native import _native
-from offload.run import Ticket, segment_dispatch, transfers, weight_refresh
+from offload.run import Ticket, segment_dispatch, weight_refresh
 from offload.run.device_choice import Placement
 
 DYNAMIC = Placement.DYNAMIC
@@ -108,23 +110,20 @@ def test_many_threads_while_devices_slow_down():
 
 @pytest.mark.parametrize("nth", range(1, 4))
 @torch.no_grad()
-def test_copies_that_fail_from_three_threads_with_tickets(nth, monkeypatch):
+def test_copies_that_fail_from_three_threads_with_tickets(nth):
     """Each execution is right or has the error; the device is refused afterwards; nothing hangs."""
     model = TwoBranches()
     captured = offload.capture(model, normal(4, 8))
-    copy, n_copies, lock = transfers._copy, [0], threading.Lock()
+    n_copies, lock = itertools.count(1), threading.Lock()
+
+    def fail(_):
+        with lock:
+            n = next(n_copies)
+        if n % (3 + nth) == nth:
+            raise RuntimeError("injected")
+
     with dynamic(captured, (2e5, 1e3)) as run:
         run(normal(4, 8))
-
-        def failing(piece):
-            with lock:
-                n_copies[0] += 1
-                is_nth = n_copies[0] % (3 + nth) == nth
-            if is_nth:
-                raise RuntimeError("injected")
-            copy(piece)
-
-        monkeypatch.setattr(transfers, "_copy", failing)
         outcomes, threads = [], []
 
         def submit(seed):
@@ -140,14 +139,14 @@ def test_copies_that_fail_from_three_threads_with_tickets(nth, monkeypatch):
                         except (offload.ExecutionError, offload.DependencyError) as error:
                             outcomes.append("injected" in f"{error} {error.__cause__}")
 
-        for seed in range(3):
-            threads.append(threading.Thread(target=submit, args=(seed,)))
-            threads[-1].start()
-        for one in threads:
-            one.join(WAITING_SECONDS)
+        with before_copies(fail):
+            for seed in range(3):
+                threads.append(threading.Thread(target=submit, args=(seed,)))
+                threads[-1].start()
+            for one in threads:
+                one.join(WAITING_SECONDS)
         assert len(outcomes) == 60
         assert all(outcomes)
-        monkeypatch.setattr(transfers, "_copy", copy)
         x = normal(4, 8)
         assert all(map(torch.equal, run(x), model(x)))  # host memory recovers
         assert run._dispatcher.n_under_way == 0

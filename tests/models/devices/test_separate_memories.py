@@ -11,6 +11,7 @@ import pytest
 import torch
 from apart import all_ways, apart, drawn_way
 from checks import normal
+from copies import before_copies
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import RETURNED, STEP_LISTS, RandomProgram, assert_as_eager
@@ -18,7 +19,7 @@ from two_branches import TwoBranches
 
 import offload
 from offload.program import Role
-from offload.run import placed_queue, transfers
+from offload.run import placed_queue
 from offload.run.deferred import when_ended
 from offload.run.device_choice import Placement
 from offload.timeline import SpanKind
@@ -232,20 +233,14 @@ def test_nothing_stays_of_executions():
 
 
 @torch.no_grad()
-def test_closing_waits_for_what_is_under_way(monkeypatch):
+def test_closing_waits_for_what_is_under_way():
     model, x = TwoBranches(), normal(4, 8)
     captured = offload.capture(model, x)
     run = apart(captured.bound, {0: 1, 2: 1, 4: 1})
     run(x)
-    copied = transfers._copy
-
-    def slowly(piece):
-        threading.Event().wait(0.02)
-        copied(piece)
-
-    monkeypatch.setattr(transfers, "_copy", slowly)
-    tickets = [run.submit(x) for _ in range(4)]
-    run.close()
+    with before_copies(lambda _: threading.Event().wait(0.02)):
+        tickets = [run.submit(x) for _ in range(4)]
+        run.close()
     assert all(one.done() for one in tickets)
     for one in tickets:
         assert all(map(torch.equal, one.result(), model(x)))

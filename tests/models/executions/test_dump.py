@@ -20,10 +20,9 @@ import offload
 from offload.backends import find_backend
 from offload.costs import STAGES, Coefficient, HeaderModel, HeaderShape, save_cost_model
 from offload.errors import BindingError, FileError, PlanError
-from offload.load import dump as dumping
 from offload.load import switched as switching
 from offload.plan.steps import Copy, Record, Run, Wait
-from offload.program import decode_program, encode_program
+from offload.program import decode_program
 from offload.program.reader import parse
 from offload.run.forecast import cost_key
 
@@ -222,18 +221,6 @@ def test_no_file_has_the_content_of_a_weight(folder: Path) -> None:
     for content in contents.values():
         for form in (raw, raw.hex().encode(), b"1234.5", repr(stored).encode()):
             assert form not in content
-
-
-def test_host_constants_are_kept_without_what_they_are() -> None:
-    program = offload.capture(small(), torch.randn(2, 8)).program
-    weight = next(value for value in program.values if value.name == "2.bias")
-    data = encode_program(program)
-    data["values"][weight.index] |= {"host_content": "00112233"}
-    written = dumping._without_content(data)
-    assert "00112233" not in json.dumps(written)
-    assert written["values"][weight.index]["on_host"] is True
-    assert data["values"][weight.index]["host_content"] == "00112233"
-    assert all("on_host" not in one for one in written["values"] if one["name"] != "2.bias")
 
 
 # ---- where it is written ------------------------------------------------------------------------

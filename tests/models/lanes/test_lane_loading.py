@@ -276,7 +276,7 @@ def test_what_is_no_number_of_lanes(captured, lanes):
 def test_what_runs_on_one_lane(captured, tmp_path):
     with pytest.raises(BindingError, match=r"lanes=2: the host delivers launches one by one"):
         captured.load(lanes=2, scheduling="host")
-    with pytest.raises(BindingError, match=r"lanes=2: weights are brought as launches run"):
+    with pytest.raises(BindingError, match=r"lanes=2: weights are streamed as launches run"):
         captured.load(lanes=2, weights_budget="auto")
     with pytest.raises(BackendUnavailable, match=r"lanes=2: device 'null' orders launches"):
         captured.load("null", lanes=2)

@@ -219,7 +219,7 @@ def test_explain_says_what_stays_and_what_sets_the_floor(deep: Captured) -> None
 def test_a_device_that_cannot_stream_says_so_at_once(deep: Captured, monkeypatch) -> None:
     monkeypatch.setattr(NullBackend, "prepare", lambda *_: pytest.fail("nothing is prepared"))
     with pytest.raises(
-        offload.BackendUnavailable, match=r"cannot bring weights from a store .* without weights=,"
+        offload.BackendUnavailable, match=r"cannot stream weights from a store .* without weights=,"
     ):
         deep.load(device="null")
 

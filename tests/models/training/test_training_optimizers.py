@@ -7,23 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from training import Batch, check, simple_step
+from training import batch, batches, check, mlp, mse_step
 
 import offload
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-
-
-def batches() -> list[Batch]:
-    return [(torch.randn(4, 8), torch.randn(4, 4)) for _ in range(3)]
-
-
-def mse_step(model, optimizer):
-    return simple_step(model, optimizer, F.mse_loss)
-
 
 RECORDED = {
     "SGD": [
@@ -65,7 +51,7 @@ RECORDED = {
 )
 def test_recorded(name, options):
     make = getattr(torch.optim, name)
-    check(net(), lambda parameters: make(parameters, **options), mse_step, batches())
+    check(mlp(), lambda parameters: make(parameters, **options), mse_step, batches())
 
 
 RADAM = [
@@ -82,36 +68,36 @@ def test_an_optimizer_that_goes_another_way_in_its_first_steps(options):
     def make(parameters):
         return torch.optim.RAdam(parameters, **options)
 
-    check(net(), make, mse_step, batches(), n_before=6)
-    model = net()
+    check(mlp(), make, mse_step, batches(), n_before=6)
+    model = mlp()
     optimizer = make(model.parameters())
     step = mse_step(model, optimizer)
     with pytest.raises(offload.CaptureError, match="make some steps before the capture"):
-        offload.capture(step, *batches()[0], training=True)
+        offload.capture(step, *batch(), training=True)
 
 
 def test_a_counter_that_goes_back_to_the_first_steps_is_noticed_before_anything_is_written():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.RAdam(model.parameters())
     step = mse_step(model, optimizer)
     for _ in range(6):
-        step(*batches()[0])
-    run = offload.capture(step, *batches()[0], training=True).load()
-    run(*batches()[0])
+        step(*batch())
+    run = offload.capture(step, *batch(), training=True).load()
+    run(*batch())
     before = [one.detach().clone() for one in model.parameters()]
     for state in optimizer.state.values():
         state["step"].fill_(2.0)
     with pytest.raises(offload.BindingError, match="a step counter of optimizer, at least its"):
-        run(*batches()[0])
+        run(*batch())
     assert all(map(torch.equal, before, model.parameters()))
     for state in optimizer.state.values():
         state["step"].fill_(100.0)
-    run(*batches()[0])
+    run(*batch())
 
 
 def test_an_optimizer_of_some_parameters():
     check(
-        net(),
+        mlp(),
         lambda given: torch.optim.Muon([one for one in given if one.dim() == 2]),
         mse_step,
         batches(),
@@ -138,15 +124,15 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "options", "advice"), REFUSED)
 def test_refused_with_what_to_set(name, options, advice):
-    model = net()
+    model = mlp()
     optimizer = getattr(torch.optim, name)(model.parameters(), **options)
     with pytest.raises(offload.CaptureError, match=f"{name} reads.*repeat: {advice}"):
-        offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+        offload.capture(mse_step(model, optimizer), *batch(), training=True)
 
 
 def test_a_step_that_is_made_behind_each_execution():
     """The advice for optimizers that read on the host."""
-    model = net()
+    model = mlp()
     twin = copy.deepcopy(model)
     sides = []
     for one in (model, twin):
@@ -174,7 +160,7 @@ def test_a_step_that_is_made_behind_each_execution():
 @pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
 def test_an_optimizer_that_decides_how_often_it_calls_its_closure(line_search):
     """LBFGS is refused in the step, and calls an executable by its closure."""
-    model = net()
+    model = mlp()
     sides = []
     for one in (model, copy.deepcopy(model)):
         optimizer = torch.optim.LBFGS(one.parameters(), max_iter=5, line_search_fn=line_search)
@@ -191,15 +177,15 @@ def test_an_optimizer_that_decides_how_often_it_calls_its_closure(line_search):
     def step(x, target):
         return optimizer.step(lambda: ours(x, target))
 
-    batch = batches()[0]
+    given = batch()
     with pytest.raises(offload.CaptureError, match=r"LBFGS reads.*with a closure that executes"):
-        offload.capture(step, *batch, training=True)
+        offload.capture(step, *given, training=True)
     model.load_state_dict(twin.state_dict())
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, line_search_fn=line_search)
-    run = offload.capture(ours, *batch, training=True).load()
-    for batch in batches() * 2:
-        got = optimizer.step(lambda batch=batch: run(*batch))
-        expected = other.step(lambda batch=batch: eager(*batch))
+    run = offload.capture(ours, *given, training=True).load()
+    for given in batches() * 2:
+        got = optimizer.step(lambda given=given: run(*given))
+        expected = other.step(lambda given=given: eager(*given))
         assert torch.equal(got, expected)
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
@@ -210,14 +196,14 @@ def test_groups_with_hyperparameters_of_their_own():
         groups = [{"params": [weight], "lr": 0.01}, {"params": others, "betas": (0.5, 0.9)}]
         return torch.optim.AdamW(groups, lr=1e-3)
 
-    captured = check(net(), optimizer, mse_step, batches())
+    captured = check(mlp(), optimizer, mse_step, batches())
     assert captured.bindings.before_execution is not None
 
 
 def test_parameters_in_float64_and_bfloat16():
     for dtype in (torch.float64, torch.bfloat16):
         given = [tuple(one.to(dtype) for one in batch) for batch in batches()]
-        check(net().to(dtype), torch.optim.AdamW, mse_step, given)
+        check(mlp().to(dtype), torch.optim.AdamW, mse_step, given)
 
 
 class Momentum(torch.optim.Optimizer):
@@ -245,7 +231,7 @@ class Momentum(torch.optim.Optimizer):
 
 
 def test_an_optimizer_of_ones_own():
-    check(net(), Momentum, mse_step, batches())
+    check(mlp(), Momentum, mse_step, batches())
 
 
 @pytest.mark.parametrize(
@@ -256,10 +242,10 @@ def test_an_optimizer_of_ones_own():
     ],
 )
 def test_state_that_is_not_written_in_place_is_refused(how, message):
-    model = net()
+    model = mlp()
     optimizer = Momentum(model.parameters(), how)
     with pytest.raises(offload.CaptureError, match=message):
-        offload.capture(mse_step(model, optimizer), *batches()[0], training=True)
+        offload.capture(mse_step(model, optimizer), *batch(), training=True)
 
 
 class Counting(torch.optim.Optimizer):
@@ -294,7 +280,7 @@ class Counting(torch.optim.Optimizer):
 
 
 def test_an_optimizer_with_tensors_in_attributes_and_containers():
-    check(net(), lambda given: Counting(given, "kept tensors"), mse_step, batches())
+    check(mlp(), lambda given: Counting(given, "kept tensors"), mse_step, batches())
 
 
 @pytest.mark.parametrize("n_before", [0, 2])
@@ -309,13 +295,13 @@ def test_an_optimizer_with_tensors_in_attributes_and_containers():
     ],
 )
 def test_an_optimizer_that_keeps_state_in_python_is_refused(how, message, n_before):
-    model = net()
+    model = mlp()
     optimizer = Counting(model.parameters(), how)
     step = mse_step(model, optimizer)
     for given in batches()[:n_before]:
         step(*given)
     with pytest.raises(offload.CaptureError, match=message):
-        offload.capture(step, *batches()[0], training=True)
+        offload.capture(step, *batch(), training=True)
 
 
 def n_launches(captured: offload.Captured, name: str) -> int:
@@ -325,32 +311,35 @@ def n_launches(captured: offload.Captured, name: str) -> int:
 @pytest.mark.parametrize("foreach", [False, True])
 def test_numbers_of_counters_that_are_alike_are_computed_once(foreach):
     captured = check(
-        net(), lambda given: torch.optim.AdamW(given, foreach=foreach), mse_step, batches()
+        mlp(),
+        lambda given: torch.optim.AdamW(given, foreach=foreach),
+        mse_step,
+        batches(),
     )
     assert n_launches(captured, "aten::equal") == 1
     assert n_launches(captured, "aten::_to_copy") == 1
-    model = net()
+    model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
     step = mse_step(model, optimizer)
-    step(*batches()[0])
+    step(*batch())
     optimizer.state[model[0].weight]["step"] += 5  # separate counters from then on
-    captured = offload.capture(step, *batches()[0], training=True)
+    captured = offload.capture(step, *batch(), training=True)
     assert n_launches(captured, "aten::equal") == 0
     assert n_launches(captured, "aten::_to_copy") == 4
 
 
 def test_counters_that_are_not_alike_any_more_are_noticed_before_anything_is_written():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
-    run = offload.capture(mse_step(model, optimizer), *batches()[0], training=True).load()
+    run = offload.capture(mse_step(model, optimizer), *batch(), training=True).load()
     counter = optimizer.state[model[0].weight]["step"]
     counter += 5
     before = [one.detach().clone() for one in model.parameters()]
     with pytest.raises(
         offload.BindingError, match="the step counters of optimizer, which were equal"
     ):
-        run(*batches()[0])
+        run(*batch())
     assert all(map(torch.equal, before, model.parameters()))
     counter -= 5
-    run(*batches()[0])
+    run(*batch())
     assert counter == 2

@@ -6,9 +6,8 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import mse_loss
-from training import Pair, check
+from training import Pair, check, mlp
 
 import offload
 
@@ -18,10 +17,6 @@ OPTIMIZERS = {
     "AdamW": lambda parameters, lr: torch.optim.AdamW(parameters, lr=lr, fused=True),
     "Adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr=lr, fused=True),
 }
-
-
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def batches():
@@ -88,7 +83,7 @@ def test_a_rate_that_the_step_sets(name, sets, n_before):
         of_side += [float(one["lr"]) for one in side.optimizer.param_groups]
 
     optimizer = optimizer_of(name, as_tensor=sets in (written, smoothed))
-    check(net(), optimizer, step_that(sets), given, between=between, n_before=n_before)
+    check(mlp(), optimizer, step_that(sets), given, between=between, n_before=n_before)
     ours, eager = rates.values()
     assert ours == eager
     assert len(set(eager)) > 10
@@ -106,7 +101,7 @@ def test_optimizers_that_compute_with_the_rate_as_a_tensor(name):
     def optimizer(parameters):
         return OTHERS[name](parameters, torch.tensor(0.1))
 
-    check(net(), optimizer, step_that(written), batches(), n_before=7)
+    check(mlp(), optimizer, step_that(written), batches(), n_before=7)
 
 
 def rates_of(pair):
@@ -116,7 +111,7 @@ def rates_of(pair):
 @pytest.mark.parametrize("sets", [written, assigned])
 def test_checkpoints_between_steps_that_set_the_rate(sets):
     given = iter(batches())
-    pair = Pair(net(), lambda: next(given), step_that(sets), optimizer_of("AdamW"))
+    pair = Pair(mlp(), lambda: next(given), step_that(sets), optimizer_of("AdamW"))
     saved = [copy.deepcopy(side.optimizer.state_dict()) for side in pair.sides]
     pair.steps()
     for side, state in zip(pair.sides, saved, strict=True):
@@ -131,7 +126,7 @@ def test_checkpoints_between_steps_that_set_the_rate(sets):
 
 def test_the_argument_stays_the_callers():
     """Eager leaves the argument itself in the group; here executions write no argument."""
-    model, rate = net(), torch.tensor(0.1)
+    model, rate = mlp(), torch.tensor(0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, fused=True)
     x, target, _ = batches()[0]
     step = step_that(assigned)(model, optimizer)
@@ -143,7 +138,7 @@ def test_the_argument_stays_the_callers():
 
 
 def refusal(sets, *, rate=None):
-    model = net()
+    model = mlp()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=torch.tensor(0.1) if rate is None else rate, fused=True
     )

@@ -9,27 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from training import simple_step
+from training import batch, mlp, refusal
 
 import offload
 
 
-def net() -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-
-
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(4, 8), torch.randn(4, 4)
-
-
-def refusal(step, *given: torch.Tensor, training: bool = True) -> str:
-    with pytest.raises(offload.CaptureError) as caught:
-        offload.capture(step, *(given or batch()), training=training)
-    return str(caught.value)
-
-
 def step_with(between=lambda: None, *, model=None, optimizer=None):
-    model = model or net()
+    model = model or mlp()
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x, target):
@@ -43,74 +29,12 @@ def step_with(between=lambda: None, *, model=None, optimizer=None):
     return step
 
 
-# ---- without training=True -----------------------------------------------------------------------
-
-
-def test_a_step_without_training_names_it():
-    def enabled(x, target):
-        with torch.enable_grad():
-            return step(x, target)
-
-    model = net()
-    step = simple_step(model, torch.optim.SGD(model.parameters(), lr=0.1), F.mse_loss)
-    assert "training=True" in refusal(step, training=False)  # no gradients to differentiate
-    assert "training=True" in refusal(enabled, training=False)
-
-
-@pytest.mark.parametrize("depth", [1, 9])
-def test_gradients_without_training_are_noticed_however_deep(depth):
-    model = net()
-    held = model
-    for _ in range(depth):
-        held = [held]
-
-    def step(x, target):
-        inner = held
-        while isinstance(inner, list):
-            inner = inner[0]
-        with torch.enable_grad():
-            loss = F.mse_loss(inner(x), target)
-            loss.backward()
-        return loss.detach()
-
-    message = refusal(step, training=False)
-    assert "changed the gradient of" in message
-    assert "training=True" in message
-
-
-def test_a_step_of_an_optimizer_without_training_is_refused():
-    model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for one in model.parameters():
-        one.grad = torch.ones_like(one)
-
-    def step(x):
-        y = model(x)
-        optimizer.step()
-        return y
-
-    message = refusal(step, torch.randn(4, 8), training=False)
-    assert "steps an optimizer (SGD)" in message
-    assert "training=True" in message
-
-
-def test_a_call_without_training_is_what_it_was():
-    model = net()
-    with torch.no_grad():
-        captured = offload.capture(model, batch()[0])
-    assert captured.bindings.before_execution is None
-    run = captured.load()
-    assert type(run) is offload.Executable
-    x = torch.randn(4, 8)
-    assert torch.equal(run(x), model(x).detach())
-
-
 # ---- found in the call ---------------------------------------------------------------------------
 
 
 def test_a_scheduler_in_the_step_is_refused():
     for lr in (0.1, torch.tensor(0.1)):
-        model = net()
+        model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=lr, fused=True)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
         step = step_with(scheduler.step, model=model, optimizer=optimizer)
@@ -119,9 +43,9 @@ def test_a_scheduler_in_the_step_is_refused():
 
 
 def test_a_learning_rate_that_the_step_sets_is_refused():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rate = torch.optim.SGD(net().parameters(), lr=torch.tensor(0.1), fused=True)
+    rate = torch.optim.SGD(mlp().parameters(), lr=torch.tensor(0.1), fused=True)
 
     def assigned():
         optimizer.param_groups[0]["lr"] = 0.05
@@ -136,7 +60,7 @@ def test_a_learning_rate_that_the_step_sets_is_refused():
 
 def test_hooks_are_refused_by_name():
     def hooked(register) -> str:
-        model = net()
+        model = mlp()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         handle = register(model, optimizer)
         try:
@@ -162,7 +86,7 @@ def test_hooks_are_refused_by_name():
 
 
 def test_an_optimizer_that_cannot_be_found_is_refused():
-    model = net()
+    model = mlp()
     held = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(9):
         held = [held]
@@ -178,7 +102,7 @@ def test_an_optimizer_that_cannot_be_found_is_refused():
 
 
 def test_leaves_that_cannot_be_found_are_refused():
-    model, other = net(), net()
+    model, other = mlp(), mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     held = other
     for _ in range(9):
@@ -196,7 +120,7 @@ def test_leaves_that_cannot_be_found_are_refused():
 
 
 def test_control_flow_by_gradients_is_refused():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x, target):
@@ -211,7 +135,7 @@ def test_control_flow_by_gradients_is_refused():
 
 
 def test_a_gradient_that_eager_computes_by_values_is_refused():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x, target):
@@ -244,7 +168,7 @@ def test_dropout_inside_of_a_checkpoint_that_restores_the_generator_is_refused()
 
 
 def test_a_scaler_that_reads_on_the_host_is_refused_with_what_to_set():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
 
@@ -269,7 +193,7 @@ def test_a_scaler_that_reads_on_the_host_is_refused_with_what_to_set():
 
 
 def test_averages_that_read_on_the_host_are_refused_with_what_to_do():
-    model = net()
+    model = mlp()
     mean = torch.optim.swa_utils.AveragedModel(model)
     mean.update_parameters(model)
     message = refusal(step_with(lambda: mean.update_parameters(model), model=model))
@@ -329,7 +253,7 @@ def test_a_sparse_gradient_that_the_step_does_not_concern_stays():
 
 
 def test_state_in_python_is_refused_in_the_step_behind_the_first():
-    model = net()
+    model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     counts = {"steps": 0}
 

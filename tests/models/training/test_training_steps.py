@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from nets import ResNet18
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from training import Batch, Side, check, simple_step
+from training import Batch, Side, adamw, batches, check, mlp, mse_step, simple_step
 
 import offload
 from models import Block
@@ -20,28 +20,12 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def adamw(parameters):
-    return torch.optim.AdamW(parameters, lr=1e-3)
-
-
 def fused_adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3, fused=True)
 
 
 def foreach_adamw(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3, foreach=True)
-
-
-def mlp(*between: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(8, 16), *between, nn.ReLU(), nn.Linear(16, 4))
-
-
-def batches(n: int = 3) -> list[Batch]:
-    return [(torch.randn(4, 8), torch.randn(4, 4)) for _ in range(n)]
-
-
-def mse_step(model, optimizer):
-    return simple_step(model, optimizer, F.mse_loss)
 
 
 def classify_step(model, optimizer):
@@ -396,25 +380,3 @@ def test_tickets_train_in_their_order():
     expected = [eager(*batch) for batch in (given[0], *given)]
     tickets = [run.submit(*batch) for batch in given]
     assert [float(one.result()) for one in tickets] == [float(one) for one in expected[1:]]
-
-
-def test_a_step_is_recorded_while_another_executable_watches_steps():
-    """Under a budget executables check the memory of everything that optimizers step."""
-    other = nn.Linear(64, 64)
-    with torch.no_grad():
-        captured = offload.capture(other, torch.randn(2, 64))
-    with captured.load(weights_budget="1MiB"):
-        model = nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x):
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        run = offload.capture(step, torch.randn(3, 4), training=True).load()
-        before = model.weight.detach().clone()
-        run(torch.randn(3, 4))
-        assert not torch.equal(model.weight, before)

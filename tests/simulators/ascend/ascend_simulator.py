@@ -25,14 +25,15 @@ for folder in (SIMULATORS / "device", SIMULATORS.parents[1] / "bench" / "ascend"
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
-import simulator as simulators  # noqa: E402
+from device_controls import DeviceControls  # noqa: E402
+from simulator_build import BUILD, SimulatorUnavailable, build  # noqa: E402
 
 from acl_calls import AclCalls  # noqa: E402
 
-LIBRARY = simulators.BUILD / "ascend" / "libascendcl.so"
+LIBRARY = BUILD / "ascend" / "libascendcl.so"
 # The libraries into which CANN 8.5 and later split the runtime; with ASCEND_SIMULATOR=split in the
 # environment, and this folder on the dynamic linker's path, processes use these instead.
-SPLIT = simulators.BUILD / "ascend_split"
+SPLIT = BUILD / "ascend_split"
 
 KERNEL_FUNCTION = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint32, ctypes.c_void_p
@@ -73,7 +74,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 
-class AscendSimulator(simulators.DeviceControls, AclCalls):
+class AscendSimulator(DeviceControls, AclCalls):
     """The simulated runtime: its controls and its calls."""
 
     def __init__(self, library: ctypes.CDLL):
@@ -290,7 +291,7 @@ def _require_no_runtime() -> None:
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split()[-1]
         if "libascendcl.so" in path and Path(path).resolve() != LIBRARY.resolve():
-            raise simulators.SimulatorUnavailable(f"the process has loaded another one: {path}")
+            raise SimulatorUnavailable(f"the process has loaded another one: {path}")
 
 
 @functools.cache
@@ -301,7 +302,7 @@ def load() -> AscendSimulator:
     RuntimeError where the build fails.
     """
     _require_no_runtime()
-    path = simulators.build(LIBRARY)
+    path = build(LIBRARY)
     if os.environ.get("ASCEND_SIMULATOR") == "split":
         path = SPLIT / "libacl_rt.so"
     return AscendSimulator(ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL))
@@ -311,7 +312,7 @@ def for_a_test() -> Iterator[AscendSimulator]:
     """For a fixture: the simulator in its initial state, before and after; skips if unavailable."""
     try:
         loaded = load()
-    except simulators.SimulatorUnavailable as reason:
+    except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
     loaded.begin()
     yield loaded

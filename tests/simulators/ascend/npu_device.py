@@ -18,7 +18,7 @@ import subprocess
 from collections import Counter
 
 import ascend_simulator
-import simulator as simulators
+from simulator_build import SimulatorUnavailable
 
 # libascendcl.so is loaded before these, which need it.
 LIBRARIES = (
@@ -73,7 +73,7 @@ def load_torch_npu() -> ascend_simulator.AscendSimulator | None:
     SimulatorUnavailable also where torch_npu is not installed; RuntimeError as `load`.
     """
     if importlib.util.find_spec("torch_npu") is None:
-        raise simulators.SimulatorUnavailable(
+        raise SimulatorUnavailable(
             "torch_npu is not installed in this environment: make test-npu-sim"
         )
     simulator = load()

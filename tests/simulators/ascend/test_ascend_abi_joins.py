@@ -7,10 +7,77 @@ import ctypes
 import ascend_client as acl
 import pytest
 
+NONE, ACTIVE = 0, 1  # aclmdlRICaptureStatus
+
 
 @pytest.fixture
 def stream(npu):
     return npu.stream()
+
+
+def test_other_streams_join_through_events(npu, stream):
+    side, fork, join = npu.stream(), npu.event(), npu.event()
+    with npu.capture(stream) as models:
+        npu.note(stream, 1)
+        npu.record(fork, stream)
+        npu.wait(side, fork)
+        assert npu.info(side) == npu.info(stream)
+        npu.note(side, 2)
+        npu.note(stream, 3)
+        npu.record(join, side)
+        npu.wait(stream, join)
+        npu.note(stream, 4)
+    assert npu.info(side) == (NONE, 0)
+    npu.run(models[0], stream)
+    assert npu.order[0] == "note 1 of 1"
+    assert npu.order[3] == "note 4 of 1"
+    assert sorted(npu.order[1:3]) == ["note 2 of 1", "note 3 of 1"]
+
+
+def test_an_event_that_is_missing_in_the_capture_shows(npu, stream):
+    """The side stream's work is ordered only with work before its wait."""
+    side, fork, join = npu.stream(), npu.event(), npu.event()
+    with npu.capture(stream) as models:
+        npu.record(fork, stream)
+        npu.wait(side, fork)
+        npu.note(stream, 1)
+        npu.note(side, 2)
+        npu.record(join, side)
+        npu.wait(stream, join)
+    npu.run(models[0], stream)
+    assert npu.order == ["note 2 of 1", "note 1 of 1"]
+
+
+def test_dependencies_on_what_is_not_captured_are_refused(ascend, npu, stream):
+    outside, never, other = npu.event(), npu.event(), npu.stream()
+    npu.record(outside, other)
+    with npu.capture(stream):
+        wait = ("aclrtStreamWaitEvent", stream)
+        assert ascend.code(*wait, outside) == acl.CAPTURE_DEPENDENCY
+        assert ascend.code(*wait, never) == acl.CAPTURE_DEPENDENCY
+        assert npu.info(stream)[0] == ACTIVE
+
+
+def test_events_of_another_model_are_refused(ascend, npu, stream):
+    other, event = npu.stream(), npu.event()
+    npu.begin(other)
+    npu.record(event, other)
+    with npu.capture(stream):
+        code = ascend.code("aclrtStreamWaitEvent", stream, event)
+        assert code == acl.STREAM_CAPTURE_CONFLICT
+    npu.end(other)
+    free = npu.stream()
+    assert ascend.code("aclrtStreamWaitEvent", free, event) == acl.STREAM_CAPTURE_CONFLICT
+
+
+def test_events_of_the_pool_order_no_streams_of_a_model(ascend, npu, stream):
+    pooled, without_sync = ascend.make("aclrtCreateEvent"), npu.event(acl.EVENT_TIME_LINE)
+    with npu.capture(stream):
+        for event in (pooled, without_sync):
+            code = ascend.code("aclrtRecordEvent", event, stream)
+            assert code == acl.FEATURE_NOT_SUPPORT
+            code = ascend.code("aclrtStreamWaitEvent", stream, event)
+            assert code == acl.FEATURE_NOT_SUPPORT
 
 
 def test_a_stream_is_joined_by_way_of_another(npu, stream):

@@ -11,7 +11,7 @@ import ctypes
 
 import ascend_client as acl
 import pytest
-from simulator import KEEP, REUSE, UNMAP
+from device_controls import KEEP, REUSE, UNMAP
 
 from model_tasks import parameters_of, tasks_of
 

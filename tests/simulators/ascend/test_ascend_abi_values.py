@@ -11,10 +11,10 @@ import shutil
 import subprocess
 
 import pytest
-import simulator as simulators
+from simulator_build import ROOT
 
-NATIVE = simulators.ROOT / "native"
-TABLE = simulators.ROOT / "tests" / "data" / "ascend_abi_values.csv"
+NATIVE = ROOT / "native"
+TABLE = ROOT / "tests" / "data" / "ascend_abi_values.csv"
 ENUM = re.compile(r"^enum (\w+) : int \{(.*?)\};(?: *// (\w+))?", re.MULTILINE | re.DOTALL)
 CONSTANT = re.compile(r"^inline constexpr std::\w+ (k\w+) =", re.MULTILINE)
 ERROR = re.compile(r'X\((k\w+), \d+, *"\w+"\)')

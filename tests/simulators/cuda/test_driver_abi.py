@@ -10,12 +10,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import simulator as simulators
+from simulator_build import BUILD, ROOT, SOURCES, SimulatorUnavailable, configure
 
 from offload.backends.cuda import driver as driver_calls
 from offload.backends.cuda import graph
 
-DECLARATIONS = simulators.ROOT / "native" / "cuda" / "driver_abi.hpp"
+DECLARATIONS = ROOT / "native" / "cuda" / "driver_abi.hpp"
 NODE_KINDS = (
     *((number, kind.name) for number, kind in graph._KINDS.items()),
     (3, "HOST"),
@@ -60,9 +60,9 @@ def compile_check(folder, rows, attributes=()):
     lines = [f"ABI_FUNCTION({name}, PFN_{symbol}_v{version})" for name, symbol, version in rows]
     lines += [f"ABI_ATTRIBUTE({number}, {n_bytes})" for number, n_bytes in attributes]
     (folder / "abi_functions.inc").write_text("\n".join(lines) + "\n")
-    native = simulators.ROOT / "native"
+    native = ROOT / "native"
     search = [f"-I{path}" for path in (native, folder)] + ["-isystem", str(include)]
-    source = str(simulators.SOURCES / "cuda" / "abi_check.cpp")
+    source = str(SOURCES / "cuda" / "abi_check.cpp")
     command = [compiler, "-std=c++17", "-fsyntax-only", "-Werror", *search, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""
@@ -137,11 +137,11 @@ def test_the_simulator_answers_for_every_declared_function(simulator):
 
 @pytest.mark.slow
 def test_the_simulators_are_clean_under_sanitizers():
-    directory = simulators.BUILD.with_name("simulators-sanitized")
+    directory = BUILD.with_name("simulators-sanitized")
     options = ["-DSIMULATORS_TESTS=ON", "-DSIMULATORS_SANITIZER=address,undefined"]
     try:
-        simulators.configure(directory, "-DCMAKE_BUILD_TYPE=Debug", *options)
-    except simulators.SimulatorUnavailable as reason:
+        configure(directory, "-DCMAKE_BUILD_TYPE=Debug", *options)
+    except SimulatorUnavailable as reason:
         pytest.skip(str(reason))
     for program in ("simulator_test", "ascend_simulator_test"):
         done = subprocess.run([directory / program], capture_output=True, text=True, check=False)

@@ -7,7 +7,6 @@ import gc
 import os
 import sys
 import threading
-import types
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch_captures import one_capture
 from torch_pools import take_for_devices
 
 import offload
-from offload.backends.ascend.one_capture import OneCapture
 from offload.interpreter import memory_pools
 from offload.interpreter.memory_pools import MemoryPool, region
 from offload.record import watched_call as recording
@@ -300,17 +298,3 @@ def test_no_pool_goes_while_a_graph_is_captured(allocator, monkeypatch):
     with pytest.raises(RuntimeError, match="enough"):
         one_capture(monkeypatch, takes_devices=False).run()
     assert allocator.ended == [0, 0, 0]  # those of the capture as well
-
-
-def test_no_pool_goes_while_a_model_is_captured_by_torch_npu(allocator):
-    def fail() -> None:
-        MemoryPool(GPU).close()
-        assert allocator.ended == []
-        raise RuntimeError("enough")
-
-    one = OneCapture.__new__(OneCapture)
-    one._graph, one._capture = None, fail
-    one._model = types.SimpleNamespace(close=lambda: None)
-    with pytest.raises(RuntimeError, match="enough"):
-        one.run()
-    assert allocator.ended == [0]

@@ -60,7 +60,7 @@ def test_each_backend_has_the_roles_of_its_device() -> None:
 
 
 def test_a_device_without_a_role_refuses_what_needs_it(captured: offload.Captured) -> None:
-    with pytest.raises(offload.BackendUnavailable, match="'null' cannot bring weights from a sto"):
+    with pytest.raises(offload.BackendUnavailable, match="'null' cannot stream weights from a sto"):
         captured.load("null", weights_budget="1 MiB")
     with pytest.raises(offload.BackendUnavailable, match="'null' loads no offline models"):
         load_offline_model(Path("model.om"), "null", scheduling="offload")

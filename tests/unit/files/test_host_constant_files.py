@@ -17,7 +17,8 @@ from torch import nn
 
 import offload
 from offload.files import open_saved, save_program
-from offload.program import BoundProgram, Role
+from offload.load import dump as dumping
+from offload.program import BoundProgram, Role, encode_program
 
 NAN_WITH_PAYLOAD = torch.tensor(0x7FC01234, dtype=torch.int32).view(torch.float32)
 
@@ -179,3 +180,16 @@ def tampered(path: Path, lie: Callable[[Any], None]) -> Path:
         target.writestr("weights.safetensors", weights)
     path.write_bytes(buffer.getvalue())
     return path
+
+
+def test_dumps_keep_host_constants_without_their_content() -> None:
+    small = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    program = offload.capture(small, torch.randn(2, 8)).program
+    weight = next(value for value in program.values if value.name == "2.bias")
+    data = encode_program(program)
+    data["values"][weight.index] |= {"host_content": "00112233"}
+    written = dumping._without_content(data)
+    assert "00112233" not in json.dumps(written)
+    assert written["values"][weight.index]["on_host"] is True
+    assert data["values"][weight.index]["host_content"] == "00112233"
+    assert all("on_host" not in one for one in written["values"] if one["name"] != "2.bias")

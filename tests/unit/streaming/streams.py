@@ -48,7 +48,7 @@ class HandPlan:
 def plan_of(
     memory_bytes: int, pieces: tuple[tuple[Piece, ...], ...], uses: list[tuple[int, int]]
 ) -> HandPlan:
-    """Bring streamed pieces in the order of first use, each as soon as its place is free."""
+    """Copy streamed pieces in the order of first use, each as soon as its place is free."""
     ordered = sorted(
         (uses[weight][0], weight, index)
         for weight, some in enumerate(pieces)

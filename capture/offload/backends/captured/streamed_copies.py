@@ -30,8 +30,8 @@ class StreamedCopy:
     Attributes:
         transfer: its index in `Streaming.transfers`.
         after: the nodes that read what it overwrites, in this execution.
-        before: the nodes that read what it brings; empty if it is for the next execution.
-        for_next_pass: it brings content for the beginning of the next execution.
+        before: the nodes that read what it writes; empty if it is for the next execution.
+        for_next_pass: it writes content for the beginning of the next execution.
     """
 
     transfer: int
@@ -252,12 +252,12 @@ class _Order:
         this execution; if there is none, from the execution before.
         """
         n_nodes, piece = self.graph.n_nodes, self.streaming.pieces[index]
-        brought = self._brought(self.graph.launches[node], index)
-        if brought >= 0 and not self.earlier[node] >> (n_nodes + brought) & 1:
+        own = self._copy_for(self.graph.launches[node], index)
+        if own >= 0 and not self.earlier[node] >> (n_nodes + own) & 1:
             raise CaptureError(
                 f"node {node} reads {self._name(piece)} and does not wait for its copy; {ADVICE}"
             )
-        for at in range(brought + 1, len(self.copies)):
+        for at in range(own + 1, len(self.copies)):
             other = self._piece(at)
             if _overlap(other, piece) and not self.earlier[n_nodes + at] >> node & 1:
                 raise CaptureError(
@@ -265,8 +265,8 @@ class _Order:
                     f"reads {self._name(piece)} at the same place; {ADVICE}"
                 )
 
-    def _brought(self, launch: int, index: int) -> int:
-        """The copy of this execution that brings a piece for a launch; -1: the previous one did."""
+    def _copy_for(self, launch: int, index: int) -> int:
+        """The copy of a piece for a launch in this execution; -1: the previous one made it."""
         found, is_early = -1, False
         for at, copy in enumerate(self.copies):
             transfer = self.streaming.transfers[copy.transfer]
@@ -276,7 +276,7 @@ class _Order:
                     found = at
         if found < 0 and not is_early:
             name = self._name(self.streaming.pieces[index])
-            raise CaptureError(f"no copy brings {name} before launch {launch} reads it; {ADVICE}")
+            raise CaptureError(f"no copy writes {name} before launch {launch} reads it; {ADVICE}")
         return found
 
     def _piece(self, at: int) -> Piece:

@@ -66,7 +66,6 @@ def warm_up(
         OffloadError: another one that the callable of an opaque launch raises, with a note of it.
     """
     program = bound.program
-    torch_device: Any = torch.get_device_module(device)
     closing = contextlib.closing(MemoryPool(device))
     with closing as pool, pool.use(), contextlib.ExitStack() as tensors:
         with memory_for("inputs and what is written, in the warm-up"):
@@ -89,17 +88,23 @@ def warm_up(
             del outcome
             for value in last_uses.get(launch.index, ()):
                 run.bases.pop(value, None)
-        try:
-            torch_device.current_stream(device).synchronize()
-        except RuntimeError as error:
-            raise ExecutionError(
-                f"the device failed in the warm-up, which runs on {_inputs_text(bound, inputs)}: "
-                f"{first_line(error)}; {AFTER_A_FAULT}"
-            ) from error
+        _wait(device, _inputs_text(bound, inputs))
         run.bases.clear()
         free_workspaces()
     if disproved:
         raise Disproved(disproved)
+
+
+def _wait(device: torch.device, inputs: str) -> None:
+    """Wait for the device's current stream; ExecutionError, which names `inputs`, if it fails."""
+    torch_device: Any = torch.get_device_module(device)
+    try:
+        torch_device.current_stream(device).synchronize()
+    except RuntimeError as error:
+        raise ExecutionError(
+            f"the device failed in the warm-up, which runs on {inputs}: "
+            f"{first_line(error)}; {AFTER_A_FAULT}"
+        ) from error
 
 
 def _prove(

@@ -52,7 +52,7 @@ _KIND_NAMES = {
     SpanKind.ISSUE: "issue by the host",
     SpanKind.LAUNCH: "launch",
     SpanKind.TRANSFER: "transfer",
-    SpanKind.WEIGHTS: "weights brought",
+    SpanKind.WEIGHTS: "weights copied",
     SpanKind.WAIT: "wait for weights",
     SpanKind.COLLECTIVE: "collective",
 }

@@ -191,7 +191,7 @@ def quantities_of(executions: Sequence[ExecutionTimeline]) -> tuple[Quantity, ..
             ("issues", SpanKind.ISSUE),
             ("launches", SpanKind.LAUNCH),
             ("transfers", SpanKind.TRANSFER),
-            ("weights brought", SpanKind.WEIGHTS),
+            ("weights copied", SpanKind.WEIGHTS),
             ("waits for weights", SpanKind.WAIT),
             ("collectives", SpanKind.COLLECTIVE),
         )

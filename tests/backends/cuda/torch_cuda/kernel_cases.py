@@ -21,8 +21,7 @@ import triton_kernels
 from cases import backend, captured_of, cuda, eager, settled  # noqa: F401
 
 import offload
-from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda import kernel_launcher, torch_capture
+from offload.backends.cuda import torch_capture
 from offload.compile import device_making, fuse
 from offload.program import Kernel, Pointer, Role
 
@@ -32,10 +31,7 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def launched(cuda, monkeypatch, tmp_path_factory):  # noqa: F811
     """The kernels that ran. All tests share a cache; each begins as a new process would."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
-    monkeypatch.setattr(cuda_backend, "_known", {})
-    monkeypatch.setattr(kernel_launcher, "_launchers", {})
-    return triton_kernels.install(monkeypatch, cuda.simulator)
+    return triton_kernels.install(monkeypatch, cuda.simulator, tmp_path_factory.getbasetemp())
 
 
 class Block(nn.Module):

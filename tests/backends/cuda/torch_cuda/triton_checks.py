@@ -19,8 +19,6 @@ from cases import backend, cuda, on_cuda  # noqa: F401
 
 import offload
 from offload.api import block_recording
-from offload.backends.cuda import backend as cuda_backend
-from offload.backends.cuda import kernel_launcher
 from offload.compile import compiled_triton
 from offload.program import TritonKernel
 
@@ -30,16 +28,13 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def launched(cuda, monkeypatch, tmp_path_factory):  # noqa: F811
     """The kernels that ran. All tests share a cache; recordings on the CPU compile for the GPU."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp()))
-    monkeypatch.setattr(cuda_backend, "_known", {})
-    monkeypatch.setattr(kernel_launcher, "_launchers", {})
 
     def compile_triton(kernel, device):
         found = compiled_triton(kernel, DEVICE)
         return found.kernel, found.written
 
     monkeypatch.setattr(block_recording, "triton_compiler", lambda _: compile_triton)
-    return triton_kernels.install(monkeypatch, cuda.simulator)
+    return triton_kernels.install(monkeypatch, cuda.simulator, tmp_path_factory.getbasetemp())
 
 
 def captured_of(function, *inputs):

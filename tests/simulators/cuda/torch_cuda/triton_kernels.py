@@ -22,6 +22,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.runtime.interpreter import TensorHandle
 
+from offload.backends.cuda import backend as cuda_backend
 from offload.backends.cuda import kernel_launcher
 from offload.program import DeviceCall, Number
 
@@ -97,9 +98,15 @@ class Launched:
         self.is_wrong = False
 
 
-def install(monkeypatch: Any, simulator: Any) -> Launched:
-    """Let torch find an H100, and the simulated driver every kernel that it is given."""
+def install(monkeypatch: Any, simulator: Any, cache: Path) -> Launched:
+    """Let torch find an H100, and the simulated driver every kernel that it is given.
+
+    The backend has loaded no kernel, as in a new process; compiled kernels are kept in `cache`.
+    """
     launched = Launched()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(cuda_backend, "_known", {})
+    monkeypatch.setattr(kernel_launcher, "_launchers", {})
     interface = interfaces.CudaInterface
     for name, function in {
         "is_available": lambda: True,

@@ -34,9 +34,9 @@ The proof does not show that the graph computes what the model does (tests of mo
 with eager). It does not move weights that no launch writes: they stay in place in all three steps,
 since copies could take as much memory as the model. They have already been moved once, from their
 addresses in the capture, which the third step gives other content. Weights in files are read if the
-resident itself brings them, as a model of torch_npu does. Otherwise some share a block of made-up
+resident itself streams them, as a model of torch_npu does. Otherwise some share a block of made-up
 content in all three steps (`WeightStandIns`), since a model may be larger than the device, and the
-copies that bring streamed weights do not execute here; `streamed_copies.check_copies` proves their
+copies of streamed weights do not execute here; `streamed_copies.check_copies` proves their
 order by the graph's edges. A word of an input or an activation stays undetected if its target holds
 the same bits in every execution, as when a threshold, rounding or a cast to integers turns all
 made-up numbers into zeros.
@@ -133,7 +133,7 @@ def prove(
         noise: of the graph.
         describe: the kernel and parameter of noise, for messages.
         fixed: weights that executions may write in place.
-        streamed: by Value, the address of weights that the resident itself brings.
+        streamed: by Value, the address of weights that the resident itself streams.
         before_moved: called before every slot moves, to change the memory of the capture, if it
             still exists and no execution should read it.
         before_plain: called before the first execution, to undo that.

@@ -35,7 +35,7 @@ class Memory(Protocol):
 class WeightStandIns:
     """For each weight an address of its bytes, or of others that are valid for any model.
 
-    Weights in memory are used in place, and so are those that the resident brings. Others in files
+    Weights in memory are used in place, and so are those that the resident streams. Others in files
     may be too large for the device together: those of one dtype with equally long sums share one
     block, as large as the largest of them, of made-up content. Its numbers are such that a layer
     neither overflows nor gives zeros: see `_largest_number`. Only small integer weights, which may
