@@ -39,9 +39,13 @@ std::unique_ptr<PythonReplay> make_replay(
     const std::string& result_form, py::object build_result, py::object match_buffers,
     py::object check_feature_map, py::object current_stream, py::object draw, bool drains_queue,
     const py::object& caller, py::object warn_of_gradients, const py::object& sizes) {
-  std::shared_ptr<Replay> replay(
-      new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
-      delete_without_gil<Replay>);
+  std::shared_ptr<Replay> replay;
+  {
+    const GilReleased release;  // a thread that forks holds each lane, and waits for the GIL
+    replay.reset(
+        new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
+        delete_without_gil<Replay>);
+  }
   if (!current_stream.is_none() && !replay->has_streams()) {
     throw std::invalid_argument("the caller's stream is for a resident on a device with streams");
   }

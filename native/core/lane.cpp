@@ -78,6 +78,19 @@ void acquire(void* released) {
   if (acquire_after_wait != nullptr) acquire_after_wait(released);
 }
 
+// While it lives, this thread does not hold the GIL: a thread that forks holds the registry, and
+// waits for the GIL.
+class WithoutGil {
+ public:
+  WithoutGil() : released_(release()) {}
+  ~WithoutGil() { acquire(released_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void* const released_;
+};
+
 // Waits in the system, unlike a loop of attempts, which a lane that executes again and again
 // starves.
 bool lock_until(std::recursive_mutex& mutex, const timespec& until) {
@@ -245,18 +258,15 @@ CallingBack::~CallingBack() { is_calling_back = before_; }
 
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();
-  void* const released =
-      release();  // a thread that forks holds the registry, and waits for the GIL
-  {
-    const std::lock_guard lock(registry().mutex);
-    state_->closed = registry().ended;
-    registry().states.push_back(state_);
-  }
-  acquire(released);
+  const WithoutGil without_gil;
+  const std::lock_guard lock(registry().mutex);
+  state_->closed = registry().ended;
+  registry().states.push_back(state_);
 }
 
 Lane::~Lane() {
   close();
+  const WithoutGil without_gil;
   const std::lock_guard lock(registry().mutex);
   auto& states = registry().states;
   states.erase(std::remove(states.begin(), states.end(), state_), states.end());
