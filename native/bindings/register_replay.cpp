@@ -220,6 +220,8 @@ void register_replay(py::module_& module) {
         if (state == nullptr) return;
         take_gil([state] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
       });
+  module.def("drop_abandoned", &Lane::drop_abandoned,
+             "Drop queued work of the parent; called in the child of a fork.");
   module.def(
       "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<GilReleased>(),
       "End every worker thread; called once, when the interpreter exits.");

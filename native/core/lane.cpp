@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -61,7 +62,8 @@ struct Registry {
   std::mutex mutex;
   std::vector<std::shared_ptr<LaneState>> states;
   std::vector<ThreadOwner*> owners;
-  std::atomic<bool> ended = false;  // the interpreter is exiting: no thread may start
+  std::deque<LaneState::Task> abandoned;  // in the child of a fork, until drop_abandoned
+  std::atomic<bool> ended = false;        // the interpreter is exiting: no thread may start
 };
 
 Registry& registry() {
@@ -165,7 +167,9 @@ void restart_all() {
   // The parent's threads do not exist here and may be neither joined nor notified. A mutex
   // identifies its owner by thread number, which differs in the child. All are therefore
   // constructed anew.
+  // Dropping work takes the GIL, for which threads of the parent may have waited.
   for (const auto& state : registry().states) {
+    std::move(state->queue.begin(), state->queue.end(), std::back_inserter(registry().abandoned));
     state->queue.clear();
     state->n_queued = 0;
     state->running = false;
@@ -347,6 +351,13 @@ void Lane::close_all() noexcept {
   for (std::thread& worker : workers) worker.join();
   const std::lock_guard lock(registry().mutex);
   for (ThreadOwner* owner : registry().owners) owner->end();
+}
+
+void Lane::drop_abandoned() noexcept {
+  std::deque<LaneState::Task> abandoned;  // destroyed without the lock
+  const WithoutGil without_gil;
+  const std::lock_guard lock(registry().mutex);
+  abandoned.swap(registry().abandoned);
 }
 
 bool Lane::all_closed() noexcept { return registry().ended; }

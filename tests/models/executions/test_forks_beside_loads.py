@@ -1,10 +1,15 @@
-"""A process is forked while other threads load, record and drop executables: nothing waits forever.
+"""A process is forked while other threads load, submit, record and drop: nothing waits forever.
 
 A fork holds what executions need, and then waits for Python's lock. A thread that has Python's lock
-must not wait for what the fork holds. Each case is a process of its own, which hangs where it does.
+must not wait for what the fork holds. In the child nothing may give up Python's lock before Python
+has made it anew, since threads of the parent were waiting for it. Each case is a separate process,
+which hangs where one of these happens.
 """
 
+import contextlib
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 
@@ -51,9 +56,24 @@ def prepare_joins():
     first = replay()
     return [lambda: replay().join(first)] * 2
 
+def prepare_submissions():
+    run = offload.capture(model, x).load()
+
+    def submit():
+        tickets = [run.submit(torch.ones(1, 8)) for _ in range(20)]
+        tickets[-1].wait()
+
+    return [submit, submit, lambda: None]  # of which one waits for Python's lock
+
 def prepare_records():
     run = offload.open(sys.argv[2]).load()  # loaded before anything was recorded
     return [lambda: run(x), lambda: offload.capture(model, x)]
+
+def fork():
+    child = os.fork()
+    if not child:
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 if sys.argv[1] == "save":
     offload.capture(model, x).save(sys.argv[2])
@@ -64,10 +84,7 @@ threads = [
 for one in threads:
     one.start()
 for _ in range(int(sys.argv[3])):
-    child = os.fork()
-    if not child:
-        os._exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    fork()
 is_over.set()
 for one in threads:
     one.join()
@@ -76,10 +93,15 @@ for one in threads:
 
 def carry_out(case: str, path: pathlib.Path) -> None:
     command = [sys.executable, "-c", SCRIPT, case, str(path), str(N_FORKS)]
-    subprocess.run(command, check=True, timeout=600)
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            assert process.wait(timeout=600) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # the session has ended
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("case", ["loads", "joins", "records"])
+@pytest.mark.parametrize("case", ["loads", "joins", "submissions", "records"])
 def test_forks_end_beside_other_threads(case: str, tmp_path: pathlib.Path) -> None:
     if case == "records":
         carry_out("save", tmp_path / "model.offload")
