@@ -106,3 +106,53 @@ def test_forks_end_beside_other_threads(case: str, tmp_path: pathlib.Path) -> No
     if case == "records":
         carry_out("save", tmp_path / "model.offload")
     carry_out(case, tmp_path / "model.offload")
+
+
+IMPORTS = """
+import os, sys, threading, time
+import torch, offload
+
+torch.set_grad_enabled(False)
+begun = threading.Event()
+
+@torch.library.custom_op("forks::imports", mutates_args=())
+def imports(x: torch.Tensor) -> torch.Tensor:
+    if is_slow:
+        begun.set()
+        time.sleep(0.5)  # the main thread forks
+        import xml.dom.minidom
+    return x + 1
+
+@imports.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+is_slow = False
+x = torch.ones(1, 4)
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return imports(x) * 2
+
+run = offload.capture(Model().eval(), x).load()
+run(x)
+is_slow = "xml.dom.minidom" not in sys.modules
+assert is_slow
+
+def work():
+    torch.set_grad_enabled(False)  # a thread's own
+    run(x)
+
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+child = os.fork()
+if not child:
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+thread.join()
+"""
+
+
+def test_a_fork_ends_beside_a_launch_that_imports() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=600)
