@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -39,9 +40,13 @@ std::unique_ptr<PythonReplay> make_replay(
     const std::string& result_form, py::object build_result, py::object match_buffers,
     py::object check_feature_map, py::object current_stream, py::object draw, bool drains_queue,
     const py::object& caller, py::object warn_of_gradients, const py::object& sizes) {
-  std::shared_ptr<Replay> replay(
-      new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
-      delete_without_gil<Replay>);
+  std::shared_ptr<Replay> replay;
+  {
+    const GilReleased release;  // a thread that forks holds each lane, and waits for the GIL
+    replay.reset(
+        new Replay(std::move(spec), std::move(triggers), std::move(resident), host_scheduled),
+        delete_without_gil<Replay>);
+  }
   if (!current_stream.is_none() && !replay->has_streams()) {
     throw std::invalid_argument("the caller's stream is for a resident on a device with streams");
   }
@@ -67,6 +72,37 @@ py::object to_python(const std::optional<c10::Stream>& stream) {
   if (!stream) return py::none();
   return py::make_tuple(stream->id(), static_cast<int>(stream->device_index()),
                         static_cast<int>(stream->device_type()));
+}
+
+// What a thread has given up while it waits for others.
+struct GivenUp {
+  PyThreadState* state;
+  bool has_imports;  // it had Python's lock of imports, as a thread that forks has
+};
+
+// Calls a function of _imp; returns whether it succeeded.
+bool call_imports(const char* function) {
+  const py::error_scope kept;                           // a thread may be handling an error
+  PyObject* const module = PyImport_AddModule("_imp");  // borrowed; importlib has it
+  PyObject* const result =
+      module == nullptr ? nullptr : PyObject_CallMethod(module, function, nullptr);
+  Py_XDECREF(result);
+  PyErr_Clear();
+  return result != nullptr;
+}
+
+// Gives up the GIL, if this thread has it, and the lock of imports: a launch may import, too.
+void* release_for_launches() {
+  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return nullptr;
+  const bool had_imports = call_imports("release_lock");
+  return new GivenUp{PyEval_SaveThread(), had_imports};
+}
+
+void acquire_again(void* given_up) {
+  const std::unique_ptr<GivenUp> before(static_cast<GivenUp*>(given_up));
+  if (!before) return;
+  take_gil([&before] { PyEval_RestoreThread(before->state); });
+  if (before->has_imports) call_imports("acquire_lock");
 }
 
 constexpr const char* kWait = R"(Block until it has ended, for at most `timeout` seconds.
@@ -208,14 +244,9 @@ void register_replay(py::module_& module) {
   module.def("active_transform", &active_transform,
              "What transforms or traces the calls of this thread, for people; or empty.");
   // A launch may need the GIL to end, and fork waits for launches.
-  Lane::set_fork_hooks(
-      []() -> void* {
-        return Py_IsInitialized() != 0 && PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr;
-      },
-      [](void* state) {
-        if (state == nullptr) return;
-        take_gil([state] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
-      });
+  Lane::set_fork_hooks(&release_for_launches, &acquire_again);
+  module.def("drop_abandoned", &Lane::drop_abandoned,
+             "Drop queued work of the parent; called in the child of a fork.");
   module.def(
       "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<GilReleased>(),
       "End every worker thread; called once, when the interpreter exits.");

@@ -9,6 +9,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -61,7 +62,8 @@ struct Registry {
   std::mutex mutex;
   std::vector<std::shared_ptr<LaneState>> states;
   std::vector<ThreadOwner*> owners;
-  std::atomic<bool> ended = false;  // the interpreter is exiting: no thread may start
+  std::deque<LaneState::Task> abandoned;  // in the child of a fork, until drop_abandoned
+  std::atomic<bool> ended = false;        // the interpreter is exiting: no thread may start
 };
 
 Registry& registry() {
@@ -77,6 +79,19 @@ void* release() { return release_before_wait != nullptr ? release_before_wait() 
 void acquire(void* released) {
   if (acquire_after_wait != nullptr) acquire_after_wait(released);
 }
+
+// While it lives, this thread does not hold the GIL: a thread that forks holds the registry, and
+// waits for the GIL.
+class WithoutGil {
+ public:
+  WithoutGil() : released_(release()) {}
+  ~WithoutGil() { acquire(released_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void* const released_;
+};
 
 // Waits in the system, unlike a loop of attempts, which a lane that executes again and again
 // starves.
@@ -152,7 +167,9 @@ void restart_all() {
   // The parent's threads do not exist here and may be neither joined nor notified. A mutex
   // identifies its owner by thread number, which differs in the child. All are therefore
   // constructed anew.
+  // Dropping work takes the GIL, for which threads of the parent may have waited.
   for (const auto& state : registry().states) {
+    std::move(state->queue.begin(), state->queue.end(), std::back_inserter(registry().abandoned));
     state->queue.clear();
     state->n_queued = 0;
     state->running = false;
@@ -245,18 +262,15 @@ CallingBack::~CallingBack() { is_calling_back = before_; }
 
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();
-  void* const released =
-      release();  // a thread that forks holds the registry, and waits for the GIL
-  {
-    const std::lock_guard lock(registry().mutex);
-    state_->closed = registry().ended;
-    registry().states.push_back(state_);
-  }
-  acquire(released);
+  const WithoutGil without_gil;
+  const std::lock_guard lock(registry().mutex);
+  state_->closed = registry().ended;
+  registry().states.push_back(state_);
 }
 
 Lane::~Lane() {
   close();
+  const WithoutGil without_gil;
   const std::lock_guard lock(registry().mutex);
   auto& states = registry().states;
   states.erase(std::remove(states.begin(), states.end(), state_), states.end());
@@ -337,6 +351,13 @@ void Lane::close_all() noexcept {
   for (std::thread& worker : workers) worker.join();
   const std::lock_guard lock(registry().mutex);
   for (ThreadOwner* owner : registry().owners) owner->end();
+}
+
+void Lane::drop_abandoned() noexcept {
+  std::deque<LaneState::Task> abandoned;  // destroyed without the lock
+  const WithoutGil without_gil;
+  const std::lock_guard lock(registry().mutex);
+  abandoned.swap(registry().abandoned);
 }
 
 bool Lane::all_closed() noexcept { return registry().ended; }

@@ -103,14 +103,15 @@ class ObservingAllocator final : public c10::Allocator {
 };
 
 ObservingAllocator& observing_allocator() {
-  static auto* const instance = [] {
-    pthread_atfork([] { observing_allocator().before_fork(); },
-                   [] { observing_allocator().after_fork(); },
-                   [] { observing_allocator().after_fork_in_child(); });
-    return new ObservingAllocator;  // tensors may outlive static destruction
-  }();
+  static auto* const instance = new ObservingAllocator;  // tensors may outlive static destruction
   return *instance;
 }
+
+// Before any lane is made: the handler registered last is called first. That of the lanes waits for
+// executions, which allocate, and for the GIL, whose owner may allocate.
+[[maybe_unused]] const int kForksWatched = pthread_atfork(
+    [] { observing_allocator().before_fork(); }, [] { observing_allocator().after_fork(); },
+    [] { observing_allocator().after_fork_in_child(); });
 
 }  // namespace
 

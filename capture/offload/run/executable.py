@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import functools
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from offload.compile import Fusion
 
 atexit.register(_native.close_all_lanes)
+os.register_at_fork(after_in_child=_native.drop_abandoned)
 
 # Over this many reads the clock's cost is accurate to a tenth of a nanosecond.
 _CLOCK_READS = 10_000

@@ -59,6 +59,9 @@ class Lane {
   // (Python's GIL): `release` before it, then `acquire` with the result of `release`.
   static void set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept;
 
+  // In the child of a fork: drops the work that was queued, which is kept until then.
+  static void drop_abandoned() noexcept;
+
   // Closes every lane of the process and ends the threads of every ThreadOwner, including those
   // made later. Called once, before the interpreter exits.
   static void close_all() noexcept;

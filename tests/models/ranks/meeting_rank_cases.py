@@ -309,19 +309,26 @@ def begin() -> None:
 def make_groups_again() -> None:
     """Destroy all groups and make that of all ranks again, over the same store.
 
-    Gloo finds addresses of destroyed groups there, so that all remove theirs in between.
+    Gloo finds addresses of destroyed groups there, so that all remove theirs in between. Others may
+    be reading this rank's address until they have come here, too.
     """
     made = dict(dist.distributed_c10d._world.pg_map)
     n_ranks, store = dist.get_world_size(), dist.distributed_c10d._get_default_store()
+    meet(store, n_ranks, "to be made again")
     dist.destroy_process_group()
     for group, (_, kept) in made.items():
         kept.delete_key(f"cpu//0/{group.rank()}")
-    number = store.add("made again", 1)
+    meet(store, n_ranks, "made again")
+    begin()
+
+
+def meet(store: dist.Store, n_ranks: int, what: str) -> None:
+    """Wait until as many ranks have come, each as often as this one."""
+    number = store.add(what, 1)
     last = -(-number // n_ranks) * n_ranks
     if number == last:
-        store.set(f"made again/{last}", "")
-    store.wait([f"made again/{last}"])
-    begin()
+        store.set(f"{what}/{last}", "")
+    store.wait([f"{what}/{last}"])
 
 
 @case
