@@ -160,16 +160,23 @@ def _written(
         backend.load_dialects(context)
         functions = backend.get_codegen_implementation(options)
         module = source.make_ir(target, options, functions, backend.get_module_map(), context)
-        found = wrap.ttir_to_functions(module)
-        name = next(iter(found))
-        wrap.analyze_kernel_access.reset()
-        wrap.get_tma_stores.reset()
-        tensors = frozenset(names.index(one) for one in pointers)
-        accesses = wrap.analyze_kernel_access(found, name, len(names), tuple(names), tensors)
-        found_here = {names[index] for index in _Flow(module).written(name)}.intersection(pointers)
-        return sorted(found_here.union(one.name for one in accesses.read_writes.writes))
+        flow = _Flow(module)
+        written = {names[index] for index in flow.written(flow.entry)}.intersection(pointers)
+        return sorted(written.union(_written_by_torch(module, flow.entry, names, pointers)))
     except Exception:  # in torch too, which then takes all for written
         return pointers
+
+
+def _written_by_torch(module: Any, name: str, names: list[str], pointers: list[str]) -> set[str]:
+    """The same by torch's analysis; none where this torch, before 2.13, has it in another form."""
+    if not hasattr(wrap, "analyze_kernel_access"):
+        return set()
+    wrap.analyze_kernel_access.reset()
+    wrap.get_tma_stores.reset()
+    tensors = frozenset(names.index(one) for one in pointers)
+    functions = wrap.ttir_to_functions(module)
+    found = wrap.analyze_kernel_access(functions, name, len(names), tuple(names), tensors)
+    return {one.name for one in found.read_writes.writes}
 
 
 _WRITES = frozenset(
@@ -200,6 +207,11 @@ class _Flow:
         self._branches: list[int] = []
         self._functions: dict[str, tuple[list[int], list[tuple[str, list[int]]]]] = {}
         module.walk(self._meet)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel's function."""
+        return next(iter(self._functions))
 
     def written(self, name: str) -> set[int]:
         """The positions of the parameters through which a function may write."""
@@ -242,6 +254,8 @@ class _Flow:
             self._made_of(results, [operands])
             if name.startswith("cf."):
                 self._branches += operands
+            if name == "tt.elementwise_inline_asm" and not operation.get_bool_attr("pure"):
+                raise ValueError("code in assembly language may write anything")
             if name == "tt.call":
                 self._sinks.append((operation.get_flat_symbol_ref_attr("callee"), operands))
             elif name in _WRITES:
