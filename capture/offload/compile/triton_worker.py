@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,9 @@ def _value(encoded: Any) -> Any:
 def _written(
     source: Any, kernel: Any, signature: dict[str, str], target: GPUTarget, options: Any
 ) -> list[str]:
-    """The parameters through whose addresses a kernel may write, by torch's analysis.
+    """The parameters through whose addresses a kernel may write, by torch's analysis and `_Flow`.
 
-    All of them where that does not understand the kernel.
+    All of them where torch's does not understand the kernel.
     """
     names = list(_kinds(signature))
     pointers = [name for name in names if signature[name].startswith("*")]
@@ -159,15 +160,144 @@ def _written(
         backend.load_dialects(context)
         functions = backend.get_codegen_implementation(options)
         module = source.make_ir(target, options, functions, backend.get_module_map(), context)
-        found = wrap.ttir_to_functions(module)
-        name = next(iter(found))
-        wrap.analyze_kernel_access.reset()
-        wrap.get_tma_stores.reset()
-        tensors = frozenset(names.index(one) for one in pointers)
-        accesses = wrap.analyze_kernel_access(found, name, len(names), tuple(names), tensors)
-        return sorted({one.name for one in accesses.read_writes.writes})
+        flow = _Flow(module)
+        written = {names[index] for index in flow.written(flow.entry)}.intersection(pointers)
+        return sorted(written.union(_written_by_torch(module, flow.entry, names, pointers)))
     except Exception:  # in torch too, which then takes all for written
         return pointers
+
+
+def _written_by_torch(module: Any, name: str, names: list[str], pointers: list[str]) -> set[str]:
+    """The same by torch's analysis; none where this torch, before 2.13, has it in another form."""
+    if not hasattr(wrap, "analyze_kernel_access"):
+        return set()
+    wrap.analyze_kernel_access.reset()
+    wrap.get_tma_stores.reset()
+    tensors = frozenset(names.index(one) for one in pointers)
+    functions = wrap.ttir_to_functions(module)
+    found = wrap.analyze_kernel_access(functions, name, len(names), tuple(names), tensors)
+    return {one.name for one in found.read_writes.writes}
+
+
+_WRITES = frozenset(
+    f"tt.{name}"
+    for name in (
+        "store", "atomic_cas", "atomic_rmw", "descriptor_store", "descriptor_reduce",
+        "descriptor_scatter", "experimental_descriptor_store",
+    )
+)  # fmt: skip
+"""Operations of Triton's IR that write memory through their first operand."""
+
+
+class _Flow:
+    """The values of a module in Triton's IR from which each of its values may be made.
+
+    Torch 2.13 takes a value that a loop carries for what it is at first, and the argument of a
+    block behind an early return for nothing: a pointer that becomes another one in a loop, as where
+    two buffers are exchanged, is lost. A loaded value counts as made of nothing, as in torch.
+    """
+
+    def __init__(self, module: Any) -> None:
+        """Walk the module; operations are met before those that enclose them."""
+        self._sources: dict[int, list[int]] = defaultdict(list)
+        self._blocks: dict[int, list[int]] = defaultdict(list)  # by region
+        self._arguments: dict[int, list[int]] = {}  # by block
+        self._ends: dict[int, list[int]] = {}  # by block, the operands of its last operation
+        self._sinks: list[tuple[str, list[int]]] = []
+        self._branches: list[int] = []
+        self._functions: dict[str, tuple[list[int], list[tuple[str, list[int]]]]] = {}
+        module.walk(self._meet)
+
+    @property
+    def entry(self) -> str:
+        """The name of the kernel's function."""
+        return next(iter(self._functions))
+
+    def written(self, name: str) -> set[int]:
+        """The positions of the parameters through which a function may write."""
+        parameters, sinks = self._functions[name]
+        found: set[int] = set()
+        for callee, operands in sinks:
+            inside = self.written(callee) if callee else range(len(operands))
+            found |= self._roots([operands[index] for index in inside], parameters)
+        return found
+
+    def _roots(self, values: list[int], parameters: list[int]) -> set[int]:
+        seen: set[int] = set()
+        while values:
+            value = values.pop()
+            if value not in seen:
+                seen.add(value)
+                values += self._sources[value]
+        return {index for index, value in enumerate(parameters) if value in seen}
+
+    def _meet(self, operation: Any) -> None:
+        name: str = operation.get_name()
+        if name == "builtin.module":
+            return
+        operands = [operation.get_operand(i).id() for i in range(operation.get_num_operands())]
+        results = [operation.get_result(i).id() for i in range(operation.get_num_results())]
+        self._meet_block(operation.get_block(), operands)
+        regions = [operation.get_region(i).id() for i in range(operation.get_num_regions())]
+        blocks = [block for region in regions for block in self._blocks[region]]
+        if name == "tt.func":
+            self._functions[operation.get_str_attr("sym_name")] = (
+                self._arguments[blocks[0]] if blocks else [],
+                self._sinks,
+            )
+            for block in blocks[1:]:
+                self._made_of(self._arguments[block], [self._branches])
+            self._sinks, self._branches = [], []
+        elif blocks:
+            self._meet_blocks(name, operands, results, blocks)
+        elif name != "tt.load":
+            self._made_of(results, [operands])
+            if name.startswith("cf."):
+                self._branches += operands
+            if name == "tt.elementwise_inline_asm" and not operation.get_bool_attr("pure"):
+                raise ValueError("code in assembly language may write anything")
+            if name == "tt.call":
+                self._sinks.append((operation.get_flat_symbol_ref_attr("callee"), operands))
+            elif name in _WRITES:
+                self._sinks.append(("", operands[:1]))
+
+    def _meet_block(self, block: Any, operands: list[int]) -> None:
+        if block is None:
+            return
+        number = block.id()
+        self._ends[number] = operands
+        if number not in self._arguments:
+            n_arguments = block.get_num_arguments()
+            self._arguments[number] = [block.get_argument(i).id() for i in range(n_arguments)]
+            self._blocks[block.get_parent().id()].append(number)
+
+    def _meet_blocks(
+        self, name: str, operands: list[int], results: list[int], blocks: list[int]
+    ) -> None:
+        ends = [self._ends[block] for block in blocks]
+        arguments = [self._arguments[block] for block in blocks]
+        if name == "scf.for":  # from, to, step, then what it carries
+            for made in (arguments[0][1:], results):
+                self._paired(made, operands[3:], ends[0])
+        elif name == "scf.while":  # the block of the condition, then the body
+            self._paired(arguments[0], operands, ends[1])
+            for made in (arguments[1], results):
+                self._paired(made, ends[0][1:])
+        elif name == "scf.if":
+            self._paired(results, *ends)
+        else:  # reductions and scans
+            for made in (results, *arguments):
+                self._made_of(made, [operands, *ends])
+
+    def _paired(self, made: list[int], *sources: list[int]) -> None:
+        for given in sources:
+            for value, source in zip(made, given, strict=False):
+                self._sources[value].append(source)
+
+    def _made_of(self, made: list[int], sources: list[list[int]]) -> None:
+        for value in made:
+            for given in sources:
+                self._sources[value] += given
 
 
 def _kinds(signature: dict[str, Any]) -> dict[str, str]:

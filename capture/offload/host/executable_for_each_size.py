@@ -32,14 +32,6 @@ Load = Callable[[BoundProgram], Executable]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Instance:
-    """The Executable of one choice of sizes, and its memory."""
-
-    run: Executable
-    size_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class _Latest:
     """The sizes of the latest turn, and the duration of making them ready; 0 if they were."""
 
@@ -69,7 +61,15 @@ class ExecutableForEachSize(Submitting):
         sizes: the memory of instances.
     """
 
-    def __init__(self, bound: BoundFamily, sizes: Sizes, load: Load, note: str = "") -> None:
+    def __init__(
+        self,
+        bound: BoundFamily,
+        sizes: Sizes,
+        load: Load,
+        note: str = "",
+        *,
+        shares_arena: bool = False,
+    ) -> None:
         """Begin without instances.
 
         Args:
@@ -77,6 +77,8 @@ class ExecutableForEachSize(Submitting):
             sizes: the memory of instances.
             load: makes a Program resident.
             note: a sentence on loading, for people.
+            shares_arena: whether feature maps of all instances share memory, which then counts for
+                none of them.
 
         Raises:
             BindingError: `sizes` has no valid number of bytes.
@@ -86,9 +88,9 @@ class ExecutableForEachSize(Submitting):
         self._bound = bound
         self._load = load
         self._note = note
+        self._shares_arena = shares_arena
         self._find = CallSizes(bound.family)
-        self._kept: OrderedDict[tuple[int, ...], _Instance] = OrderedDict()
-        self._kept_bytes = 0
+        self._kept: OrderedDict[tuple[int, ...], Executable] = OrderedDict()
         self._n_hits = self._n_misses = self._n_evicted = 0
         self._latest: _Latest | None = None
         self._closed = False
@@ -180,39 +182,51 @@ class ExecutableForEachSize(Submitting):
                 return None
             self._kept.move_to_end(sizes)
             self._n_hits += 1
-            self._latest = _Latest(sizes, found.run, prepare_ns=0)
-            return found.run
+            self._latest = _Latest(sizes, found, prepare_ns=0)
+            return found
 
     def _add(self, sizes: tuple[int, ...]) -> Executable:
         begin_ns = time.perf_counter_ns()
         named = dict(zip(self.family.names, sizes, strict=True))
-        made = self._made(self.family.checked(named))
+        run = self._load(program_at(self._bound, self.family.checked(named)))
         prepare_ns = time.perf_counter_ns() - begin_ns
         with self._lock:
             if self._closed:
-                made.run.close()
+                run.close()
                 raise ExecutionError("the executable was closed meanwhile: load it again")
-            self._kept[sizes] = made
-            self._kept_bytes += made.size_bytes
+            self._kept[sizes] = run
             self._n_misses += 1
-            self._make_room()
-            self._latest = _Latest(sizes, made.run, prepare_ns)
-            return made.run
+            self._latest = _Latest(sizes, run, prepare_ns)
+        self._make_room()
+        return run
 
-    def _made(self, sizes: tuple[int, ...]) -> _Instance:
-        run = self._load(program_at(self._bound, sizes))
-        return _Instance(run, run.feature_map_bytes + loaded_bytes(self._bound, run))
+    def _instance_bytes(self, run: Executable) -> int:
+        """The memory of an instance; a graph takes it at its first execution."""
+        arena_bytes = 0 if self._shares_arena else run.feature_map_bytes
+        return arena_bytes + loaded_bytes(self._bound, run)
+
+    def _sizes_bytes(self) -> dict[tuple[int, ...], int]:
+        """The memory of each instance, without the lock: an execution may delay its report."""
+        with self._lock:
+            kept = dict(self._kept)
+        return {sizes: self._instance_bytes(run) for sizes, run in kept.items()}
 
     def _make_room(self) -> None:
         """Evict the least recently used until the rest fits; their executions continue."""
-        while self._kept_bytes > self._budget_bytes and len(self._kept) > 1:
-            _, evicted = self._kept.popitem(last=False)
-            self._kept_bytes -= evicted.size_bytes
-            self._n_evicted += 1
+        sizes_bytes = self._sizes_bytes()
+        kept_bytes = sum(sizes_bytes.values())
+        evicted = []  # outlives the lock: its destruction waits for executions
+        with self._lock:
+            while kept_bytes > self._budget_bytes and len(self._kept) > 1:
+                sizes, run = self._kept.popitem(last=False)
+                kept_bytes -= sizes_bytes[sizes]
+                evicted.append(run)
+            self._n_evicted += len(evicted)
 
     @property
     def instances(self) -> InstanceReport:
         """Report the instances so far."""
+        kept_bytes = sum(self._sizes_bytes().values())
         with self._lock:
             latest = self._latest
             sizes = () if latest is None else zip(self.family.names, latest.sizes, strict=True)
@@ -221,7 +235,7 @@ class ExecutableForEachSize(Submitting):
                 self._n_misses,
                 self._n_evicted,
                 len(self._kept),
-                self._kept_bytes,
+                kept_bytes,
                 sizes=tuple(sizes),
                 was_hit=latest is not None and not latest.prepare_ns,
                 prepare_ns=0 if latest is None else latest.prepare_ns,
@@ -246,7 +260,7 @@ class ExecutableForEachSize(Submitting):
         """
         with self._lock:
             for one in self._kept.values():
-                one.run.rebind_weights()
+                one.rebind_weights()
 
     @outside_graphs
     def explain(self) -> str:
@@ -259,10 +273,9 @@ class ExecutableForEachSize(Submitting):
             self._closed = True
             kept = list(self._kept.values())
             self._kept.clear()
-            self._kept_bytes = 0
             self._latest = None
         for one in kept:
-            one.run.close()
+            one.close()
 
     @outside_graphs
     def __enter__(self) -> ExecutableForEachSize:

@@ -222,7 +222,8 @@ def _on_device(
     elif dispatch is not None and asked.scheduling is None:
         how, note = Scheduling.HOST, DELIVERED_BY_HOST
     if dispatch is None or how is Scheduling.OFFLOAD:
-        return ExecutableForEachSize(bound, sizes, asked.load, note)
+        shares_arena = backend.capabilities.shares_arena
+        return ExecutableForEachSize(bound, sizes, asked.load, note, shares_arena=shares_arena)
     return _told(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, note=note))
 
 

@@ -19,7 +19,8 @@ class Sizes:
         instances: the memory that instances may take, in bytes or as text such as `16MiB`. The
             least recently used are evicted first; the one in use stays. In a resident of all sizes
             an instance is the numbers and constants of its sizes, and the grids and argument blocks
-            of a capturer's kernels; otherwise a separate executable, with activations and launches.
+            of a capturer's kernels; otherwise a separate executable, with launches and activations,
+            except where activations of all executables share one arena.
         buckets: by Dim, the ends of the ranges of sizes in which activations have the same places;
             half steps (16, 24, 32, 48 and so on) by default, and beyond the last end. Larger
             buckets take more memory, and are planned less often.

@@ -94,6 +94,7 @@ class WeightStreaming:
     def refresh(self) -> None:
         """Read all weights again, after their stored content has changed.
 
+        What executions have written to weights in files is replaced by the stored content.
         Executions submitted before begin before it; the next one waits for all in flight and sees
         the new content. Other executables that share the same bytes in host memory keep them: this
         one gets separate memory where the content differs. On an NPU, where a model's copies read

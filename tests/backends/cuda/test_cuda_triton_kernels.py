@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
         ("triton_adversary_cases.py",),
         ("triton_loading_cases.py",),
         ("triton_tuning_cases.py",),
+        ("triton_written_cases.py",),
     ],
     ids=" ".join,
 )

@@ -8,5 +8,6 @@ from simulated_cases import run_cases
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-def test_the_true_capturer_and_pool() -> None:
-    run_cases("cases.py")
+@pytest.mark.parametrize("name", ["cases.py", "family_cases.py"])
+def test_the_true_capturer_and_pool(name: str) -> None:
+    run_cases(name)

@@ -6,7 +6,9 @@ those of up to 1 MiB get blocks of 2 MiB, others of 20 MiB or of a multiple of 2
 smallest sufficient free block of the pool, the stream and the kind is reused (`get_free_block`),
 and divided unless the pool forbids it (`should_split`, `no_split`). A request goes to the pool of
 the latest filter that takes its stream (`get_pool`). Destroying a pool during a capture or a
-`use_mem_pool` ends the process, here the test (`captures_underway`).
+`use_mem_pool` ends the process, here the test (`captures_underway`). Unused segments of the default
+pool and of ended pools return to the device when the cache is emptied (`release_cached_blocks`,
+`graph_pools_freeable`), which nothing does by itself here.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ class CachingAllocator:
     def __init__(self, allocate: Allocate, free: Free, current_stream: Callable[[], int]) -> None:
         self.default = Pool(0, allocate, free, no_split=False)
         self.pools: dict[tuple[int, int], Pool] = {self.default.id: self.default}
+        self._ended: list[Pool] = []
         self.filters: list[tuple[object, Pool, Callable[[int], bool]]] = []
         self.trace: list[dict[str, Any]] | None = None
         self.error: BaseException | None = None
@@ -117,12 +120,26 @@ class CachingAllocator:
     def end_pool(self, pool: Pool) -> None:
         """Destroy the pool, with its unused segments."""
         assert not self.filters, "torch ends the process: a pool went while one is captured into"
-        for begin in list(pool.segments):
-            blocks = [one for one in pool.blocks if one.segment == begin]
-            if all(one.is_free for one in blocks):
-                pool.blocks = [one for one in pool.blocks if one.segment != begin]
-                del pool.segments[begin]
-                pool.free(begin)
+        _give_back_unused(pool)
+        if pool.segments:
+            self._ended.append(pool)
+
+    def empty_cache(self) -> None:
+        """Give back the unused segments of the default pool and of ended pools."""
+        for pool in (self.default, *self._ended):
+            _give_back_unused(pool)
+        self._ended = [one for one in self._ended if one.segments]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The bytes of all segments."""
+        pools = {**self.pools, **{one.id: one for one in self._ended}}
+        return sum(sum(one.segments.values()) for one in pools.values())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """The bytes of used blocks."""
+        return sum(block.size_bytes for _, block in self._used.values())
 
     # ---- memory ------------------------------------------------------------------------------
 
@@ -197,3 +214,12 @@ class CachingAllocator:
     def _note(self, action: str, address: int, size_bytes: int) -> None:
         if self.trace is not None:
             self.trace.append({"action": action, "addr": address, "size": size_bytes})
+
+
+def _give_back_unused(pool: Pool) -> None:
+    for begin in list(pool.segments):
+        blocks = [one for one in pool.blocks if one.segment == begin]
+        if all(one.is_free for one in blocks):
+            pool.blocks = [one for one in pool.blocks if one.segment != begin]
+            del pool.segments[begin]
+            pool.free(begin)

@@ -101,6 +101,11 @@ class TorchCuda:
         """As torch._C._cuda_clearCublasWorkspaces: of all streams."""
         self._workspaces.clear()
 
+    def empty_cache(self) -> None:
+        """As torch.cuda.empty_cache: of ended pools, too."""
+        self.current()
+        self.allocator.empty_cache()
+
     def _operator(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         self.current()
         return self.operators.run(func, *args, **kwargs)
@@ -350,13 +355,29 @@ def _install(found: TorchCuda) -> None:
     cuda.Stream = cuda.ExternalStream = Stream
     cuda.Event, cuda.CUDAGraph, cuda.MemPool = Event, Graph, MemPool
     cuda.use_mem_pool = use_mem_pool
-    cuda.empty_cache = lambda: None
+    cuda.empty_cache = found.empty_cache
+    cuda.memory_reserved = lambda device=None: found.allocator.reserved_bytes
+    cuda.memory_allocated = lambda device=None: found.allocator.allocated_bytes
     cuda.memory.CUDAPluggableAllocator = PluggableAllocator
     cuda.memory._record_memory_history, cuda.memory._snapshot = record_history, snapshot
     cuda.default_generators = (torch.Generator(device="cuda"),)
+    _let_storages_lie_there()
     library: Any = torch._C
     library._cuda_clearCublasWorkspaces = found.clear_workspaces
     library._cuda_isHistoryEnabled = lambda: found.allocator.trace is not None
+
+
+def _let_storages_lie_there() -> None:
+    """Let `torch.UntypedStorage` of a number of bytes take a device that this torch lacks."""
+    make: Any = torch.UntypedStorage.__new__
+
+    def new(cls: Any, *sizes: Any, device: Any = None, **options: Any) -> Any:
+        if device is not None and torch.device(device).type == "cuda":
+            return memory_of(*sizes)
+        return make(cls, *sizes, device=device, **options)
+
+    storage: Any = torch.UntypedStorage
+    storage.__new__ = new
 
 
 def install() -> TorchCuda:
