@@ -1,10 +1,10 @@
 #include "streaming/weight_stream.hpp"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <new>
 
+#include "core/look_for.hpp"
 #include "core/start_thread.hpp"
 #include "offload/clock.hpp"
 #include "offload/errors.hpp"
@@ -12,22 +12,8 @@
 namespace offload {
 namespace {
 
-// As lanes do: a spinning thread sees the other side in 0.1 us, waking one takes 10 us.
-constexpr std::uint64_t kLookForNs = 50'000;
-
 // A fork, close and a new generation wait for at most one chunk to be read.
 constexpr std::size_t kChunkBytes = std::size_t{8} << 20;
-
-// Spins until `reached` holds or the time is over; returns whether it holds.
-template <typename Reached>
-bool look_for(Reached reached) {
-  const std::uint64_t until_ns = now_ns() + kLookForNs;
-  do {
-    if (reached()) return true;
-    std::this_thread::yield();
-  } while (now_ns() < until_ns);
-  return reached();
-}
 
 }  // namespace
 
