@@ -1,4 +1,5 @@
 // A resident whose sizes vary: its tensors and numbers take other sizes in place.
+#include <iterator>
 #include <stdexcept>
 
 #include "cpu/cpu_resident.hpp"
@@ -133,7 +134,9 @@ void CpuResident::take_proofs_of(const SizedPlaces& places) {
 
 void CpuResident::keep_proofs() {
   // Places for a single choice of sizes are destroyed with it.
-  std::erase_if(proved_modes_, [](const auto& one) { return one.second.places.expired(); });
+  for (auto one = proved_modes_.begin(); one != proved_modes_.end();) {
+    one = one->second.places.expired() ? proved_modes_.erase(one) : std::next(one);
+  }
   auto& [places, modes] = proved_modes_[places_->number];
   places = places_;
   modes.clear();

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
 
 namespace offload::cuda {
 namespace {
@@ -114,7 +113,8 @@ void DiscoveryPool::show_chunks(Area& area, DevicePointer begin, std::size_t n_b
   };
   for (std::size_t offset = 0; offset < n_bytes; offset += unit_bytes) {
     const auto in_unit = first + static_cast<std::ptrdiff_t>(offset / chunk_bytes_);
-    if (unit_bytes > chunk_bytes_ && std::none_of(in_unit, in_unit + n_in_unit, std::identity())) {
+    const auto unit_end = in_unit + n_in_unit;
+    if (unit_bytes > chunk_bytes_ && std::find(in_unit, unit_end, true) == unit_end) {
       show_new(begin + offset, *large_chunk_);
       continue;
     }
