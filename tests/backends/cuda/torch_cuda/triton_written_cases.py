@@ -69,19 +69,30 @@ WRITES = {
 }
 
 
-class Writing(nn.Module):
+class Layers(nn.Module):
+    """Reads weights in sequence, so that a budget streams them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ParameterList(torch.zeros(N) for _ in range(LAYERS))
+
+    def forward(self, x):
+        for weight in self.layers:
+            x = (x + weight) * 0.5
+        return x
+
+
+class Writing(Layers):
     """Writes the first of its layers, a buffer and a counter, each read before and after."""
 
     def __init__(self, write):
         super().__init__()
         self.write = write
-        self.layers = nn.ParameterList(torch.zeros(N) for _ in range(LAYERS))
         self.register_buffer("seen", torch.ones(N))
         self.register_buffer("n_calls", torch.zeros(2))
 
     def forward(self, x):
-        for weight in self.layers:
-            x = (x + weight) * 0.5
+        x = super().forward(x)
         self.write(self.layers[0], x)
         self.write(self.seen, x)
         self.n_calls.add_(1)
@@ -180,17 +191,15 @@ def reading_kernel(x, y, n_turns, BLOCK: tl.constexpr):
     tl.store(y + at, sum_of)
 
 
-class Exchanging(nn.Module):
+class Exchanging(Layers):
     def __init__(self, kernel):
         super().__init__()
         self.kernel = kernel
-        self.layers = nn.ParameterList(torch.zeros(N) for _ in range(LAYERS))
         self.register_buffer("one", torch.zeros(N))
         self.register_buffer("other", torch.zeros(N))
 
     def forward(self, x):
-        for weight in self.layers:
-            x = (x + weight) * 0.5
+        x = super().forward(x)
         self.kernel[(1,)](self.one, self.other, 2, N)
         return x + self.one * 2 + self.other
 
