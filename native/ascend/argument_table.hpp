@@ -78,7 +78,7 @@ void check_own(const TableParts& parts);
 void write_own(const ArgumentLayout& layout, const std::vector<OwnAddress>& own,
                std::uint64_t table, std::vector<unsigned char>& content);
 
-// A table on the device and its image on the host, in which words are written: one copy brings the
+// A table on the device and its image on the host, in which words are written: one copy covers the
 // range from the first to the last word that changed. The image may change again at once: see
 // HostCopies.
 //

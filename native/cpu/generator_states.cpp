@@ -1,7 +1,7 @@
 // Operators that exchange the state of a random generator on the CPU with the bytes of a tensor.
 //
 // A training step in stages draws the same numbers on each rank: the first rank's launches give the
-// state of its generator, messages bring it to the others, and their launches set it.
+// state of its generator, messages carry it to the others, and their launches set it.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>

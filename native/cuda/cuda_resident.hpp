@@ -74,7 +74,7 @@ struct CudaProgram {
 // While executions are traced, another instantiation of the same graph runs, with events around its
 // copies (TimedGraph). The first traced execution makes it; it is patched like the other one, and
 // released when tracing ends. Both use the same memory and lane, so that the last copies of either
-// bring what the next execution of either begins with.
+// copy what the next execution of either begins with.
 //
 // Changed host tables are written to the half that no execution reads (HostTables), so that a patch
 // waits only for executions before the last change, never for the latest.

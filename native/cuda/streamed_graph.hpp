@@ -14,7 +14,7 @@ namespace offload::cuda {
 struct StreamedCopy {
   std::size_t transfer = 0;
   std::vector<std::uint32_t> after;   // they read what it overwrites
-  std::vector<std::uint32_t> before;  // they read what it brings; empty if for_next_pass
+  std::vector<std::uint32_t> before;  // they read the piece; empty if for_next_pass
   bool for_next_pass = false;
 };
 

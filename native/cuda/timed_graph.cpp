@@ -235,7 +235,7 @@ void TimedGraph::report(PassReport& report) {
   report.is_timed = true;
 }
 
-// The bytes with which a pass begins were brought by its own prologue, by a timed pass, or by a
+// The bytes with which a pass begins were copied by its own prologue, by a timed pass, or by a
 // pass without timing.
 void TimedGraph::report_copies(PassReport& report) {
   double busy_ns = early_ns_.value_or(0.0);

@@ -12,7 +12,7 @@
 
 namespace offload {
 
-// The quickest way to bring a few pieces through a ring, over all positions in it.
+// The quickest way to stream a few pieces through a ring, over all positions in it.
 //
 // Positions cost only waits: a transfer waits for the last readers of all that its piece overlaps.
 // Waits are therefore searched instead: for each piece the step that its transfer waits for, which
@@ -22,7 +22,7 @@ namespace offload {
 // the same time do not overlap. Positions at 0 and at the ends of other pieces suffice: moving
 // pieces down as far as those that they must not overlap allow creates no overlap.
 //
-// Pieces first read by the same launch are brought in the order of their waits, which no other
+// Pieces first read by the same launch are copied in the order of their waits, which no other
 // order beats: all of them must have arrived, and a transfer that begins later delays no other.
 //
 // Owner: the caller; its memory is reused between searches. Thread: one at a time. Errors:

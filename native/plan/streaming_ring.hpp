@@ -13,7 +13,7 @@ inline std::int64_t round_up(std::int64_t number, std::int64_t unit) {
   return (number + unit - 1) / unit * unit;
 }
 
-// What a transfer brings; listed in the order of transfers.
+// What a transfer copies; listed in the order of transfers.
 struct RingPiece {
   std::int64_t size_bytes;
   std::int64_t alignment_bytes;

@@ -72,7 +72,7 @@ class TaskProblem {
 
   Row<TaskEnd> producers(std::size_t task) const { return row(producers_, producers_at_, task); }
   Row<TaskEnd> consumers(std::size_t task) const { return row(consumers_, consumers_at_, task); }
-  // The time to bring an edge's bytes from one processor to another; 0 on one processor.
+  // The time to copy an edge's bytes from one processor to another; 0 on one processor.
   std::int64_t transfer(std::uint32_t edge, std::size_t from, std::size_t to) const {
     return transfers_[edge * n_link_classes_ + link_class_[from * n_processors_ + to]];
   }

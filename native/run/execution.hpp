@@ -31,7 +31,7 @@ struct LastExecution {
   std::uint64_t n_executions = 0;    // of this executable so far, including this one
   // Of an execution that streams weights; no value if not measured.
   std::optional<std::uint64_t> stream_timed_bytes;  // bytes_streamed covered by the next field
-  std::optional<std::uint64_t> stream_busy_ns;      // time to bring them
+  std::optional<std::uint64_t> stream_busy_ns;      // the time of their copies
   std::optional<std::uint64_t> stream_wait_ns;      // part of pass_ns: launches waited for weights
   std::optional<std::uint64_t> pass_ns;             // launches and waits until outputs were ready
   std::optional<std::vector<WeightWait>> stream_waits;  // by launch; for a timeline only

@@ -53,7 +53,7 @@ std::size_t bytes_of(const TensorLayout& layout) {
 
 // Copies the host tensors of constants to a device in one piece. Each begins at a multiple of the
 // alignment that any device's operators require.
-std::vector<c10::Storage> brought_to(c10::Device device, const SizedProgram& made) {
+std::vector<c10::Storage> copied_to(c10::Device device, const SizedProgram& made) {
   constexpr std::size_t kAlignmentBytes = 512;
   std::vector<std::size_t> offsets_bytes;
   std::size_t size_bytes = 0;
@@ -284,7 +284,7 @@ SizedProgram Instances::made_by(const SizeConstants& constants,
   DeviceStreams* const streams = resident.device_streams();
   if (streams != nullptr) streams->set_stream(0);
   if (constants.on_host) {
-    own.constants = brought_to(constants.device, made_by(*constants.on_host, sizes, program));
+    own.constants = copied_to(constants.device, made_by(*constants.on_host, sizes, program));
   }
   resident.size_changes()->resize(own);
   {

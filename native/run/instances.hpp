@@ -65,7 +65,7 @@ struct SizeConstants {
   std::vector<VaryingBytes> values;
   std::vector<std::pair<std::size_t, std::size_t>> results;  // slot and Value of each, in order
   std::vector<at::Tensor> given;  // memory that the resident was given, which must stay
-  // Constants that are made on the host and brought to the resident's device in one piece: its
+  // Constants that are made on the host and copied to the resident's device in one piece: its
   // results are the resident's constants. Null: none are.
   std::shared_ptr<const SizeConstants> on_host;
   c10::Device device = c10::kCPU;

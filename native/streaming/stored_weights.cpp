@@ -56,7 +56,7 @@ void StoredWeights::read(std::size_t weight, std::size_t piece, bool is_first, R
 void StoredWeights::renew(HostRun& run, std::size_t weight, const Reading& reading) {
   const std::optional<FilePlace> place = reading.source.place();
   const bool is_listed = place && use_.is_shared;
-  if (is_listed && bring_listed(run, *place, reading)) return;
+  if (is_listed && use_listed(run, *place, reading)) return;
   HostRun own = own_memory(run, weight);
   for (std::size_t at = 0; at < own.size_bytes; at += HostSlab::kStepBytes) {
     const std::size_t n_bytes = std::min(HostSlab::kStepBytes, own.size_bytes - at);
@@ -70,9 +70,9 @@ void StoredWeights::renew(HostRun& run, std::size_t weight, const Reading& readi
   use(run, std::move(own));
 }
 
-// Brings the listed bytes of the file as it is now, if copies can read them there and they equal
+// Uses the listed bytes of the file as it is now, if copies can read them there and they equal
 // the file's content.
-bool StoredWeights::bring_listed(HostRun& run, const FilePlace& place, const Reading& reading) {
+bool StoredWeights::use_listed(HostRun& run, const FilePlace& place, const Reading& reading) {
   const std::size_t in_file = place.offset_bytes + reading.offset_bytes;
   HostRun found = store_.find(key_of(place), in_file, run.size_bytes);
   const bool is_same_place = found.slab == run.slab && found.offset_bytes == run.offset_bytes;

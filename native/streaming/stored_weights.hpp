@@ -41,9 +41,9 @@ class StoredWeights {
   }
   bool is_streamed(std::size_t weight) const;
 
-  // Brings the content of a streamed piece. `is_first`: bytes that others have read of the same
+  // Reads the content of a streamed piece. `is_first`: bytes that others have read of the same
   // file are used as they are. Otherwise everything is read again, and if it differs from what
-  // others have, the piece gets separate memory. `done` receives the number of bytes brought.
+  // others have, the piece gets separate memory. `done` receives the number of bytes read.
   // Throws FileError; ExecutionError if there is no memory, or the piece cannot get other memory.
   void read(std::size_t weight, std::size_t piece, bool is_first, ReadBuffer& buffer,
             const std::function<void(std::size_t)>& done);
@@ -76,7 +76,7 @@ class StoredWeights {
 
   void take(std::size_t weight, std::size_t piece);
   void renew(HostRun& run, std::size_t weight, const Reading& reading);
-  bool bring_listed(HostRun& run, const FilePlace& place, const Reading& reading);
+  bool use_listed(HostRun& run, const FilePlace& place, const Reading& reading);
   HostRun own_memory(const HostRun& run, std::size_t weight);
   void use(HostRun& run, HostRun found);
   StoreKey key_of(const FilePlace& place) const { return {use_.device, place.file->identity()}; }

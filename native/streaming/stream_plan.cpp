@@ -155,18 +155,18 @@ void check_plan(const StreamPlan& plan) {
   check_granule(plan);
   for (const WeightPlacement& weight : plan.weights) check_pieces(plan, weight);
   check_residents(plan);
-  std::vector<std::vector<bool>> brought;
-  for (const WeightPlacement& weight : plan.weights) brought.emplace_back(weight.pieces.size());
+  std::vector<std::vector<bool>> transferred;
+  for (const WeightPlacement& weight : plan.weights) transferred.emplace_back(weight.pieces.size());
   for (std::size_t index = 0; index < plan.transfers.size(); ++index) {
     check_transfer(plan, index);
-    brought[plan.transfers[index].weight][plan.transfers[index].piece] = true;
+    transferred[plan.transfers[index].weight][plan.transfers[index].piece] = true;
   }
   for (std::size_t weight = 0; weight < plan.weights.size(); ++weight) {
     const std::vector<WeightPiece>& pieces = plan.weights[weight].pieces;
     for (std::size_t piece = 0; piece < pieces.size(); ++piece) {
-      if (pieces[piece].streamed && !brought[weight][piece]) {
+      if (pieces[piece].streamed && !transferred[weight][piece]) {
         refuse(plan.weights[weight].name,
-               "no transfer brings its streamed piece " + std::to_string(piece));
+               "no transfer copies its streamed piece " + std::to_string(piece));
       }
     }
   }

@@ -28,7 +28,7 @@ struct WeightPlacement {
 struct WeightTransfer {
   std::size_t weight = 0;
   std::size_t piece = 0;         // of that weight
-  std::size_t first_launch = 0;  // of the pass, that reads what it brings
+  std::size_t first_launch = 0;  // of the pass, that reads the piece
   std::size_t last_launch = 0;   // likewise; after it the piece may be overwritten
   std::size_t after_launch = 0;  // the transfer may begin when this launch has ended
   int after_pass = 0;            // 0: of the same pass; -1: of the pass before

@@ -71,7 +71,7 @@ void WeightStream::load(const std::function<void(std::uint64_t)>& progress) {
   loaded_ = true;
 }
 
-// Brings the worker to rest, reads again the resident weights that were replaced, and starts the
+// Halts the worker, reads again the resident weights that were replaced, and starts the
 // worker at the first transfer.
 void WeightStream::begin_generation(const std::function<void(std::uint64_t)>& progress) {
   WeightRenewal renewal(content_);
@@ -156,7 +156,7 @@ void WeightStream::start_worker() {
   failure_.clear();
   ended_transfers_.clear();
   if (!plan_.transfers.empty()) {
-    if (!has_worker_) worker_ = start_thread("bring weights", [this] { work(); });
+    if (!has_worker_) worker_ = start_thread("stream weights", [this] { work(); });
     has_worker_ = true;
     stop_ = false;
     run_ = true;
@@ -385,7 +385,7 @@ void WeightStream::collect_transfers() {
 void WeightStream::abandon_pass() noexcept {
   if (!in_pass_) return;
   begin_anew_ = true;
-  stop_ = true;  // what it brings would be brought again
+  stop_ = true;  // its pieces would be copied again
   in_pass_ = false;
 }
 

@@ -1,4 +1,4 @@
-// Weights that are brought to their launches while earlier launches run.
+// Weights that are streamed to their launches while earlier launches run.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@
 namespace offload {
 
 // The weights of one executable: their memory, the sources of their bytes, and the worker that
-// brings streamed pieces in order while launches run.
+// copies streamed pieces in order while launches run.
 //
 // A pass is one execution. Transfer j of pass p begins when transfer j-1 is done and its
 // `after_launch` of pass p + `after_pass` has ended. Launch i of pass p waits for all transfers

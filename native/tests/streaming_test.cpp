@@ -189,7 +189,7 @@ void test_all_positions_of_a_few() {
   }
 }
 
-void test_pieces_of_one_launch_are_brought_as_places_become_free() {
+void test_pieces_of_one_launch_are_copied_as_places_become_free() {
   // The second and third weight are first read by the same launch, and each takes a place that
   // another launch's piece had before; the input lists first the one whose place is free last.
   const std::vector<double> launch_ns{5e3, 2e4, 1e3};
@@ -232,7 +232,7 @@ int main() {
   test_plans_keep_their_budget();
   test_all_sets_of_a_few();
   test_all_positions_of_a_few();
-  test_pieces_of_one_launch_are_brought_as_places_become_free();
+  test_pieces_of_one_launch_are_copied_as_places_become_free();
   test_bad_options_are_refused();
   return offload::test::result();
 }

@@ -131,7 +131,7 @@ void plans_that_cannot_be_are_refused() {
   CHECK_THAT(has(refused([](auto& plan) { plan.memory_bytes -= 1; }), "small: expected a place"));
   CHECK_THAT(has(refused([](auto& plan) { plan.weights[2].pieces[0].memory_offset_bytes = kPage; }),
                  "one of them is resident"));
-  CHECK_THAT(has(refused([](auto& plan) { plan.transfers.pop_back(); }), "no transfer brings"));
+  CHECK_THAT(has(refused([](auto& plan) { plan.transfers.pop_back(); }), "no transfer copies"));
   CHECK_THAT(has(refused([](auto& plan) { plan.transfers[1].weight = 4; }), "does not exist"));
   CHECK_THAT(has(refused([](auto& plan) { plan.transfers[1].piece = 1; }), "does not exist"));
   CHECK_THAT(has(refused([](auto& plan) { plan.transfers[0].piece = 0; }), "is resident"));

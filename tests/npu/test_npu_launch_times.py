@@ -244,7 +244,7 @@ def test_bytes_are_told_and_what_nobody_knows_is_not(
     assert streaming.streamed_bytes == plan.transfer_bytes > 0
     assert streaming.predicted_ns == plan.period_ns > 0
     assert (streaming.bytes_per_second, streaming.wait_ns, streaming.measured_ns) == (None,) * 3
-    assert f"{show_bytes(plan.transfer_bytes)} brought for the last execution" in text
+    assert f"{show_bytes(plan.transfer_bytes)} streamed for the last execution" in text
     assert text.count("/s") == 1  # of the link
     assert "waited" not in text.partition("times of launches")[0]
     assert all(
@@ -253,7 +253,7 @@ def test_bytes_are_told_and_what_nobody_knows_is_not(
     assert f"{show_bytes(plan.transfer_bytes)} of weights streamed" in str(lasts[-1])
     rows = dict(zip(*(one.cells for one in report_table(report).columns), strict=True))
     assert {"  streamed by an execution", "  execution, predicted"} <= rows.keys()
-    assert not {"  brought at", "  launches waited", "  execution, measured"} & rows.keys()
+    assert not {"  streamed at", "  launches waited", "  execution, measured"} & rows.keys()
     # The very first execution copies what later ones find.
     assert run.streaming.bytes_moved - moved >= 3 * plan.transfer_bytes
 

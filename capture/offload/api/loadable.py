@@ -145,122 +145,102 @@ class Loadable:
         | StageExecutable
         | TrainingStage
     ):
-        """Make the Program resident on a device.
+        """Load the Program on a device as an executable.
 
         Args:
-            device: device type, which may have an index (`cuda:1`); by default what the Program
-                was recorded on, or to which its file was read. Or a backend with options of its
-                own, such as `AscendBackend(capturer, refresh="gather")`. Or a list of devices, at
-                least one of which has the memory that the Program's tensors are in; the first such
-                one has what callers see. Each launch is placed on one of them, by what launches
-                and transfers take, and calls are executed on several where that is quicker.
-            scheduling: `offload` delivers the program as one task; `host` launch by launch, the
-                baseline that it is compared with (on device `npu` by torch's own operators, which
-                also run what cannot be captured as a model). None: as one task; with `sizes` on
-                `cuda` and `npu` by the host, instead of one task for each choice of sizes. `auto`:
-                likewise, but with `sizes` whichever executes the recorded sizes quicker; on `cuda`
-                and `npu` the load of a task counts too, and with `promoted` the measurements serve
-                the first promotions. `explain()` states why.
+            device: a device type, which may have an index (`cuda:1`); a Backend with options of
+                its own, such as `AscendBackend(capturer, refresh="gather")`; or a list of these,
+                on which launches are placed by their durations and by those of transfers. One of a
+                list must have the memory of the Program's tensors: the first such device is the
+                one that callers see. None: the device of the recording, or the one for which the
+                file was read.
+            scheduling: `offload`: one task for the whole program. `host`: launch by launch, the
+                baseline (on `npu` by torch's operators, which also run what no model can hold).
+                `auto`: `offload`, or with `sizes` whichever executes the recorded sizes faster, by
+                measurement; on `cuda` and `npu` the time to load a task counts. None: `offload`;
+                with `sizes` on `cuda` and `npu`, `host`.
             verify: prove at load that a captured graph computes the same at other addresses, and
-                time its launches where weights are streamed. The cpu backend proves each launch
-                when it is first executed, whatever is said here.
-            weights_budget: all memory of the device that weights may use: bytes, text such as
-                `2GiB`, or `auto` for what is free. What does not fit is streamed from the files of
-                `capture(weights=)`, or on the CPU from the model's own tensors, while launches run.
-                None: weights are used where they are; those in files are all read. Under a budget
-                the model's own tensors are read again once they were written, as torch counts it,
-                and after each step of a `torch.optim` optimizer; after writing through
-                `param.data`, NumPy or a storage, by a fused operator itself
-                (`torch._fused_adam_`), or to tensors made in inference mode, call
-                `run.streaming.refresh()`. Their storages cannot be resized until the executable is
-                closed.
-            share_store: let what is streamed from files to a GPU or NPU lie once in the host's
-                memory for all executables on the device that need it. False: this one has memory
-                of its own, as it needs on an NPU for `run.streaming.replace` while others share.
-            fuse: let compiled kernels take the place of launches (on the CPU by a C++ compiler, on
-                CUDA by Triton; they are kept in the user's folder for caches). Results then
-                differ from eager's by rounding: at its first execution each kernel is proved to be
-                at most 4 times as far from float64 as the launches that it replaces, else these
-                run. "auto" (CPU): only where kernels are quicker, by executions of both on made-up
-                inputs at the first load with this number of torch's threads; the choice is kept
-                beside the kernels. False: torch's own kernels, with eager's bits. `explain()` says
-                what was fused, what not, and why. With `sizes`, for those that are promoted.
-            lanes: let launches that do not depend on one another run at once, on at most so many
-                lanes (1 to 64). On the cpu backend these are threads: 1 shares each launch among as
-                many as torch is set to; with more a launch has one thread, so results have the bits
-                of `torch.set_num_threads(1)`, and threads beside the caller's take part in an
-                execution only where the executions before show that this pays. On CUDA they are
-                branches of the graph, with the bits of one lane. Lanes are planned by the durations
-                of launches on made-up inputs. "auto": several if executions show that calls are
-                quicker than on one lane (on the CPU with one thread, and with torch's). `explain()`
-                says what was chosen, and why. For a Program with collectives, 2 is one lane of
-                launches, and lanes for the exchanges of process groups: collectives start early and
-                are waited for late. "auto" takes 2 if calls are then quicker on all ranks.
-            progress: of a load that reads weights. None shows it on stderr, where that is a
-                terminal, once two seconds have passed or are expected to; False shows nothing. A
-                function is called with (done, total, what): `reading weights` counts their bytes,
-                after each 8 MiB or less, and `timing launches` executions. Each begins at 0 and
-                reaches its total where it succeeds. Where some weights are streamed on the CPU
-                they are read twice, before launches are timed and after. What the function raises
-                ends the load.
-            sizes: of a capture with dynamic_shapes=: give an executable for all sizes that its
-                Family accepts: one resident, which takes other sizes in place. On `cuda` and `npu`
-                the host launches its operators; with scheduling="offload" each choice of sizes is
-                loaded there as a separate task when it first occurs. With `pad` buckets are loaded.
-                With `promoted` sizes that repeat get separate executables: on the CPU with kernels
-                (`fuse`), made by a thread for which no call waits; on `cuda` and `npu` as tasks,
-                each made within the call that it is due at. None: the recorded sizes alone.
-            groups: of a Program whose ranks exchange tensors, process groups to use in the place of
-                recorded ones, by the names of these (`captured.program.groups`). The others are
-                found by their names. All ranks of a group load at once.
-            objective: of a placement on several devices: `latency`, the time of a call,
-                `throughput`, the time between results where several are submitted, or `energy`,
-                what a call draws on all devices together. None: `latency`.
-            placement: on several devices. `static` keeps each launch where it was placed; `hybrid`
-                moves segments to other devices, where they are loaded as well, once executions take
-                longer than expected; `dynamic` chooses at each execution whichever device has a
-                segment done first. None: `static`.
-            costs: durations of launches that former loads have measured (`offload.LaunchCosts`), by
-                which lanes and devices are planned without timing launches again. Unknown ones are
-                measured, and added. None: launches are timed at each load.
-            watts: of `energy`, an `offload.Watts(idle=, busy=)` for each device. None: they are
-                read while the devices are idle and busy, by RAPL or NVML; `explain()` says which.
-            max_slowdown: of `energy`, how many times the least latency that is found a call may
-                take, 1 or more. None: 1.1.
-            pipeline: cut the Program into stages, of which each rank of a process group loads one,
-                with the weights of that one. All ranks have captured the same micro-batch, or the
-                same training step with all its micro-batches, and load at once; the stages are cut
-                where the slowest takes least.
-            host_cores: with `sizes`, where the host launches a capturer's kernels on an Ascend
-                device: on how many cores (1 to 64) it carries out the stages of a launch at new
-                sizes. 1: one after the other. 2: infer shapes and tile | write addresses and
-                launch. 3: infer shapes and tile | write addresses | launch; more of them tile as
-                well. At sizes that are kept the calling thread does everything. "auto": 3 where an
-                execution at new sizes is quicker so than on 1; `explain()` has both times. None:
-                the environment variable MAX_RUNTIME_CORE_NUMBER, else 1.
+                time its launches where weights are streamed. The CPU backend always proves each
+                launch at its first execution.
+            weights_budget: the limit of the device memory for weights, in bytes, as text such as
+                `2GiB`, or `auto` for the free memory. The other weights are streamed during
+                executions, from the files of `capture(weights=)` or, on the CPU, from the model's
+                tensors. These are read again after each write that torch counts and after each
+                step of a `torch.optim` optimizer. After a write through `param.data`, NumPy or a
+                storage, by a fused operator (`torch._fused_adam_`), or to a tensor made in
+                inference mode, call `run.streaming.refresh()`. Their storages cannot be resized
+                until the executable is closed. None: no limit; weights in files are read at load.
+            share_store: all executables on a GPU or NPU share the host's copy of streamed files.
+                False: this one has its own, which `run.streaming.replace` requires on an NPU while
+                others share.
+            fuse: replace launches by compiled kernels (on the CPU by a C++ compiler, on CUDA by
+                Triton), cached in the user's cache folder. Results differ from eager's by
+                rounding. At its first execution each kernel is proved to be at most 4 times as far
+                from float64 as the launches it replaces; otherwise those run. `auto` (CPU): only
+                kernels that are faster, by executions at the first load with this number of
+                torch's threads; the choice is cached. False: torch's kernels, with eager's bits.
+                With `sizes`: of promoted sizes.
+            lanes: the maximum number of independent launches at once, 1 to 64. On the CPU lanes
+                are threads. With 1, torch's threads share each launch. With more, a launch has one
+                thread and the bits of `torch.set_num_threads(1)`; the other threads take part in
+                an execution only if earlier ones were faster so. On CUDA lanes are branches of
+                the graph, with the bits of one lane. `auto`: several lanes if calls are faster, by
+                measurement. For a Program with collectives, 2 means one lane of launches, and one
+                for the exchanges of each process group; `auto` decides for all ranks together.
+            progress: of a load that reads weights or executes trials. None: on stderr if it is a
+                terminal, for loads of more than two seconds. False: none. A function is called
+                with (done, total, what), from 0 to the total: bytes of `reading weights`, at
+                intervals of at most 8 MiB, and executions of `timing launches`. Weights that are
+                streamed on the CPU are read twice. What the function raises ends the load.
+            sizes: one executable for all sizes of a capture with `dynamic_shapes`. The host then
+                launches the operators on `cuda` and `npu`, or with `scheduling="offload"` each
+                choice of sizes is loaded as a task at its first occurrence. With `pad` sizes are
+                padded to buckets. With `promoted` repeated sizes get executables of their own: on
+                the CPU with kernels (`fuse`), by a thread for which no call waits; on `cuda` and
+                `npu` as tasks, within a call. None: the recorded sizes alone.
+            groups: process groups that replace recorded ones, by the names of these
+                (`captured.program.groups`). All ranks of a group load at the same time.
+            objective: of a list of devices: `latency` of a call, `throughput` of several submitted
+                calls, or `energy` of a call on all devices. None: `latency`.
+            placement: of a list of devices. `static`: launches stay where they are placed.
+                `hybrid`: segments move to other devices, where they are loaded too, when
+                executions take longer than predicted. `dynamic`: each execution runs a segment on
+                the device that completes it first. None: `static`.
+            costs: measured durations of launches of earlier loads (`offload.LaunchCosts`), used
+                for lanes and devices. Missing ones are measured and added. None: launches are
+                timed at each load.
+            watts: for `energy`, an `offload.Watts(idle=, busy=)` for each device. None: measured
+                by RAPL or NVML.
+            max_slowdown: for `energy`, the limit of a call's latency as a multiple of the least
+                one found, at least 1. None: 1.1.
+            pipeline: divide the Program into stages, balanced by duration; each rank of a process
+                group loads one of them, with its weights. All ranks have captured the same
+                micro-batch, or the same training step with all micro-batches, and load at the same
+                time.
+            host_cores: with `sizes` on an Ascend device with kernels of a capturer: the number of
+                cores, 1 to 64, for the stages of a launch at new sizes. 1: one stage after the
+                other. 2: infer shapes and tile | write addresses and launch. 3: infer shapes and
+                tile | write addresses | launch; further cores tile too. Cached sizes use the
+                calling thread alone. `auto`: 1 or 3, by measurement. None: the environment
+                variable MAX_RUNTIME_CORE_NUMBER, else 1.
+
+        Returns:
+            The executable, whose `explain()` states what was chosen and why.
 
         Raises:
-            BackendUnavailable: the device is not available here, it cannot run this Program, or the
-                Program's weights and inputs are on another one of its type.
-            CaptureError: the device cannot capture the Program, or the proof failed; or another
-                rank refuses, or its Program has other collectives.
-            BindingError: a process group is not here, or has other members than the recorded one;
-                a Program that `pipeline` cannot cut, or an option that excludes it;
-                there is no such scheduling; `fuse`, `lanes` or `progress` is invalid; `costs` is no
-                LaunchCosts, or nothing is planned by it; lanes
-                for what runs on one (weights in files or under a budget, the host's scheduling, a
-                step that trains), or more than 2 with collectives; `weights_budget` or
-                `fuse="auto"` for a Program with collectives; `sizes` is no Sizes, or given where
-                none vary, or beside a budget or lanes; `host_cores` is no such number, or more than
-                1 where stages stay on one core; `promoted` is given without `fuse` where that is
-                needed, with another scheduling than `auto` on `cuda` and `npu`, or where the
-                program leaves more than results; OFFLOAD_DEBUG is no level; or a weight has
-                another shape, dtype or layout than when it was recorded.
-            PlanError: the Program cannot be placed, the budget is too small, or the host has no
-                room for what is streamed: the message says what is needed, and what sets it.
-            FileError: a weight's file is missing, or shorter than before; or the folder of
-                OFFLOAD_DUMP cannot be written to.
-            OutOfMemory: the device has no memory for what is loaded.
+            BackendUnavailable: the device is not available, cannot run this Program, or is not the
+                one of its type that holds the Program's weights and inputs.
+            CaptureError: the device cannot capture the Program, the proof failed, another rank
+                refuses, or its Program has other collectives.
+            BindingError: an option is invalid, excludes another one, or is not for this Program or
+                device; a process group is missing or has other members than the recorded one; a
+                weight has another shape, dtype or layout than the recorded one; OFFLOAD_DEBUG is
+                no level.
+            PlanError: the Program cannot be placed, the budget is too small, or the host lacks
+                memory for streamed weights; the message states the required amount and its cause.
+            FileError: a file of weights is missing or shorter than before, or the folder of
+                OFFLOAD_DUMP is not writable.
+            OutOfMemory: the device lacks memory.
             CostModelError: `costs` are of another machine.
             ExecutionError: the device failed, or another rank does not load within its group's
                 timeout.

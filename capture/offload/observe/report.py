@@ -181,7 +181,7 @@ def _streaming_rows(streaming: StreamingReport) -> Iterator[tuple[str, str]]:
         yield "  in the host's memory", f"{streaming.store_bytes:,} bytes"
         yield "    shared with others", f"{streaming.shared_store_bytes or 0:,} bytes"
     if streaming.bytes_per_second is not None:
-        yield "  brought at", f"{show_bytes(streaming.bytes_per_second)}/s"
+        yield "  streamed at", f"{show_bytes(streaming.bytes_per_second)}/s"
     if streaming.wait_ns is not None:
         yield "  launches waited", microseconds(streaming.wait_ns)
         yield "  launches waited, predicted", microseconds(streaming.predicted_wait_ns)

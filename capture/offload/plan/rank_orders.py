@@ -210,7 +210,7 @@ class _Orders:
             self._current[rank][value] = operands[value], self._versions[value]
 
     def _holding(self, rank: int, value: int, *, is_made: bool = False) -> int:
-        """The holding on a rank of the current version of a Value; a message may bring it."""
+        """The holding on a rank of the current version of a Value; a message may carry it."""
         version = 0 if value in self._step.shared else self._versions[value]
         holding, known = self._current[rank].get(value, (-1, -1))
         if known == version:

@@ -1,4 +1,4 @@
-"""Stages: some launches of a Program in a row, and the messages that bring what they read."""
+"""Stages: some launches of a Program in a row, and the messages that carry what they read."""
 
 from __future__ import annotations
 

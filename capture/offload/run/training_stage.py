@@ -27,7 +27,7 @@ class TrainingStage(RankStage):
     returns what the step returns, others None.
 
     Each rank writes the parameters, gradients and optimizer's state of its stage. Those of other
-    stages keep what they held, until `gather_state` brings them. Each rank leaves the generators of
+    stages keep what they held, until `gather_state` copies them. Each rank leaves the generators of
     random numbers as the step on one process would, which begins with the state of the first rank.
 
     A call raises:
@@ -67,7 +67,7 @@ class TrainingStage(RankStage):
         return result if self.is_last else None
 
     def gather_state(self) -> None:
-        """Bring all parameters, gradients and state to every rank; all ranks call it.
+        """Copy all parameters, gradients and state to every rank; all ranks call it.
 
         Afterwards the model and the optimizer hold on each rank what the step on one process would
         have left.

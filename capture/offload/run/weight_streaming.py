@@ -258,7 +258,7 @@ class WeightStreaming:
             last = traced
         if last.pass_ns is None:
             return (
-                f"measured: {show_bytes(last.bytes_streamed)} brought for the last execution; how "
+                f"measured: {show_bytes(last.bytes_streamed)} streamed for the last execution; how "
                 "long copies and launches take here is measured only inside run.timeline(), if at "
                 "all, and not with scheduling by the host"
             )
@@ -267,12 +267,12 @@ class WeightStreaming:
             return text + self._beyond_launches(last.pass_ns)
         text += f"of which launches waited {last.stream_wait_ns / 1e6:.3f} ms for weights; "
         if last.stream_bytes_per_second is None:
-            return f"{text}{show_bytes(last.bytes_streamed)} brought"
-        rate = f"brought at {show_bytes(last.stream_bytes_per_second)}/s"
+            return f"{text}{show_bytes(last.bytes_streamed)} streamed"
+        rate = f"at {show_bytes(last.stream_bytes_per_second)}/s"
         if last.stream_timed_bytes == last.bytes_streamed:
-            return f"{text}{show_bytes(last.bytes_streamed)} {rate}"
+            return f"{text}{show_bytes(last.bytes_streamed)} streamed {rate}"
         return (
-            f"{text}{show_bytes(last.bytes_streamed)} brought, of which "
+            f"{text}{show_bytes(last.bytes_streamed)} streamed, of which "
             f"{show_bytes(last.stream_timed_bytes or 0)} were timed, {rate}"
         )
 

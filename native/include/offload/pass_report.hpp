@@ -33,7 +33,7 @@ struct WeightWait {
 //
 // A device that executes a graph or a model by itself may not read a clock: then `is_timed` is
 // false, and times and lists are meaningless. `untimed_bytes` are the part of `bytes` that an
-// execution without a clock brought ahead, so that they are not in `busy_ns`.
+// execution without a clock copied ahead, so that they are not in `busy_ns`.
 struct PassReport {
   std::uint64_t bytes = 0;
   bool is_timed = true;

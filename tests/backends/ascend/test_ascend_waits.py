@@ -80,7 +80,7 @@ def test_waits_and_copies_are_not_said_to_be_measured(run):
     assert text.count("/s") == 1  # of the link
     rows = dict(zip(*(each.cells for each in report_table(report).columns), strict=True))
     assert {"  longer than launches alone", "  execution, measured"} <= rows.keys()
-    assert not {"  brought at", "  launches waited"} & rows.keys()
+    assert not {"  streamed at", "  launches waited"} & rows.keys()
 
 
 def test_where_times_of_launches_are_estimates_nothing_is_derived_from_them(npu_device, deep):

@@ -202,7 +202,7 @@ def test_explain_and_the_report_show_what_was_measured_beside_what_was_predicted
     )
     assert streaming.beyond_launches_ns is None
     rows = dict(zip(*(one.cells for one in report_table(report).columns), strict=True))
-    assert {"  brought at", "  launches waited", "  execution, measured"} <= rows.keys()
+    assert {"  streamed at", "  launches waited", "  execution, measured"} <= rows.keys()
 
 
 def test_a_timeline_has_transfers_and_waits_where_they_were(run, simulator):
@@ -216,8 +216,8 @@ def test_a_timeline_has_transfers_and_waits_where_they_were(run, simulator):
     launches = {span.launch: span for span in one.of_kind(SpanKind.LAUNCH)}
     assert all(launches[span.launch].begin_ns >= span.end_ns for span in waits)
     assert all(span.end_ns >= span.begin_ns for span in launches.values())
-    brought = sorted(one.of_kind(SpanKind.WEIGHTS), key=lambda span: span.begin_ns)
-    assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(brought))
+    streamed = sorted(one.of_kind(SpanKind.WEIGHTS), key=lambda span: span.begin_ns)
+    assert all(a.end_ns <= b.begin_ns for a, b in itertools.pairwise(streamed))
     assert one.pass_ns == last.pass_ns
 
 
@@ -227,7 +227,7 @@ def test_a_timeline_has_transfers_and_waits_where_they_were(run, simulator):
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_results_are_right_whichever_graph_runs(order, run, cuda_device, deep):
-    """The last copies of either graph bring what the next execution of either begins with."""
+    """The last copies of either graph are those with which the next execution of either begins."""
     kinds = "ptpttpptt"
     inputs = [torch.randn(*GIVEN) for _ in kinds]
     expected = expected_of(deep, inputs)

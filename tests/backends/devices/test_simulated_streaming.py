@@ -229,7 +229,7 @@ def test_what_nobody_knows_is_not_said_to_be_measured(device, deep, least_budget
     assert "waited" not in text
     assert "/s and" in text  # only of the link
     assert text.count("/s") == 1
-    assert f"{show_bytes(last.bytes_streamed)} brought" in text
+    assert f"{show_bytes(last.bytes_streamed)} streamed" in text
     assert "times of launches were measured, on made-up inputs: made up" in text
     assert plan.estimated == ""
     assert "streamed at" not in str(last)
@@ -239,7 +239,7 @@ def test_what_nobody_knows_is_not_said_to_be_measured(device, deep, least_budget
         zip(*(one.cells for one in report_table(report_on(run, [last])).columns), strict=True)
     )
     assert "  streamed by an execution" in rows
-    assert not {"  brought at", "  launches waited", "  execution, measured"} & rows.keys()
+    assert not {"  streamed at", "  launches waited", "  execution, measured"} & rows.keys()
     with deep.load(device.backend.name) as run:  # all weights stay resident
         run(torch.randn(*GIVEN))
         text = run.streaming.explain()
@@ -266,8 +266,8 @@ def test_a_timeline_counts_bytes_and_predicts_what_was_planned(device, deep, lea
     assert [span.duration_ns for span in predicted[SpanKind.LAUNCH]] == [
         round(launch_ns) for launch_ns in plan.launch_ns
     ]
-    brought = {program.values[plan.pieces[each.piece].value].name for each in plan.transfers}
-    assert {span.name for span in predicted[SpanKind.WEIGHTS]} == brought
+    streamed = {program.values[plan.pieces[each.piece].value].name for each in plan.transfers}
+    assert {span.name for span in predicted[SpanKind.WEIGHTS]} == streamed
     waited_ns = sum(span.duration_ns for span in predicted[SpanKind.WAIT])
     assert waited_ns == pytest.approx(plan.period_ns - plan.compute_ns, abs=len(program.launches))
     assert waited_ns > 0

@@ -52,7 +52,7 @@ def test_the_report_says_what_streaming_cost(deep: Captured) -> None:
     assert report.streaming.measured_ns == sorted(one.device_ns for one in executions)[1]
     rows = dict(zip(*(column.cells for column in report_table(report).columns), strict=True))
     assert rows["  streamed by an execution"] == f"{plan.transfer_bytes:,} bytes"
-    assert rows["  brought at"].endswith("/s")
+    assert rows["  streamed at"].endswith("/s")
     with deep.load() as run:
         run(torch.randn(4, 128))
         assert report_on(run, [run.last_execution]).streaming is None
@@ -67,12 +67,12 @@ def test_a_timeline_shows_waits_by_launch_beside_what_was_predicted(deep: Captur
     (one,) = timeline.executions
     groups = launch_groups(timeline.executions)
     assert sum(group.wait_ns for group in groups) == last.stream_wait_ns
-    brought = [span for span in one.predicted if span.kind is SpanKind.WEIGHTS]
+    copies = [span for span in one.predicted if span.kind is SpanKind.WEIGHTS]
     streamed = {program.values[plan.pieces[each.piece].value].name for each in plan.transfers}
-    assert {span.name for span in brought} == streamed
-    assert all(span.duration_ns > 0 and span.size_bytes > 0 for span in brought)
+    assert {span.name for span in copies} == streamed
+    assert all(span.duration_ns > 0 and span.size_bytes > 0 for span in copies)
     ends = 0
-    for span in brought:  # one lane, one at a time; times are rounded to a ns
+    for span in copies:  # one lane, one at a time; times are rounded to a ns
         assert span.begin_ns >= ends - 1
         ends = span.end_ns
     launches = [span for span in one.predicted if span.kind is SpanKind.LAUNCH]

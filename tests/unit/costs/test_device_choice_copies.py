@@ -82,7 +82,7 @@ def test_what_is_copied_weighs_more_than_what_is_gained():
 
 
 def test_a_value_on_its_way_is_not_copied_again():
-    """Two segments read one large input: the second finds it where the first brought it."""
+    """Two segments read one large input: the second finds it where the first copied it."""
     size_bytes = 10_000_000  # 1 ms
     reads = [SegmentCosts((3000 * US, 100 * US), (), 0, (0,), (1,))]
     reads += [SegmentCosts((700 * US, 100 * US), (0,), 0, (0, 1), (2,))]

@@ -37,7 +37,7 @@ def test_integers_and_booleans_are_for_the_host_and_what_is_made_of_them_for_the
     assert names(split.on_device) == ["_to_copy", "cos"]
     assert split.on_host.program.device == "cpu"
     values = split.on_device.program.values
-    assert [values[one].dtype for one in split.brought] == ["bool", "int64"]
+    assert [values[one].dtype for one in split.copied] == ["bool", "int64"]
     assert [values[one].dtype for one in split.on_device.results] == ["bool", "float32"]
     made = {view.value for launch in split.on_host.program.launches for view in launch.made()}
     assert set(split.on_host.results) <= made

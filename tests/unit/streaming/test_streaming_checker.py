@@ -152,7 +152,7 @@ def test_a_read_before_arrival():
     assert "wrong" in outcomes(demand, late)
 
 
-def test_what_the_execution_before_should_have_brought():
+def test_what_the_execution_before_should_have_streamed():
     demand, plan = in_slots([0, 1, 2], [-3, -2, -1])
     steps = [
         dataclasses.replace(one, age=0) if isinstance(one, Wait) else one

@@ -42,12 +42,12 @@ class SplitConstants:
     Attributes:
         on_host: the host's part, as a Program on the CPU.
         on_device: the rest, and all results.
-        brought: the Value in `on_device` of each result of `on_host`.
+        copied: the Value in `on_device` of each result of `on_host`.
     """
 
     on_host: SizeConstants
     on_device: SizeConstants
-    brought: tuple[int, ...]
+    copied: tuple[int, ...]
 
 
 def split_constants(constants: SizeConstants) -> SplitConstants | None:
@@ -57,15 +57,15 @@ def split_constants(constants: SizeConstants) -> SplitConstants | None:
     made = {view.value for launch in host for view in launch.made()}
     rest = [one for one in program.launches if one not in host]
     needed = {index for one in rest for index in one.reads} | {*constants.results}
-    brought = sorted(made & needed)
-    if not brought:
+    copied = sorted(made & needed)
+    if not copied:
         return None
     on_host, host_positions = part_of(_on_cpu(program), [_launch_on_cpu(one) for one in host])
-    on_device, positions = part_of(program, rest, also={*brought, *constants.results})
+    on_device, positions = part_of(program, rest, also={*copied, *constants.results})
     return SplitConstants(
         SizeConstants(
             on_host,
-            tuple(host_positions[one] for one in brought),
+            tuple(host_positions[one] for one in copied),
             {
                 host_positions[index]: tensor.cpu()
                 for index, tensor in constants.weights.items()
@@ -81,7 +81,7 @@ def split_constants(constants: SizeConstants) -> SplitConstants | None:
                 if index in positions
             },
         ),
-        tuple(positions[one] for one in brought),
+        tuple(positions[one] for one in copied),
     )
 
 

@@ -62,7 +62,7 @@ class DispatchedSizes:
         if split is None:
             return _device_constants(settled.constants, (), None, bindings, device)
         on_host = host_constants(split.on_host, bindings)
-        return _device_constants(split.on_device, split.brought, on_host, bindings, device)
+        return _device_constants(split.on_device, split.copied, on_host, bindings, device)
 
 
 def constants_of_host(
@@ -77,23 +77,23 @@ def constants_of_host(
     on_host = host_constants(split.on_host, bindings)
     if device.type == "cpu":
         return on_host
-    return _device_constants(split.on_device, split.brought, on_host, bindings, device)
+    return _device_constants(split.on_device, split.copied, on_host, bindings, device)
 
 
 def _device_constants(
     constants: SizeConstants,
-    brought: tuple[int, ...],
+    copied: tuple[int, ...],
     on_host: _native.SizeConstants | None,
     bindings: Bindings,
     device: torch.device,
 ) -> _native.SizeConstants:
-    """Return launches on the device. `brought`: their Values that the host has computed."""
+    """Return launches on the device. `copied`: their Values that the host has computed."""
     program, given = constants.program, constants.weights.keys()
-    plan = plan_apart(program, {*given, *brought}, {*constants.results})
-    made = frozenset(range(len(program.values))) - given - {*brought}
+    plan = plan_apart(program, {*given, *copied}, {*constants.results})
+    made = frozenset(range(len(program.values))) - given - {*copied}
     bound = BoundProgram(program, dataclasses.replace(bindings, weights={}))
     return _native.SizeConstants(
-        resident=DispatchedBuilder(bound, plan, made, brought, device).dispatched(),
+        resident=DispatchedBuilder(bound, plan, made, copied, device).dispatched(),
         values=values_bytes(program),
         results=[(one, one) for one in constants.results],
         given=sorted(constants.weights.items()),
