@@ -59,24 +59,6 @@ std::shared_ptr<MovingCopies> make_copies(
   return held_on_device(runtime, device, acl::make_moving_copies(runtime, moving, to_form(form)));
 }
 
-// Calls Python from any thread; no-op once the interpreter is gone.
-std::function<void()> release_by(py::object function) {
-  const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
-    if (Py_IsInitialized() == 0) return;
-    const GilHeld gil;
-    Py_DECREF(object);
-  });
-  return [held] {
-    if (Py_IsInitialized() == 0) return;
-    const GilHeld gil;
-    try {
-      py::reinterpret_borrow<py::object>(held.get())();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("releasing a captured model");
-    }
-  };
-}
-
 // A copy on, to or from the device; waits for it.
 void copy_memory(int index, void* to, const void* from, std::size_t n_bytes, acl::MemcpyKind kind) {
   if (n_bytes == 0) return;

@@ -14,6 +14,7 @@ using offload::acl::ArgumentLayout;
 using offload::acl::ArgumentWord;
 using offload::acl::GatherTables;
 using offload::acl::kBlockAlignmentBytes;
+using offload::test::throws;
 
 // Slot 0 an input, 1 the feature map, 2 a weight, 3 an output. Block 0 never changes, 1 has a
 // weight, 2 the feature map and an output, 3 an input and a weight.
@@ -71,19 +72,10 @@ void gather_gives_the_words_of_the_host() {
   }
 }
 
-template <typename Function>
-bool is_refused(Function function) {
-  try {
-    function();
-  } catch (const std::invalid_argument&) {
-    return true;
-  }
-  return false;
-}
-
 void words_must_lie_in_blocks() {
   const auto lays_out = [](std::vector<ArgumentWord> words, std::vector<Relocation> relocations) {
-    return is_refused([&] { offload::acl::lay_out(make_blocks(), words, relocations, kTriggers); });
+    return throws<std::invalid_argument>(
+        [&] { offload::acl::lay_out(make_blocks(), words, relocations, kTriggers); });
   };
   CHECK_THAT(!lays_out({{0, 8}}, {{0, 0, 0}}));
   CHECK_THAT(lays_out({{4, 0}}, {{0, 0, 0}}));                     // no such block

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdio>
+#include <string>
 
 namespace offload::test {
 
@@ -15,6 +16,28 @@ inline void report(bool holds, const char* text, const char* file, int line) {
 
 // The exit status of a test program.
 inline int result() { return n_failures == 0 ? 0 : 1; }
+
+// The message of the Error that `work` throws; empty if it throws none.
+template <typename Error, typename Work>
+std::string error_of(const Work& work) {
+  try {
+    work();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Whether `work` throws an Error.
+template <typename Error, typename Work>
+bool throws(const Work& work) {
+  try {
+    work();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
 
 }  // namespace offload::test
 

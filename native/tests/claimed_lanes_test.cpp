@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <random>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "core/woken_elsewhere.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane.hpp"
@@ -22,6 +22,9 @@ using offload::ClaimedLanes;
 using offload::Helpers;
 using offload::LaneStep;
 using offload::LaneWork;
+using offload::test::error_of;
+using offload::test::status_of;
+using offload::test::throws;
 
 constexpr auto kRun = LaneStep::Kind::kRun;
 constexpr auto kRecord = LaneStep::Kind::kRecord;
@@ -392,9 +395,7 @@ void fork_keeps_helpers_usable() {
     }
     _exit(right && Helpers::instance().n_started() == 2 ? 0 : 1);
   }
-  int status = 1;
-  waitpid(child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_THAT(status_of(child) == 0);
   made.execute_right(2);
 }
 
@@ -420,17 +421,10 @@ void a_launch_that_forks_fails_in_the_child() {
   } work;
   const Lanes lanes = {{{kRun, 0, 1}}, {{kRun, 1, 2}}};
   const auto claimed = std::make_shared<ClaimedLanes>(work, lanes);
-  bool threw = false;
-  try {
-    claimed->execute(1);
-  } catch (const offload::ExecutionError& error) {
-    threw = std::string(error.what()).find("forked") != std::string::npos;
-  }
-  if (work.child == 0) _exit(threw ? 0 : 1);
-  CHECK_THAT(!threw);
-  int status = 1;
-  waitpid(work.child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  const std::string error = error_of<offload::ExecutionError>([&] { claimed->execute(1); });
+  if (work.child == 0) _exit(error.find("forked") != std::string::npos ? 0 : 1);
+  CHECK_THAT(error.empty());
+  CHECK_THAT(status_of(work.child) == 0);
 }
 
 // A lane that has ended before the fork has its results in the child too.
@@ -453,17 +447,10 @@ void a_launch_that_forks_after_the_other_lane_continues_in_the_child() {
   } work;
   const Lanes lanes = {{{kRun, 0, 1}}, {{kRun, 1, 2}}};
   const auto claimed = std::make_shared<ClaimedLanes>(work, lanes);
-  bool threw = false;
-  try {
-    claimed->execute(1);
-  } catch (const offload::ExecutionError&) {
-    threw = true;
-  }
+  const bool threw = throws<offload::ExecutionError>([&] { claimed->execute(1); });
   if (work.child == 0) _exit(threw || work.n_other != 1 ? 1 : 0);
   CHECK_THAT(!threw);
-  int status = 1;
-  waitpid(work.child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_THAT(status_of(work.child) == 0);
 }
 #endif
 

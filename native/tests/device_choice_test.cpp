@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "numbers.hpp"
 #include "offload/errors.hpp"
 
 namespace {
@@ -19,23 +20,10 @@ using offload::kCaller;
 using offload::kCannotRun;
 using offload::SegmentGraph;
 using offload::SegmentPrediction;
+using offload::test::Numbers;
+using offload::test::throws;
 
 using Devices = std::vector<std::int64_t>;
-
-// Random numbers that are the same on every machine, unlike those of the standard's distributions.
-class Numbers {
- public:
-  explicit Numbers(std::uint64_t seed) : state_(seed) {}
-
-  // From 0 up to but excluding `end`.
-  std::int64_t below(std::int64_t end) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::int64_t>(state_ >> 33) % end;
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 // Devices 0 and 1 share the caller's memory where `shares`; the others have one each.
 SegmentGraph random_graph(std::int64_t n_segments, std::int64_t n_devices, bool shares,
@@ -76,16 +64,6 @@ SegmentGraph random_graph(std::int64_t n_segments, std::int64_t n_devices, bool 
     graph.values.push_back({segment, static_cast<double>(numbers.below(200)), read, is_returned});
   }
   return graph;
-}
-
-template <typename Function>
-bool refuses(Function function) {
-  try {
-    function();
-  } catch (const offload::PlanError&) {
-    return true;
-  }
-  return false;
 }
 
 bool can_run(const SegmentGraph& graph, const Devices& devices) {
@@ -171,16 +149,19 @@ void test_impossible_input_is_refused() {
   graph.links.assign(4, {0, 1});
   graph.costs_ns = {1, 1};
   graph.after = {{0}};
-  CHECK_THAT(refuses([&] { static_cast<void>(DeviceSearch{graph}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { static_cast<void>(DeviceSearch{graph}); }));
   graph.after = {{}};
   graph.values = {{0, 1, {0}, false}};
-  CHECK_THAT(refuses([&] { static_cast<void>(DeviceSearch{graph}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { static_cast<void>(DeviceSearch{graph}); }));
   graph.values.clear();
   DeviceSearch search(graph);
-  CHECK_THAT(refuses([&] { search.value({2}, {{1, 1}, {0, 0}}, ChoiceObjective::kLatency); }));
-  CHECK_THAT(refuses([&] { search.value({}, {{1, 1}, {0, 0}}, ChoiceObjective::kLatency); }));
-  CHECK_THAT(refuses([&] { SegmentPrediction(graph).earliest({{1}, {0, 0}}); }));
-  CHECK_THAT(refuses([&] { SegmentPrediction(graph).earliest({{1, -1}, {0, 0}}); }));
+  CHECK_THAT(throws<offload::PlanError>(
+      [&] { search.value({2}, {{1, 1}, {0, 0}}, ChoiceObjective::kLatency); }));
+  CHECK_THAT(throws<offload::PlanError>(
+      [&] { search.value({}, {{1, 1}, {0, 0}}, ChoiceObjective::kLatency); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { SegmentPrediction(graph).earliest({{1}, {0, 0}}); }));
+  CHECK_THAT(
+      throws<offload::PlanError>([&] { SegmentPrediction(graph).earliest({{1, -1}, {0, 0}}); }));
 }
 
 }  // namespace

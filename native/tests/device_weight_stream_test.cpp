@@ -13,6 +13,7 @@ using offload::HostMemory;
 using offload::StoredBytes;
 using offload::StreamAddress;
 using offload::StreamPlan;
+using offload::test::throws;
 using streams::ring_plan;
 using streams::TestSource;
 
@@ -154,16 +155,6 @@ void the_prologue_is_made_once_until_something_fails() {
   made.stream->distrust();
   CHECK_THAT(made.stream->n_rests == 1);
   CHECK_THAT(made.stream->enter(nullptr));
-}
-
-template <typename Error, typename Work>
-bool throws(Work work) {
-  try {
-    work();
-  } catch (const Error&) {
-    return true;
-  }
-  return false;
 }
 
 void what_comes_at_the_wrong_time_is_refused() {

@@ -1,14 +1,15 @@
 // Memory of weights that is discarded, and read again.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "weight_streams.hpp"
 
 namespace {
 
+using offload::test::status_of;
 using namespace streams;
 
 constexpr std::size_t kPage = 4096;
@@ -153,9 +154,7 @@ void a_child_has_memory_of_its_own() {
     CHECK_THAT(arrived(fixture) == (Weights{0, 1, 2, 3, 4}));
     _exit(offload::test::result());
   }
-  int status = 0;
-  waitpid(child, &status, 0);
-  CHECK_THAT(status == 0);
+  CHECK_THAT(status_of(child) == 0);
   CHECK_THAT(arrived(fixture) == (Weights{1, 2, 3, 4}));
 }
 #endif

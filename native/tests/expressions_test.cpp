@@ -13,6 +13,7 @@ using offload::Operation;
 
 namespace {
 
+using offload::test::throws;
 Instruction integer(std::int64_t value) { return {Operation::kInteger, {false, value, 0.0}}; }
 Instruction size(std::int64_t dim) { return {Operation::kSize, {false, dim, 0.0}}; }
 Instruction of(Operation operation) { return {operation, {}}; }
@@ -22,12 +23,7 @@ std::int64_t evaluated(const std::vector<Instruction>& code, std::int64_t n) {
 }
 
 bool is_refused(const std::vector<Instruction>& code, std::int64_t n = 7) {
-  try {
-    evaluated(code, n);
-  } catch (const ExpressionError&) {
-    return true;
-  }
-  return false;
+  return throws<ExpressionError>([&] { evaluated(code, n); });
 }
 
 void test_division_rounds_down() {

@@ -1,5 +1,4 @@
 // Gathering rows of weights that have no place in the weight memory.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstddef>
@@ -8,12 +7,16 @@
 #include <vector>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "offload/errors.hpp"
 #include "streaming/weight_stream.hpp"
 #include "weight_streams.hpp"
 
 namespace {
 
+using offload::test::error_of;
+using offload::test::status_of;
+using offload::test::throws;
 using namespace streams;
 using offload::RowTable;
 
@@ -153,24 +156,9 @@ void rows_are_read_another_way_to_compare() {
   fixture.rows.assign(2 * kRowBytes + 1, std::byte{0x55});
   fixture.stream->read_rows(kTable, {4, 2}, fixture.rows.data());
   CHECK_THAT(fixture.has_rows({4, 2}));
-  bool threw = false;
-  try {
-    fixture.stream->read_rows(kTable, {90}, fixture.rows.data());
-  } catch (const offload::ExecutionError&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(throws<offload::ExecutionError>(
+      [&] { fixture.stream->read_rows(kTable, {90}, fixture.rows.data()); }));
   fixture.stream->abandon_pass();
-}
-
-template <typename Work>
-std::string plan_error_of(Work work) {
-  try {
-    work();
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 void plans_that_make_no_sense_are_refused() {
@@ -182,11 +170,13 @@ void plans_that_make_no_sense_are_refused() {
   const std::vector<RowTable> outside{
       {3, 1, 100, 100}, {3, 0, 101, 100}, {3, 10'001, 1, 1}, {3, 0, 1, 0}, {3, 0, SIZE_MAX, 2}};
   for (const RowTable& table : outside) {
-    CHECK_THAT(has(plan_error_of([&] { check_table(plan, table); }), "table: expected a table"));
+    CHECK_THAT(has(error_of<offload::PlanError>([&] { check_table(plan, table); }),
+                   "table: expected a table"));
   }
-  CHECK_THAT(has(plan_error_of([&] { check_table(plan, {0, 0, 1, 1}); }), "not gathered"));
+  CHECK_THAT(
+      has(error_of<offload::PlanError>([&] { check_table(plan, {0, 0, 1, 1}); }), "not gathered"));
   plan.weights[3].pieces.push_back({0, 10'000, 0, true});
-  CHECK_THAT(has(plan_error_of([&] { check_plan(plan); }), "its rows are gathered"));
+  CHECK_THAT(has(error_of<offload::PlanError>([&] { check_plan(plan); }), "its rows are gathered"));
 }
 
 #if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
@@ -200,8 +190,7 @@ void a_child_gathers_for_itself() {
   }
   fixture.run({5, 80});
   CHECK_THAT(fixture.has_rows({5, 80}));
-  int status = -1;
-  CHECK_THAT(waitpid(child, &status, 0) == child && status == 0);
+  CHECK_THAT(status_of(child) == 0);
 }
 #endif
 

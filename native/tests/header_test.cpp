@@ -11,6 +11,7 @@ using offload::HeaderCounts;
 using offload::Policy;
 using offload::Relocation;
 using offload::Trigger;
+using offload::test::throws;
 
 // Slot 0 an input with three words, slot 1 an output with one, slot 2 the feature map with two,
 // slot 3 a weight with one, slot 4 internal. The relocations are unsorted.
@@ -80,13 +81,8 @@ void moved_away_and_back_is_unchanged() {
 }
 
 void refuses_a_relocation_without_a_slot() {
-  bool threw = false;
-  try {
-    const Header header({Trigger::kIo}, {{0, 1, 0}});
-  } catch (const std::invalid_argument&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(
+      throws<std::invalid_argument>([&] { const Header header({Trigger::kIo}, {{0, 1, 0}}); }));
 }
 
 }  // namespace

@@ -1,6 +1,5 @@
 #include "offload/host_stages.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "offload/errors.hpp"
 
 namespace {
@@ -24,6 +24,8 @@ using offload::HostStage;
 using offload::HostStages;
 using offload::StagedLaunches;
 using offload::StageWatcher;
+using offload::test::status_of;
+using offload::test::throws;
 
 constexpr std::array kStages = {HostStage::kTile, HostStage::kMemory, HostStage::kLaunch};
 
@@ -217,14 +219,10 @@ void closing_waits_for_a_run_and_later_runs_are_refused() {
   stages.close();
   caller.join();
   CHECK_THAT(numbers.is_whole());
-  bool was_refused = false;
-  try {
+  CHECK_THAT(throws<offload::ExecutionError>([&] {
     Numbers more(2);
     stages.run(more, nullptr);
-  } catch (const offload::ExecutionError&) {
-    was_refused = true;
-  }
-  CHECK_THAT(was_refused);
+  }));
 }
 
 void threads_know_whose_they_are() {
@@ -260,9 +258,7 @@ void a_child_of_a_fork_runs_by_threads_of_its_own() {
     _exit(here.is_whole() ? 0 : 1);
   }
   caller.join();
-  int status = -1;
-  waitpid(child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_THAT(status_of(child) == 0);
   Numbers after(30);
   stages.run(after, nullptr);
   CHECK_THAT(after.is_whole());
@@ -270,13 +266,7 @@ void a_child_of_a_fork_runs_by_threads_of_its_own() {
 #endif
 
 void fewer_cores_than_one_are_refused() {
-  bool was_refused = false;
-  try {
-    HostStages stages(0);
-  } catch (const std::invalid_argument&) {
-    was_refused = true;
-  }
-  CHECK_THAT(was_refused);
+  CHECK_THAT(throws<std::invalid_argument>([&] { HostStages stages(0); }));
 }
 
 }  // namespace

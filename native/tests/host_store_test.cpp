@@ -18,6 +18,7 @@ using offload::HostSlab;
 using offload::HostStore;
 using offload::ReadBuffer;
 using offload::StoreKey;
+using offload::test::throws;
 
 constexpr std::size_t kStep = HostSlab::kStepBytes;
 
@@ -91,13 +92,8 @@ void test_what_fails_leaves_nothing() {
     if (++n_calls == 2) throw std::runtime_error("no memory");
     return make(n_bytes);
   };
-  bool has_thrown = false;
-  try {
-    store().take(key, 0, 30, fails);
-  } catch (const std::runtime_error&) {
-    has_thrown = true;
-  }
-  CHECK_THAT(has_thrown && n_live_bytes == 10 && store().held_bytes(key, 0, 30) == 10);
+  CHECK_THAT(throws<std::runtime_error>([&] { store().take(key, 0, 30, fails); }) &&
+             n_live_bytes == 10 && store().held_bytes(key, 0, 30) == 10);
 }
 
 void test_who_is_alone_may_write() {
@@ -130,13 +126,7 @@ void test_steps_are_read_once() {
     for (std::size_t index = 0; index < size; ++index) to[index] = pattern(at + index);
   };
   const auto fails = [](std::size_t, std::byte*, std::size_t) { throw std::runtime_error("gone"); };
-  bool has_thrown = false;
-  try {
-    slab.fill(0, n_bytes, fails);
-  } catch (const std::runtime_error&) {
-    has_thrown = true;
-  }
-  CHECK_THAT(has_thrown);
+  CHECK_THAT(throws<std::runtime_error>([&] { slab.fill(0, n_bytes, fails); }));
   CHECK_THAT(slab.fill(kStep - 10, n_bytes, read) == 10 && n_reads == 1);
   CHECK_THAT(slab.fill(0, n_bytes, fails) == kStep);  // already read
   CHECK_THAT(slab.fill(kStep, kStep + 7, read) == 7 && n_reads == 2);

@@ -98,12 +98,8 @@ void test_all_conflicts_are_ordered() {
 }
 
 std::string error_of(const LaneProblem& problem, std::int64_t max_evaluations = 0) {
-  try {
-    schedule_lanes(problem, max_evaluations);
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
+  return offload::test::error_of<offload::PlanError>(
+      [&] { schedule_lanes(problem, max_evaluations); });
 }
 
 void test_bad_input_is_refused() {

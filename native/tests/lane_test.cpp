@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "offload/errors.hpp"
 #include "offload/lease.hpp"
 
@@ -19,6 +20,8 @@ using offload::ExecutionLock;
 using offload::Lane;
 using offload::Lease;
 using offload::Ticket;
+using offload::test::status_of;
+using offload::test::throws;
 
 void pause_for(int milliseconds) {
   std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
@@ -117,13 +120,7 @@ void a_ticket_may_be_handed_on() {
   CHECK_THAT(bad->done());
   may_end = true;
   good->wait();
-  bool threw = false;
-  try {
-    bad->wait();
-  } catch (const std::runtime_error&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(throws<std::runtime_error>([&] { bad->wait(); }));
 }
 
 void close_finishes_what_is_queued() {
@@ -135,13 +132,7 @@ void close_finishes_what_is_queued() {
   lane.close();
   lane.close();
   CHECK_THAT(n_done == 20);
-  bool threw = false;
-  try {
-    lane.submit([] {}, std::make_shared<Ticket>());
-  } catch (const std::logic_error&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(throws<std::logic_error>([&] { lane.submit([] {}, std::make_shared<Ticket>()); }));
 }
 
 void many_threads_submit() {
@@ -290,9 +281,7 @@ void fork_keeps_lanes_usable() {
     ticket->wait();
     _exit(ran ? 0 : 1);
   }
-  int status = 1;
-  waitpid(child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_THAT(status_of(child) == 0);
   for (const auto& ticket : tickets) ticket->wait();
   CHECK_THAT(n_done == 50);
 }
@@ -330,9 +319,7 @@ void a_launch_does_not_wait_for_one_that_forks() {
       is_forking = true;
       const pid_t child = fork();
       if (child == 0) _exit(0);
-      int status = 1;
-      waitpid(child, &status, 0);
-      CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+      CHECK_THAT(status_of(child) == 0);
     }
     other.join();
     CHECK_THAT(is_refused);

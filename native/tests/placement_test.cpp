@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "numbers.hpp"
 #include "offload/errors.hpp"
 
 namespace {
@@ -19,42 +20,20 @@ using offload::lower_bound_bytes;
 using offload::place_intervals;
 using offload::Placement;
 using offload::PlacementOptions;
+using offload::test::Numbers;
+using offload::test::throws;
 
 constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
-// Random numbers that are the same on every machine, unlike those of the standard's distributions.
-class Numbers {
- public:
-  explicit Numbers(std::uint64_t seed) : state_(seed) {}
-
-  // From 0 up to but excluding `end`.
-  std::int64_t below(std::int64_t end) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::int64_t>(state_ >> 33) % end;
-  }
-
- private:
-  std::uint64_t state_;
-};
-
 // The error of a placement, or nothing.
 std::string error_of(const std::vector<Interval>& intervals, const PlacementOptions& options) {
-  try {
-    place_intervals(intervals, options);
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
+  return offload::test::error_of<offload::PlanError>([&] { place_intervals(intervals, options); });
 }
 
 std::string check_error_of(const std::vector<Interval>& intervals,
                            const std::vector<std::int64_t>& offsets_bytes) {
-  try {
-    check_placement(intervals, offsets_bytes);
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
+  return offload::test::error_of<offload::PlanError>(
+      [&] { check_placement(intervals, offsets_bytes); });
 }
 
 // Cuts a rectangle of n_steps by capacity_bytes into pieces, so that the pieces fit without a gap.
@@ -349,33 +328,25 @@ void many_values_in_a_partial_order() {
              offload::place_partial(values, {8, {}, 3'000'000}).offsets_bytes);
 }
 
-template <typename Work>
-bool is_refused(Work work) {
-  try {
-    work();
-  } catch (const offload::PlanError&) {
-    return true;
-  }
-  return false;
-}
-
 void bad_partial_orders_are_refused() {
   const offload::PartialIntervals right = towers(64);
   offload::check_partial_placement(right, {0, 64, 0, 128, 192, 128});
+  CHECK_THAT(throws<offload::PlanError>(
+      [&] { offload::check_partial_placement(right, {0, 63, 0, 128, 192, 128}); }));
+  CHECK_THAT(throws<offload::PlanError>(
+      [&] { offload::check_partial_placement(right, {0, 64, 0, 0, 192, 128}); }));
+  CHECK_THAT(throws<offload::PlanError>(
+      [&] { offload::check_partial_placement(right, {-1, 64, 0, 128, 192, 128}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { offload::check_partial_placement(right, {0, 64}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { offload::place_partial(right, {24, {}}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { offload::place_partial(right, {8, -1}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { offload::place_partial(right, {8, {}, -1}); }));
   CHECK_THAT(
-      is_refused([&] { offload::check_partial_placement(right, {0, 63, 0, 128, 192, 128}); }));
-  CHECK_THAT(is_refused([&] { offload::check_partial_placement(right, {0, 64, 0, 0, 192, 128}); }));
-  CHECK_THAT(
-      is_refused([&] { offload::check_partial_placement(right, {-1, 64, 0, 128, 192, 128}); }));
-  CHECK_THAT(is_refused([&] { offload::check_partial_placement(right, {0, 64}); }));
-  CHECK_THAT(is_refused([&] { offload::place_partial(right, {24, {}}); }));
-  CHECK_THAT(is_refused([&] { offload::place_partial(right, {8, -1}); }));
-  CHECK_THAT(is_refused([&] { offload::place_partial(right, {8, {}, -1}); }));
-  CHECK_THAT(is_refused([&] { offload::place_partial(towers(kMaxBytes / 2), {}); }));
-  CHECK_THAT(is_refused([&] { offload::place_partial(towers(-1), {}); }));
+      throws<offload::PlanError>([&] { offload::place_partial(towers(kMaxBytes / 2), {}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { offload::place_partial(towers(-1), {}); }));
   offload::PartialIntervals short_of = right;
   short_of.ends.pop_back();
-  CHECK_THAT(is_refused([&] { offload::place_partial(short_of, {}); }));
+  CHECK_THAT(throws<offload::PlanError>([&] { offload::place_partial(short_of, {}); }));
 }
 
 }  // namespace

@@ -25,6 +25,7 @@ using offload::DispatchPlan;
 using offload::Lane;
 using offload::SegmentDispatcher;
 using offload::Ticket;
+using offload::test::throws;
 
 constexpr std::int64_t kPoison = -1'000'000'007;
 
@@ -314,13 +315,7 @@ void a_wrong_plan_is_an_error_of_its_execution() {
   plan->paces->begin_execution();
   dispatcher->add(std::make_shared<Work>(plan, done, machine, 1, 1), {0, 1});
   done->await_end();
-  bool is_plan_error = false;
-  try {
-    done->wait();
-  } catch (const offload::PlanError&) {
-    is_plan_error = true;
-  }
-  CHECK_THAT(is_plan_error);
+  CHECK_THAT(throws<offload::PlanError>([&] { done->wait(); }));
   CHECK_THAT(dispatcher->n_under_way() == 0);
 }
 

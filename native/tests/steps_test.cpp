@@ -58,12 +58,7 @@ void test_two_lanes_of_launches() {
 }
 
 std::string error_of(const std::vector<LaneSteps>& lanes) {
-  try {
-    simulate_steps(lanes, {1, 1}, {1});
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
+  return offload::test::error_of<offload::PlanError>([&] { simulate_steps(lanes, {1, 1}, {1}); });
 }
 
 void test_what_cannot_be_carried_out_is_refused() {

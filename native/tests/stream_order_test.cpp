@@ -11,6 +11,7 @@
 
 namespace {
 
+using offload::test::error_of;
 enum Code { kDone = 0, kRefused = 1, kFault = 2 };
 
 // Streams whose work is a count, done once it is waited for; the next call of a name may fail.
@@ -90,16 +91,6 @@ struct FakeStreams {
 
 using Order = offload::StreamOrder<FakeStreams>;
 
-template <typename Action>
-std::string error_of(Action action) {
-  try {
-    action();
-  } catch (const std::runtime_error& error) {
-    return error.what();
-  }
-  return "";
-}
-
 void another_stream_waits_for_the_last() {
   Machine machine;
   Order order(FakeStreams{machine});
@@ -138,7 +129,7 @@ void a_wait_that_fails_ends_nothing() {
     order.enter(1);
     const auto fence = order.fence();
     machine.failures["synchronize event"] = code;
-    CHECK_THAT(error_of([&] { fence->wait(); }) == "executing the program");
+    CHECK_THAT(error_of<std::runtime_error>([&] { fence->wait(); }) == "executing the program");
     CHECK_THAT(order.in_flight());
     CHECK_THAT(order.take_failure());
     CHECK_THAT(!order.take_failure());
@@ -153,15 +144,15 @@ void a_fence_that_cannot_be_made_waits_for_the_stream() {
   order.enter(1);
   machine.failures["record"] = kRefused;
   machine.failures["synchronize stream"] = kRefused;
-  CHECK_THAT(error_of([&] { order.fence(); }) == "ending an execution");
+  CHECK_THAT(error_of<std::runtime_error>([&] { order.fence(); }) == "ending an execution");
   CHECK_THAT(order.in_flight());
   machine.failures["record"] = kRefused;
-  CHECK_THAT(error_of([&] { order.fence(); }) == "ending an execution");
+  CHECK_THAT(error_of<std::runtime_error>([&] { order.fence(); }) == "ending an execution");
   CHECK_THAT(!order.in_flight());
   CHECK_THAT(order.take_failure());
   order.note_enqueued();
   machine.failures["create"] = kRefused;
-  CHECK_THAT(error_of([&] { order.fence(); }) == "making an event");
+  CHECK_THAT(error_of<std::runtime_error>([&] { order.fence(); }) == "making an event");
   CHECK_THAT(!order.in_flight());
 }
 
@@ -170,9 +161,11 @@ void nobody_waits_for_a_captured_stream() {
   Order order(FakeStreams{machine});
   order.enter(1);
   machine.captured = 1;
-  CHECK_THAT(error_of([&] { order.fence(); }) == "the stream of the execution before");
-  CHECK_THAT(error_of([&] { order.enter(1); }) == "the current stream");
-  CHECK_THAT(error_of([&] { order.enter(2); }) == "the stream of the execution before");
+  CHECK_THAT(error_of<std::runtime_error>([&] { order.fence(); }) ==
+             "the stream of the execution before");
+  CHECK_THAT(error_of<std::runtime_error>([&] { order.enter(1); }) == "the current stream");
+  CHECK_THAT(error_of<std::runtime_error>([&] { order.enter(2); }) ==
+             "the stream of the execution before");
   CHECK_THAT(!order.end());
   CHECK_THAT(machine.count("record") == 0 && order.in_flight());
   machine.captured = 0;

@@ -47,12 +47,8 @@ void test_copies_beside_launches() {
 }
 
 std::string error_of(const std::vector<StreamingTransfer>& transfers) {
-  try {
-    StreamingSimulator({1, 1}).period_ns(transfers);
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
+  return offload::test::error_of<offload::PlanError>(
+      [&] { StreamingSimulator({1, 1}).period_ns(transfers); });
 }
 
 void test_what_cannot_run_is_refused() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "numbers.hpp"
 #include "offload/errors.hpp"
 
 namespace {
@@ -16,23 +17,9 @@ using offload::place_tasks;
 using offload::TaskGraph;
 using offload::TaskObjective;
 using offload::TaskPlacementOptions;
+using offload::test::Numbers;
 
 using Integers = std::vector<std::int64_t>;
-
-// Random numbers that are the same on every machine, unlike those of the standard's distributions.
-class Numbers {
- public:
-  explicit Numbers(std::uint64_t seed) : state_(seed) {}
-
-  // From 0 up to but excluding `end`.
-  std::int64_t below(std::int64_t end) {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<std::int64_t>(state_ >> 33) % end;
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 TaskGraph graph_of(std::size_t n_processors, Integers costs_ns) {
   TaskGraph graph;

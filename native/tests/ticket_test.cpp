@@ -1,6 +1,5 @@
 #include "offload/ticket.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane.hpp"
 
@@ -18,6 +18,7 @@ namespace {
 using offload::CancelledError;
 using offload::Lane;
 using offload::Ticket;
+using offload::test::status_of;
 
 bool is_cancelled(const Ticket& ticket) {
   try {
@@ -191,9 +192,7 @@ void tickets_of_the_parent_have_failed_in_the_child() {
     Ticket fresh;
     _exit(is_right && !fresh.done() && fresh.cancel() ? 0 : 1);
   }
-  int status = 1;
-  waitpid(child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_THAT(status_of(child) == 0);
   CHECK_THAT(!waited_for->done());
   waited_for->finish(nullptr);
   waiter.join();

@@ -1,7 +1,6 @@
 #include "streaming/weight_memory.hpp"
 
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -9,24 +8,17 @@
 #include <string>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "offload/errors.hpp"
 
 namespace {
 
 using offload::StreamPlan;
 using offload::WeightMemory;
+using offload::test::error_of;
+using offload::test::status_of;
 
 constexpr std::size_t kPage = 4096;
-
-template <typename Work>
-std::string plan_error_of(Work work) {
-  try {
-    work();
-  } catch (const offload::PlanError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -94,9 +86,7 @@ void a_child_gets_memory_of_its_own() {
     std::memset(memory.address(1), 5, 2 * kPage);
     _exit(memory.address(0)[kPage] == std::byte{5} ? 0 : 1);
   }
-  int status = 1;
-  waitpid(child, &status, 0);
-  CHECK_THAT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  CHECK_THAT(status_of(child) == 0);
   CHECK_THAT(memory.address(1)[0] == std::byte{2});
 }
 
@@ -104,12 +94,8 @@ void too_much_is_an_error() {
   StreamPlan plan;
   plan.memory_bytes = std::size_t{1} << 60;
   plan.weights = {{"vast", plan.memory_bytes, {{0, plan.memory_bytes, 0, false}}}};
-  std::string error;
-  try {
-    const WeightMemory memory(plan);
-  } catch (const offload::ExecutionError& one) {
-    error = one.what();
-  }
+  const std::string error =
+      error_of<offload::ExecutionError>([&] { const WeightMemory memory(plan); });
   CHECK_THAT(has(error, "1152921504606846976 bytes of memory"));
 }
 
@@ -117,7 +103,7 @@ template <typename Change>
 std::string refused(Change change) {
   StreamPlan plan = aliasing_plan();
   change(plan);
-  return plan_error_of([&] { check_plan(plan); });
+  return error_of<offload::PlanError>([&] { check_plan(plan); });
 }
 
 void plans_that_cannot_be_are_refused() {

@@ -19,6 +19,7 @@ using offload::FileSource;
 using offload::ReadBuffer;
 using offload::ReadMode;
 using offload::WeightFiles;
+using offload::test::error_of;
 
 constexpr std::size_t kFileBytes = (std::size_t{9} << 20) + 1234;
 
@@ -51,16 +52,6 @@ class File {
  private:
   std::string path_;
 };
-
-template <typename Work>
-std::string error_of(Work work) {
-  try {
-    work();
-  } catch (const offload::FileError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
@@ -109,19 +100,21 @@ void truncated_files_are_told() {
   WeightFiles files;
   const auto opened = files.open(file.path());
   FileSource source(opened, 8, 90'000);
-  CHECK_THAT(has(error_of([&] { FileSource(opened, 20'000, 90'000); }),
+  CHECK_THAT(has(error_of<offload::FileError>([&] { FileSource(opened, 20'000, 90'000); }),
                  "expected 90000 bytes at offset 20000, got 80000"));
-  CHECK_THAT(has(error_of([&] { FileSource(opened, 200'000, 1); }), "got 0"));
+  CHECK_THAT(has(error_of<offload::FileError>([&] { FileSource(opened, 200'000, 1); }), "got 0"));
   if (truncate(file.path().c_str(), 50'000) != 0) std::abort();
   ReadBuffer buffer;
   std::vector<std::byte> memory(90'000);
-  const std::string error = error_of([&] { source.read(0, memory.data(), 90'000, buffer); });
+  const std::string error =
+      error_of<offload::FileError>([&] { source.read(0, memory.data(), 90'000, buffer); });
   CHECK_THAT(has(error, file.path()));
   CHECK_THAT(has(error, "got 50000"));
   // What exists could be read, but may be newer than what was read before.
-  const std::string later = error_of([&] { source.read(0, memory.data(), 49'992, buffer); });
+  const std::string later =
+      error_of<offload::FileError>([&] { source.read(0, memory.data(), 49'992, buffer); });
   CHECK_THAT(has(later, file.path() + ": it was written after it was opened"));
-  CHECK_THAT(has(error_of([&] {
+  CHECK_THAT(has(error_of<offload::FileError>([&] {
                    WeightFiles anew;
                    source.look_up(anew, /*opens=*/true);
                  }),
@@ -161,10 +154,10 @@ void runs_of_files_that_change_are_told() {
   FileSource source(files.open(file.path()), 8, 90'000);
   std::vector<std::byte> memory(1000);
   if (truncate(file.path().c_str(), 50'000) != 0) std::abort();
-  const std::string error =
-      error_of([&] { source.read_runs({{8, 8}, {49'900, 500}}, memory.data()); });
+  const std::string error = error_of<offload::FileError>(
+      [&] { source.read_runs({{8, 8}, {49'900, 500}}, memory.data()); });
   CHECK_THAT(has(error, file.path() + ": expected 500 bytes at offset 49908, got 92"));
-  CHECK_THAT(has(error_of([&] { source.read_runs({{8, 8}}, memory.data()); }),
+  CHECK_THAT(has(error_of<offload::FileError>([&] { source.read_runs({{8, 8}}, memory.data()); }),
                  file.path() + ": it was written after it was opened"));
   if (truncate(file.path().c_str(), 100'000) != 0) std::abort();
   WeightFiles anew;
@@ -174,9 +167,11 @@ void runs_of_files_that_change_are_told() {
 }
 
 void what_is_no_file_is_refused() {
-  CHECK_THAT(has(error_of([] { WeightFiles().open("/nowhere/at/all"); }), "cannot be opened"));
-  CHECK_THAT(has(error_of([] { WeightFiles().open("/tmp"); }), "regular file"));
-  CHECK_THAT(has(error_of([] { WeightFiles().open("/dev/null"); }), "regular file"));
+  CHECK_THAT(has(error_of<offload::FileError>([] { WeightFiles().open("/nowhere/at/all"); }),
+                 "cannot be opened"));
+  CHECK_THAT(has(error_of<offload::FileError>([] { WeightFiles().open("/tmp"); }), "regular file"));
+  CHECK_THAT(
+      has(error_of<offload::FileError>([] { WeightFiles().open("/dev/null"); }), "regular file"));
 }
 
 // A path that names another file is looked up again on request.
@@ -213,7 +208,7 @@ void files_that_are_gone_are_told_with_their_weight() {
   }
   WeightFiles anew;
   const std::string error =
-      error_of([&] { offload::look_up_sources(plan, sources, {true}, anew); });
+      error_of<offload::FileError>([&] { offload::look_up_sources(plan, sources, {true}, anew); });
   CHECK_THAT(has(error, "head: ") && has(error, "cannot be opened"));
 }
 

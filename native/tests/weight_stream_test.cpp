@@ -1,6 +1,5 @@
 #include "streaming/weight_stream.hpp"
 
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -8,12 +7,16 @@
 #include <random>
 
 #include "check.hpp"
+#include "children.hpp"
 #include "offload/errors.hpp"
 #include "offload/lane.hpp"
 #include "weight_streams.hpp"
 
 namespace {
 
+using offload::test::error_of;
+using offload::test::status_of;
+using offload::test::throws;
 using namespace streams;
 
 void passes_find_their_weights(StreamPlan plan, int n_passes, int delay_us) {
@@ -54,13 +57,8 @@ void loads_say_how_far_they_are() {
   fixture.stream->load([&](std::uint64_t bytes) { progress.push_back(bytes); });
   CHECK_THAT(progress == (std::vector<std::uint64_t>{2 * 4096, 3 * 4096}));
   fixture.run();
-  bool threw = false;
-  try {
-    fixture.stream->load([](std::uint64_t) { throw std::runtime_error("enough"); });
-  } catch (const std::runtime_error&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(throws<std::runtime_error>(
+      [&] { fixture.stream->load([](std::uint64_t) { throw std::runtime_error("enough"); }); }));
   fixture.run();  // reads again what the failed load left
   CHECK_THAT(fixture.stream->generation() == 2);
 }
@@ -73,12 +71,7 @@ void failed_transfers_surface_at_their_launch() {
   fixture.stream->begin_pass(4, false);
   fixture.run_launch(0);
   fixture.run_launch(1);
-  std::string error;
-  try {
-    fixture.run_launch(2);
-  } catch (const offload::ExecutionError& one) {
-    error = one.what();
-  }
+  const std::string error = error_of<offload::ExecutionError>([&] { fixture.run_launch(2); });
   CHECK_THAT(error == "weight 2: disk: broken");
   fixture.sources[2]->broken = false;
   fixture.stream->abandon_pass();
@@ -126,13 +119,8 @@ void replaced_weights_are_read_again() {
   fixture.stream->end_pass();
   fixture.sources[0] = other;
   fixture.run();
-  bool refused = false;
-  try {
-    fixture.stream->replace({{0, std::make_shared<TestSource>(9, 1)}});
-  } catch (const offload::BindingError&) {
-    refused = true;
-  }
-  CHECK_THAT(refused);
+  CHECK_THAT(throws<offload::BindingError>(
+      [&] { fixture.stream->replace({{0, std::make_shared<TestSource>(9, 1)}}); }));
   // Weights that cannot be read again fail the execution, and the next execution tries again.
   fixture.sources[1]->broken = true;
   fixture.stream->refresh({1});
@@ -183,21 +171,9 @@ void executions_need_loaded_weights() {
   Fixture fixture(ring_plan(3, 2));
   CHECK_THAT(has(fixture.error_of_run(), "call load"));
   fixture.stream->load(nullptr);
-  bool threw = false;
-  try {
-    fixture.stream->begin_pass(4, false);
-  } catch (const offload::ExecutionError&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(throws<offload::ExecutionError>([&] { fixture.stream->begin_pass(4, false); }));
   fixture.stream->attach();
-  threw = false;
-  try {
-    fixture.stream->attach();
-  } catch (const offload::ExecutionError&) {
-    threw = true;
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(throws<offload::ExecutionError>([&] { fixture.stream->attach(); }));
   fixture.run();
   fixture.stream->close();
   fixture.stream->close();
@@ -308,12 +284,6 @@ void threads_replace_beside_passes() {
 }
 
 #if !defined(__SANITIZE_THREAD__)  // the thread sanitizer does not follow threads made after a fork
-int status_of(pid_t child) {
-  int status = 1;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
-}
-
 // The child has no worker and, where pieces are mapped, its parent's memory.
 void forks_find_a_stream_at_rest(StreamPlan plan) {
   Fixture fixture(std::move(plan));
@@ -385,13 +355,8 @@ void interpreter_exit_ends_busy_workers() {
   offload::Lane::close_all();
   CHECK_THAT(has(fixture.error_of_run(), "closed"));
   Fixture later(ring_plan(2, 1));  // made by a thread that continues: it starts no worker
-  bool threw = false;
-  try {
-    later.stream->load(nullptr);
-  } catch (const offload::ExecutionError& error) {
-    threw = has(error.what(), "closed");
-  }
-  CHECK_THAT(threw);
+  CHECK_THAT(
+      has(error_of<offload::ExecutionError>([&] { later.stream->load(nullptr); }), "closed"));
 }
 
 }  // namespace
