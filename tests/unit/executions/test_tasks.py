@@ -14,6 +14,8 @@ from task_callables import WAITING_SECONDS, Refused, refuse
 import offload
 from offload.run import Ticket
 
+N_IN_CHAIN = 2_000
+
 
 def wait_at(gate: threading.Event) -> torch.Tensor:
     assert gate.wait(WAITING_SECONDS)
@@ -279,3 +281,36 @@ def test_callbacks_on_threads_of_callables_do_not_wait():
     assert later.result() == 1
     assert len(errors) == 1
     assert "a done-callback waits" in errors[0]
+
+
+@pytest.mark.parametrize("outcome", ["result", "error", "cancelled"])
+@pytest.mark.parametrize("begins_behind", ["executions", "callables", "both"])
+def test_long_chains_end(run, gate, outcome, begins_behind):
+    """Behind a task that ends last: each dependent is ended by the one before."""
+
+    def first() -> torch.Tensor:
+        gate.wait(WAITING_SECONDS)
+        if outcome == "error":
+            raise Refused
+        return torch.zeros(4)
+
+    with offload.tasks(max_workers=1) as t:
+        t.submit(gate.wait, WAITING_SECONDS)
+        tickets = [t.submit(first)]
+        for at in range(N_IN_CHAIN):
+            is_called = begins_behind == "callables" or (begins_behind == "both" and at % 2)
+            tickets.append(t.submit(torch.clone if is_called else run, tickets[-1]))
+        if outcome == "cancelled":
+            assert tickets[0].cancel()
+        gate.set()
+        if outcome == "error":
+            assert isinstance(tickets[0].exception(), Refused)
+    assert all(one.done() for one in tickets)
+    if outcome == "result":
+        n_additions = {"executions": N_IN_CHAIN, "callables": 0, "both": N_IN_CHAIN // 2}
+        assert torch.equal(tickets[-1].result(), torch.full((4,), 1.0 * n_additions[begins_behind]))
+    elif outcome == "error":
+        cause = tickets[-1].exception().__cause__
+        assert isinstance(cause, Refused)
+    else:
+        assert all(one.cancelled() for one in tickets)
