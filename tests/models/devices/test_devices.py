@@ -243,6 +243,13 @@ def test_what_is_refused(tmp_path):
     ):
         with pytest.raises(offload.BindingError, match=message):
             captured.load(**options)
+    for devices, message in (
+        (["cpu", "null"], "'null' computes nothing"),
+        (["null"], "'null' computes nothing"),
+        ((CpuBackend(), "cpu"), "several devices are a list"),
+    ):
+        with pytest.raises(offload.BackendUnavailable, match=message):
+            captured.load(devices)
     nan = float("nan")
     for idle, busy in (
         *((2.0, 1.0), (-1.0, 1.0), (0.0, float("inf")), (nan, 1.0), (0.0, nan)),
