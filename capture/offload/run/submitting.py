@@ -41,6 +41,9 @@ class Submitting:
         """Execute each batch, several in flight; return an iterator over the results, in order.
 
         A tuple is a batch's positional arguments, a dict its keywords, anything else one argument.
+        Its tensors must not be written until its result has been taken: where `batches` fills
+        buffers again, it needs `buffersize + 1` of them.
+
         While batches are executed the next is taken from `batches`, on the iterating thread. On a
         device with queues, batches from the host are copied there, and results back, on separate
         queues beside the execution: see the page on pipelines.
