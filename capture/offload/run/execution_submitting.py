@@ -11,7 +11,7 @@ import torch
 from offload.backends import Loaded
 from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
-from offload.program import BoundProgram, Program, Role
+from offload.program import BoundProgram
 from offload.run.deferred import Deferred, defer
 from offload.run.ordered_results import Batch
 from offload.run.staged_batches import StagedBatches, TorchQueues, uploaded_tensors
@@ -29,7 +29,6 @@ Surroundings = _native.Surroundings
 class ExecutionSubmitting(_native.CallableReplay, Submitting):
     """The part of an Executable that takes submissions and gives them to its native replay."""
 
-    program: Program
     bound: BoundProgram
     _loaded: Loaded
     _native: _native.Replay
@@ -106,7 +105,3 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
             return super()._beginning()
         is_uploaded = functools.partial(uploaded_tensors, self.bound)
         return StagedBatches(self, TorchQueues(device), is_uploaded).begin
-
-    def _bytes_of(self, args: Args, kwargs: Kwargs) -> int:
-        results = sum(value.size_bytes for value in self.program.of_role(Role.OUTPUT))
-        return super()._bytes_of(args, kwargs) + results
