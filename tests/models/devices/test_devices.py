@@ -4,6 +4,7 @@ import threading
 
 import numpy
 import pytest
+import safetensors.torch
 import torch
 from checks import normal
 from given_times import TWO, alternating, let_launches_take
@@ -261,6 +262,16 @@ def test_what_is_refused(tmp_path):
     for wrong in ({"threads": 0}, {"threads": True}, *({"duty": one} for one in (0, "1", None))):
         with pytest.raises(offload.BackendUnavailable, match="expected"):
             CpuBackend(**wrong)
+
+
+@pytest.mark.parametrize("devices", [["cpu"], TWO])
+def test_weights_in_files_are_refused(tmp_path, devices):
+    safetensors.torch.save_file(nn.Linear(4, 4).state_dict(), tmp_path / "weights.safetensors")
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    captured = offload.capture(model, torch.zeros(2, 4), weights=tmp_path / "weights.safetensors")
+    with pytest.raises(offload.CaptureError, match="weights are in files"):
+        captured.load(devices)
 
 
 @torch.no_grad()
