@@ -33,6 +33,20 @@ def test_the_example(run):
     assert asyncio.run(_of(d)) is d.result()
 
 
+def test_tickets_inside_containers():
+    """Executables say what to do; functions receive the tickets."""
+    run = offload.capture(lambda given: given["x"] + 1, {"x": torch.zeros(4)}).load()
+    with offload.tasks() as t:
+        ticket = t.submit(torch.zeros, 4)
+        assert t.submit(lambda tickets: tickets, [ticket]).result() == [ticket]
+        made = t.submit(run, t.submit(lambda x: {"x": x}, ticket))
+        with pytest.raises(offload.BindingError, match=r"\['x'\].*a ticket stands for its result"):
+            t.submit(run, {"x": ticket})
+        with pytest.raises(offload.BindingError, match="a ticket stands for its result"):
+            run({"x": ticket})
+    assert torch.equal(made.result(), torch.ones(4))
+
+
 async def _of(ticket: Ticket) -> object:
     return await ticket
 
