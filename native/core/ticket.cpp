@@ -1,5 +1,8 @@
 #include "offload/ticket.hpp"
 
+#include <algorithm>
+#include <deque>
+#include <iterator>
 #include <new>
 #include <thread>
 #include <utility>
@@ -17,6 +20,34 @@ std::atomic<std::uint64_t> n_forks_so_far = 0;
 std::mutex& fork_mutex() {
   static auto* const instance = new std::mutex;
   return *instance;
+}
+
+using Callbacks = std::deque<std::function<void()>>;
+
+// How many callbacks of a thread may be inside one another, each in the end of a ticket by the one
+// before. Those that are deeper follow one after the other, so that a chain of any length ends
+// without exhausting the stack.
+constexpr int kMostNested = 16;
+
+thread_local int n_nested = 0;
+thread_local Callbacks* following = nullptr;  // of the deepest call, on its stack
+
+void call_all(Callbacks callbacks) noexcept {
+  if (following != nullptr) {
+    std::move(callbacks.begin(), callbacks.end(), std::back_inserter(*following));
+    return;
+  }
+  ++n_nested;
+  const bool is_deepest = n_nested == kMostNested;
+  if (is_deepest) following = &callbacks;
+  while (!callbacks.empty()) {
+    std::function<void()> one = std::move(callbacks.front());
+    callbacks.pop_front();
+    one();
+    one = nullptr;  // releases what it captures before the next call
+  }
+  if (is_deepest) following = nullptr;
+  --n_nested;
 }
 
 }  // namespace
@@ -143,15 +174,13 @@ void Ticket::end(std::exception_ptr error) noexcept {
 // mutex at once, and often the processor of the thread that woke it.
 void Ticket::call_back() noexcept {
   changed_.notify_all();
-  std::vector<std::function<void()>> callbacks;
+  Callbacks callbacks;
   {
     const std::lock_guard lock(mutex_);
-    callbacks.swap(callbacks_);
+    std::move(callbacks_.begin(), callbacks_.end(), std::back_inserter(callbacks));
+    callbacks_.clear();
   }
-  for (std::function<void()>& one : callbacks) {
-    one();
-    one = nullptr;  // releases what it captures before the next call
-  }
+  if (!callbacks.empty()) call_all(std::move(callbacks));
 }
 
 void Ticket::when_done(std::function<void()> function) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -80,6 +81,38 @@ void callbacks_keep_nothing() {
   CHECK_THAT(kept.use_count() == 2);
   ticket.finish(nullptr);
   CHECK_THAT(kept.use_count() == 1);
+}
+
+// Tickets of which each is ended by a callback of the one before, as dependents are: any number.
+void a_chain_of_any_length_ends() {
+  constexpr std::size_t kLength = 200'000;
+  std::vector<std::unique_ptr<Ticket>> chain;
+  std::vector<std::size_t> ended;
+  ended.reserve(kLength);
+  for (std::size_t index = 0; index < kLength; ++index) {
+    chain.push_back(std::make_unique<Ticket>());
+    if (index == 0) continue;
+    chain[index - 1]->when_done([&chain, &ended, index] {
+      ended.push_back(index);
+      chain[index]->finish(nullptr);
+    });
+  }
+  chain[0]->finish(nullptr);
+  CHECK_THAT(ended.size() == kLength - 1 && ended.back() == kLength - 1);
+  CHECK_THAT(chain.back()->done());
+}
+
+// Callbacks inside callbacks are called before the call that ended their ticket returns.
+void a_callback_sees_the_callbacks_of_what_it_ends() {
+  Ticket first, second;
+  bool is_called = false, was_called = false;
+  second.when_done([&is_called] { is_called = true; });
+  first.when_done([&] {
+    second.finish(nullptr);
+    was_called = is_called;
+  });
+  first.finish(nullptr);
+  CHECK_THAT(was_called);
 }
 
 void a_lane_drops_what_was_cancelled() {
@@ -206,6 +239,8 @@ int main() {
   what_has_not_begun_is_cancelled();
   callbacks_come_in_order_and_once();
   callbacks_keep_nothing();
+  a_chain_of_any_length_ends();
+  a_callback_sees_the_callbacks_of_what_it_ends();
   a_lane_drops_what_was_cancelled();
   a_callback_may_submit_to_its_lane();
   lanes_wait_for_each_other();

@@ -175,7 +175,7 @@ def _how_to_call(model: Callable[..., Any]) -> str:
         return "model(x)"
     if isinstance(model, torch.jit.ScriptModule | torch.jit.ScriptFunction):
         return "captured(x) (the model is scripted or traced by torch.jit, and takes no hooks)"
-    return "captured(x)"
+    return "captured(x) (the handle of `as captured`, as other calls of this one are not seen)"
 
 
 @contextlib.contextmanager

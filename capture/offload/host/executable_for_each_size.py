@@ -58,6 +58,7 @@ class ExecutableForEachSize(Submitting):
 
     Attributes:
         family: the Family.
+        program: at the recorded sizes.
         sizes: the memory of instances.
     """
 
@@ -96,7 +97,8 @@ class ExecutableForEachSize(Submitting):
         self._closed = False
         self._making = threading.Lock()  # acquired before the other lock
         self._lock = threading.Lock()
-        self._keeps_order = bound.family.program.leaves_something
+        self.program = bound.family.program
+        self._keeps_order = self.program.leaves_something
         self._turn = threading.Lock()
         self._latest_ticket: tuple[Executable, Ticket] | None = None  # guarded by the turn
 

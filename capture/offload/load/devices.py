@@ -258,6 +258,11 @@ def _refuse_whole(bound: BoundProgram) -> None:
             "ranks exchange tensors in the program, whose launches start and wait on one device: "
             "load it there"
         )
+    if bound.bindings.stored:
+        raise CaptureError(
+            "weights are in files, and segments on several devices read weights in memory: build "
+            "the model with its weights and capture that, or load it on one device"
+        )
     if bound.bindings.before_execution is not None:
         raise CaptureError(
             "a training step compares its parameters before each execution, which segments do "

@@ -196,6 +196,11 @@ def named_backend(device: str | torch.device | Backend) -> tuple[Backend, int | 
                 f"no backend for device {device!r}: give an instance of the class"
             )
         return device, None
+    if isinstance(device, tuple):
+        raise BackendUnavailable(
+            f"no backend for device {device!r}: several devices are a list, as device=['cpu', "
+            "CpuBackend(threads=1)]"
+        )
     kind, index = backend_and_index(device)
     return find_backend(kind), index
 

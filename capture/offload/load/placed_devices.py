@@ -58,12 +58,17 @@ def placed_devices(program: Program, devices: Sequence[Device]) -> PlacedDevices
     """The devices that a caller names.
 
     Raises:
-        BackendUnavailable: a device is missing, or no device has the memory in which the Program
-            was recorded.
+        BackendUnavailable: a device is missing or computes nothing, or no device has the memory in
+            which the Program was recorded.
     """
     backends, places = [], []
     for device in devices:
         backend, index = named_backend(device)
+        if not backend.capabilities.computes:
+            raise BackendUnavailable(
+                f"device {backend.name!r} computes nothing, so results would be wrong wherever a "
+                f"launch is placed there: leave it out, or load on device={backend.name!r} alone"
+            )
         backends.append(backend)
         places.append(_tensor_device(program, backend, index))
     recorded = _recorded(program)

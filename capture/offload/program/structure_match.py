@@ -10,7 +10,16 @@ from offload.program.structure import Structure, describe, name_of, parts_of
 
 
 class StructureMismatch(Exception):
-    """A call's nesting differs from the recorded one; the message says where and how."""
+    """A call's nesting differs from the recorded one; the message says where and how.
+
+    Attributes:
+        given: what was given in place of a tensor; None where something else differs.
+    """
+
+    def __init__(self, message: str, given: object = None) -> None:
+        """Keep what was given in place of a tensor."""
+        super().__init__(message)
+        self.given = given
 
 
 def match(
@@ -33,7 +42,7 @@ def match(
             return [tree]
         raise StructureMismatch(f"{where}: expected {describe(expected)}, got a tensor")
     if expected.kind == "tensor":
-        raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}")
+        raise StructureMismatch(f"{where}: expected a tensor, got {_describe_object(tree)}", tree)
     if expected.kind == "constant":
         if not same_constant(expected.constant, tree):
             if is_generator(expected.constant) and is_generator(tree):

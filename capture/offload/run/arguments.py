@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from offload.errors import BindingError
+from offload.native import _native
 from offload.program import BoundProgram, Program
 from offload.program.constants import is_immutable
 from offload.program.structure import TOO_DEEP
@@ -15,6 +16,11 @@ from offload.program.structure_match import StructureMismatch, match
 from offload.record import is_plain_class
 
 _AGAIN = "a program is recorded for one structure of arguments, capture again for another"
+
+_TICKET = (
+    "a ticket stands for its result as an argument of submit, and not inside a container or in a "
+    "call: give its result(), or let the function of a task make the container"
+)
 
 
 def plain_places(bound: BoundProgram, sizes: Mapping[int, int]) -> tuple[Any, Any]:
@@ -67,7 +73,8 @@ def tensors_of_call(
             *match(keyword, kwargs, _is_tensor, "kwargs"),
         ]
     except StructureMismatch as error:
-        raise BindingError(f"{error}; {_AGAIN}") from None
+        advice = _TICKET if isinstance(error.given, _native.Ticket) else _AGAIN
+        raise BindingError(f"{error}; {advice}") from None
     except RecursionError:
         raise BindingError(
             f"an argument cannot be matched with the recorded one: {TOO_DEEP}"

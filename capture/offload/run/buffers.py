@@ -22,7 +22,8 @@ def buffers_of(structure: Structure, n_results: int, out: Any) -> list[torch.Ten
 
 
 def _take(structure: Structure, out: Any, where: str, buffers: list[torch.Tensor | None]) -> None:
-    if out is None:
+    is_fixed = structure.kind == "constant" and not isinstance(out, torch.Tensor)
+    if out is None or is_fixed:
         return
     if structure.kind == "tensor":
         if not isinstance(out, torch.Tensor):
@@ -42,10 +43,13 @@ def _take(structure: Structure, out: Any, where: str, buffers: list[torch.Tensor
         items = [out.get(key) for key in structure.keys]
     elif isinstance(out, (list, tuple)) and len(out) == len(structure.children):
         items = list(out)
+    elif structure.kind == "object" and structure.container is type(out):
+        items = [getattr(out, name, None) for name in structure.keys]
     else:
+        kept = f"{structure.type_name}, or " if structure.kind == "object" else ""
         raise BindingError(
-            f"{where}: expected buffers nested like the result, {len(structure.children)} items, "
-            f"got a {type(out).__qualname__}"
+            f"{where}: expected buffers nested like the result ({kept}a list, tuple or dict) of "
+            f"{len(structure.children)} items, got a {type(out).__qualname__}"
         )
     for position, (child, item) in enumerate(zip(structure.children, items, strict=True)):
         _take(child, item, f"{where}[{position}]", buffers)

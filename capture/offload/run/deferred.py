@@ -106,7 +106,7 @@ def end_of(tickets: Sequence[Ticket]) -> tuple[Ticket, ...]:
 
 def defer(
     deferred: Deferred,
-    submission: _native.Ticket,
+    submission: Ticket,
     after: Sequence[_native.Ticket],
     place: Callable[[], object],
 ) -> None:
@@ -123,6 +123,7 @@ def defer(
     before = deferred.pending()[:-1] if deferred.keeps_order and not in_callable() else []
 
     def go_on() -> None:
+        submission._waits_for = ()
         try:
             if not any(submission._fail_as(one) for one in after) and not submission.done():
                 place()

@@ -11,7 +11,7 @@ import torch
 from offload.backends import Loaded
 from offload.interpreter.outside_graphs import outside_graphs
 from offload.native import _native
-from offload.program import BoundProgram, Program, Role
+from offload.program import BoundProgram
 from offload.run.deferred import Deferred, defer
 from offload.run.ordered_results import Batch
 from offload.run.staged_batches import StagedBatches, TorchQueues, uploaded_tensors
@@ -29,7 +29,6 @@ Surroundings = _native.Surroundings
 class ExecutionSubmitting(_native.CallableReplay, Submitting):
     """The part of an Executable that takes submissions and gives them to its native replay."""
 
-    program: Program
     bound: BoundProgram
     _loaded: Loaded
     _native: _native.Replay
@@ -44,9 +43,10 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         Inputs, buffers and the model's own tensors must not be written until the ticket is done.
         Until then they are kept alive, and torch refuses to resize their storages; changes of the
         tensor objects (`set_`, `.data =`) do not change which memory is read and written. Memory
-        that is moved (`share_memory_`) before the execution begins is a BindingError of the ticket;
-        it must not be moved later. `streaming.replace` may be called before that. Host constants
-        are compared here, and may change afterwards.
+        that is moved (`share_memory_`), and weights with other storages (`param.data =`), before
+        the execution begins are a BindingError of the ticket; neither may be done later.
+        `streaming.replace` may be called before that. Host constants are compared here, and may
+        change afterwards.
 
         A ticket among the arguments stands for its result, and is a dependency. Where its result is
         not known yet (of a task, or where operators allocate what a model returns) the arguments
@@ -92,7 +92,8 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
         def place() -> None:
             self._submit(ticket, surroundings, (), *args, **kwargs)
 
-        defer(self._deferred, ticket, (*tickets_in(args, kwargs), *after), place)
+        ticket._waits_for = (*tickets_in(args, kwargs), *after)
+        defer(self._deferred, ticket, ticket._waits_for, place)
         return ticket
 
     def _new_ticket(self) -> Ticket:
@@ -104,7 +105,3 @@ class ExecutionSubmitting(_native.CallableReplay, Submitting):
             return super()._beginning()
         is_uploaded = functools.partial(uploaded_tensors, self.bound)
         return StagedBatches(self, TorchQueues(device), is_uploaded).begin
-
-    def _bytes_of(self, args: Args, kwargs: Kwargs) -> int:
-        results = sum(value.size_bytes for value in self.program.of_role(Role.OUTPUT))
-        return super()._bytes_of(args, kwargs) + results

@@ -294,6 +294,7 @@ class PlacedExecutable(Submitting):
         else:
             asked = self._asked(after, is_later=True)
             self._waiting[whole] = None
+            whole._waits_for = given
             whole._call_when_done(lambda: self._waiting.pop(whole, None))
             when_ended(given, lambda: _ending(whole, self._queue_for, args, kwargs, asked))
         return whole
@@ -318,6 +319,7 @@ class PlacedExecutable(Submitting):
 
     def _queue_for(self, whole: Ticket, args: Args, kwargs: Kwargs, asked: Asked) -> None:
         """Queue the segments; the ticket ends when all of them have."""
+        whole._waits_for = ()
         if any(whole._fail_as(one) for one in tickets_in(args, kwargs)):
             return
         args, kwargs = with_results(args, kwargs, Ticket.result)

@@ -7,6 +7,7 @@ from typing import Any
 
 from offload.errors import BindingError
 from offload.interpreter.outside_graphs import outside_graphs
+from offload.program import Program, Role
 from offload.run.ordered_results import Batch, ordered_results
 from offload.run.ticket import Ticket
 
@@ -20,7 +21,12 @@ class Submitting:
     A ticket among the arguments stands for its result, and is a dependency. Where that result
     already has memory, as those of executions mostly do, the submission is queued at once, and the
     device (or the executable's own thread) waits. Otherwise it is queued when the result is known.
+
+    Attributes:
+        program: the recorded program.
     """
+
+    program: Program
 
     def submit(self, *args: Any, **kwargs: Any) -> Ticket:
         """Queue an execution and return at once."""
@@ -41,6 +47,9 @@ class Submitting:
         """Execute each batch, several in flight; return an iterator over the results, in order.
 
         A tuple is a batch's positional arguments, a dict its keywords, anything else one argument.
+        Its tensors must not be written until its result has been taken: where `batches` fills
+        buffers again, it needs `buffersize + 1` of them.
+
         While batches are executed the next is taken from `batches`, on the iterating thread. On a
         device with queues, batches from the host are copied there, and results back, on separate
         queues beside the execution: see the page on pipelines.
@@ -70,8 +79,9 @@ class Submitting:
         return lambda args, kwargs: self._submitted(args, kwargs, ())
 
     def _bytes_of(self, args: Args, kwargs: Kwargs) -> int:
-        """Return the bytes of a call: of its tensors and of its results."""
-        return tensor_bytes(args) + tensor_bytes(kwargs)
+        """Return the bytes of a call: of its tensors and of its results, at recorded sizes."""
+        results = sum(value.size_bytes for value in self.program.of_role(Role.OUTPUT))
+        return tensor_bytes(args) + tensor_bytes(kwargs) + results
 
     def _submitted(self, args: Args, kwargs: Kwargs, after: Sequence[Ticket]) -> Ticket:
         raise NotImplementedError

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
+
+from offload.errors import ExecutionError
 
 _UNLIMITED = 1 << 30
+
+# Tickets looked at, at most, before a callable waits: so that long chains stay quick.
+_MOST_LOOKED_AT = 1_000
 
 _thread = threading.local()
 
@@ -96,21 +101,65 @@ def _taken(first: list[Callable[[], None]]) -> Callable[[], None] | None:
         return None
 
 
+class Awaited(Protocol):
+    """A ticket: what may wait for others, and be waited for."""
+
+    _waits_for: Sequence[Any]
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+
 def in_callable() -> bool:
     """Whether this thread executes the callable of a task."""
-    return getattr(_thread, "in_callable", False)
+    return getattr(_thread, "ticket", None) is not None
 
 
-def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Execute the callable of a task."""
-    _thread.in_callable = True
+def call(
+    ticket: Awaited, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Execute the callable of a task, whose ticket is given."""
+    _thread.ticket = ticket
     try:
         return function(*args, **kwargs)
     finally:
-        _thread.in_callable = False
+        _thread.ticket = None
 
 
-def waiting() -> contextlib.AbstractContextManager[None]:
-    """Return a context for a wait of this thread, in which another callable may execute."""
+@contextlib.contextmanager
+def waiting(awaited: Awaited | None) -> Iterator[None]:
+    """Wait inside the with-block; in a callable, another callable may execute meanwhile.
+
+    Args:
+        awaited: what is waited for without a limit of time; None: there is a limit.
+
+    Raises:
+        ExecutionError: it waits, possibly by way of others, for the callable of this thread.
+    """
     pool: TaskThreads | None = getattr(_thread, "pool", None)
-    return pool.not_counted() if pool is not None and in_callable() else contextlib.nullcontext()
+    if pool is None or not in_callable():
+        yield
+        return
+    own: Awaited = _thread.ticket
+    own._waits_for = () if awaited is None else (awaited,)  # first: two may wait for each other
+    try:
+        _refuse_cycle(own)
+        with pool.not_counted():
+            yield
+    finally:
+        own._waits_for = ()
+
+
+def _refuse_cycle(own: Awaited) -> None:
+    left, seen = list(own._waits_for), set[int]()
+    while left and len(seen) < _MOST_LOOKED_AT:
+        one = left.pop()
+        if one is own:
+            raise ExecutionError(
+                "a callable of a task waits for its own ticket, or for one that waits for it, and "
+                "neither would end: return first, or give the wait a timeout"
+            )
+        if id(one) not in seen and not one.done():
+            seen.add(id(one))
+            left += one._waits_for

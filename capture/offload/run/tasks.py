@@ -216,8 +216,10 @@ class Tasks:
         ticket, pool = Ticket(), self._workers()
         tickets = [*tickets_in(args, kwargs), *after]
         in_grad_mode = torch.is_grad_enabled()
+        ticket._waits_for = tickets
 
         def begin() -> None:
+            ticket._waits_for = ()
             if any(ticket._fail_as(one) for one in tickets) or ticket.done():
                 return
             ready = with_results(args, kwargs, Ticket.result)
@@ -338,7 +340,7 @@ def _execute(
         return  # it was cancelled
     try:
         with torch.set_grad_enabled(in_grad_mode):
-            result = call(function, args, kwargs)
+            result = call(ticket, function, args, kwargs)
     except BaseException as error:
         ticket._raised_itself = True
         ticket._set_error(error)

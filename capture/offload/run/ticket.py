@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -30,6 +30,7 @@ class Ticket(_native.Ticket):
 
     _block: object = None  # of tasks, whose submission it is
     _raised_itself = False  # the callable of a task raised its error
+    _waits_for: Sequence[Ticket] = ()  # before it is queued, or while its callable waits
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise CopyError(
@@ -43,12 +44,13 @@ class Ticket(_native.Ticket):
         Raises:
             TimeoutError: that takes longer; the timeout is in seconds.
             CancelledError: it was cancelled; the type is that of `concurrent.futures`.
-            ExecutionError: the device failed; or this thread has the work to do.
+            ExecutionError: the device failed; this thread has the work to do; or the ticket waits
+                for the task whose callable this is.
             Exception: of the callable of a task.
         """
         if self.done() or not in_callable():
             return super().wait(timeout)
-        with waiting():
+        with waiting(self if timeout is None else None):
             return super().wait(timeout)
 
     def result(self, timeout: float | None = None) -> Any:
@@ -59,13 +61,13 @@ class Ticket(_native.Ticket):
         """
         if self.done() or not in_callable():
             return super().result(timeout)
-        with waiting():
+        with waiting(self if timeout is None else None):
             return super().result(timeout)
 
     def _outcome(self, timeout: float | None = None) -> Exception | None:
         if self.done() or not in_callable():
             return super()._outcome(timeout)
-        with waiting():
+        with waiting(self if timeout is None else None):
             return super()._outcome(timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
@@ -109,7 +111,7 @@ class Ticket(_native.Ticket):
             BackendUnavailable: torch knows no streams of the device.
             ExecutionError, CancelledError, BindingError, CaptureError: as `wait`.
         """
-        with contextlib.nullcontext() if self.done() else waiting():
+        with contextlib.nullcontext() if self.done() else waiting(self):
             found = self._issued_to()
         if found is None:
             raise BackendUnavailable(

@@ -74,6 +74,20 @@ def taken(results):
 
 
 @torch.no_grad()
+def test_bytes_in_flight_count_results(run, model):
+    """1.5 KiB: a batch's argument and result take 1 KiB, and two batches more than is allowed."""
+    begun = []
+
+    def noted():
+        for number, batch in enumerate(batches(10)):
+            begun.append(number)
+            yield batch
+
+    for number, y in enumerate(run.map(noted(), buffersize=10, buffer_bytes=1536)):
+        assert torch.equal(y, model(numbered(number)))
+        assert len(begun) <= number + 2  # this one, and one that waits for its place
+
+
 def test_batches_that_raise(run, model):
     """Results before the error come first; the executable goes on."""
     for refused_at in (0, 1, 6):

@@ -4,6 +4,7 @@ import threading
 
 import numpy
 import pytest
+import safetensors.torch
 import torch
 from checks import normal
 from given_times import TWO, alternating, let_launches_take
@@ -243,6 +244,13 @@ def test_what_is_refused(tmp_path):
     ):
         with pytest.raises(offload.BindingError, match=message):
             captured.load(**options)
+    for devices, message in (
+        (["cpu", "null"], "'null' computes nothing"),
+        (["null"], "'null' computes nothing"),
+        ((CpuBackend(), "cpu"), "several devices are a list"),
+    ):
+        with pytest.raises(offload.BackendUnavailable, match=message):
+            captured.load(devices)
     nan = float("nan")
     for idle, busy in (
         *((2.0, 1.0), (-1.0, 1.0), (0.0, float("inf")), (nan, 1.0), (0.0, nan)),
@@ -254,6 +262,16 @@ def test_what_is_refused(tmp_path):
     for wrong in ({"threads": 0}, {"threads": True}, *({"duty": one} for one in (0, "1", None))):
         with pytest.raises(offload.BackendUnavailable, match="expected"):
             CpuBackend(**wrong)
+
+
+@pytest.mark.parametrize("devices", [["cpu"], TWO])
+def test_weights_in_files_are_refused(tmp_path, devices):
+    safetensors.torch.save_file(nn.Linear(4, 4).state_dict(), tmp_path / "weights.safetensors")
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    captured = offload.capture(model, torch.zeros(2, 4), weights=tmp_path / "weights.safetensors")
+    with pytest.raises(offload.CaptureError, match="weights are in files"):
+        captured.load(devices)
 
 
 @torch.no_grad()

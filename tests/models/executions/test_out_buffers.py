@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,32 @@ def test_nested_out():
     assert got["b"][1] is None
     only_a = run(x, out={"a": a})
     assert only_a["a"] is a
+
+
+@dataclasses.dataclass
+class Scores:
+    """A result with a number beside its tensors."""
+
+    first: torch.Tensor
+    others: list[torch.Tensor]
+    number: int = 7
+
+
+def test_out_as_the_recorded_class():
+    """A model that returns a dataclass is given one, also with what is not a tensor in it."""
+    run = offload.capture(lambda x: Scores(x + 1, [x * 2, x - 1]), torch.zeros(3)).load()
+    x = torch.randn(3)
+    buffers = Scores(torch.empty(3), [torch.empty(3), None])
+    for result in (run(x, out=buffers), run.submit(x, out=buffers).result()):
+        assert type(result) is Scores
+        assert result.number == 7
+        assert result.first is buffers.first
+        assert result.others[0] is buffers.others[0]
+        assert buffers.first.equal(x + 1)
+        assert result.others[1].equal(x - 1)
+    for out in (torch.empty(3), Scores(torch.empty(3), [torch.empty(3)]), [torch.empty(3)] * 3):
+        with pytest.raises(offload.BindingError, match=r"expected buffers nested like the result"):
+            run(x, out=out)
 
 
 def test_same_tensor_twice_with_out():

@@ -41,6 +41,19 @@ def test_map_cancels_what_has_not_begun_when_it_is_left():
     assert run.last_execution.n_executions == 2
 
 
+@pytest.mark.parametrize("buffersize", [1, 2, 5])
+def test_buffers_that_batches_fill_again(run, buffersize):
+    """One more than may be in flight are enough."""
+    buffers = [torch.empty(4) for _ in range(buffersize + 1)]
+
+    def batches():
+        for number in range(200):
+            yield buffers[number % len(buffers)].fill_(number)
+
+    for number, y in enumerate(run.map(batches(), buffersize=buffersize)):
+        assert torch.equal(y, torch.full((4,), number + 1.0))
+
+
 def test_map_is_bounded_by_bytes(run):
     taken = 0
 

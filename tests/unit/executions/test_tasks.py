@@ -14,6 +14,8 @@ from task_callables import WAITING_SECONDS, Refused, refuse
 import offload
 from offload.run import Ticket
 
+N_IN_CHAIN = 2_000
+
 
 def wait_at(gate: threading.Event) -> torch.Tensor:
     assert gate.wait(WAITING_SECONDS)
@@ -29,6 +31,20 @@ def test_the_example(run):
     assert all(one.done() for one in (a, b, c, d))
     assert torch.equal(d.result(), torch.full((4,), 9.0))
     assert asyncio.run(_of(d)) is d.result()
+
+
+def test_tickets_inside_containers():
+    """Executables say what to do; functions receive the tickets."""
+    run = offload.capture(lambda given: given["x"] + 1, {"x": torch.zeros(4)}).load()
+    with offload.tasks() as t:
+        ticket = t.submit(torch.zeros, 4)
+        assert t.submit(lambda tickets: tickets, [ticket]).result() == [ticket]
+        made = t.submit(run, t.submit(lambda x: {"x": x}, ticket))
+        with pytest.raises(offload.BindingError, match=r"\['x'\].*a ticket stands for its result"):
+            t.submit(run, {"x": ticket})
+        with pytest.raises(offload.BindingError, match="a ticket stands for its result"):
+            run({"x": ticket})
+    assert torch.equal(made.result(), torch.ones(4))
 
 
 async def _of(ticket: Ticket) -> object:
@@ -279,3 +295,36 @@ def test_callbacks_on_threads_of_callables_do_not_wait():
     assert later.result() == 1
     assert len(errors) == 1
     assert "a done-callback waits" in errors[0]
+
+
+@pytest.mark.parametrize("outcome", ["result", "error", "cancelled"])
+@pytest.mark.parametrize("begins_behind", ["executions", "callables", "both"])
+def test_long_chains_end(run, gate, outcome, begins_behind):
+    """Behind a task that ends last: each dependent is ended by the one before."""
+
+    def first() -> torch.Tensor:
+        gate.wait(WAITING_SECONDS)
+        if outcome == "error":
+            raise Refused
+        return torch.zeros(4)
+
+    with offload.tasks(max_workers=1) as t:
+        t.submit(gate.wait, WAITING_SECONDS)
+        tickets = [t.submit(first)]
+        for at in range(N_IN_CHAIN):
+            is_called = begins_behind == "callables" or (begins_behind == "both" and at % 2)
+            tickets.append(t.submit(torch.clone if is_called else run, tickets[-1]))
+        if outcome == "cancelled":
+            assert tickets[0].cancel()
+        gate.set()
+        if outcome == "error":
+            assert isinstance(tickets[0].exception(), Refused)
+    assert all(one.done() for one in tickets)
+    if outcome == "result":
+        n_additions = {"executions": N_IN_CHAIN, "callables": 0, "both": N_IN_CHAIN // 2}
+        assert torch.equal(tickets[-1].result(), torch.full((4,), 1.0 * n_additions[begins_behind]))
+    elif outcome == "error":
+        cause = tickets[-1].exception().__cause__
+        assert isinstance(cause, Refused)
+    else:
+        assert all(one.cancelled() for one in tickets)

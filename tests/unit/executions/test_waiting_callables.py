@@ -125,3 +125,52 @@ def test_an_error_that_callables_pass_on_surfaces_once(run):
         first = t.submit(lookup, torch.zeros(4), torch.arange(4) + 9)
         t.submit(in_a_block, [first])
         t.submit(lambda: t.submit(run, first).result())
+
+
+def dependents(kind, block, run, first):
+    """Some submissions, each behind the one before; return the last one's ticket."""
+    last = first
+    for _ in range(5):
+        if kind == "callables":
+            last = block.submit(lambda x: x, last)
+        elif kind == "after":
+            last = block.after(last).submit(run, torch.zeros(4))
+        else:
+            last = run.submit(last) if kind == "outside" else block.submit(run, last)
+    return last
+
+
+@pytest.mark.parametrize("kind", ["callables", "executions", "after", "outside"])
+@pytest.mark.parametrize("wait", ["result", "wait", "exception", "event"])
+def test_a_callable_that_waits_for_what_waits_for_it_is_refused(run, gate, kind, wait):
+    tickets = {}
+
+    def waits():
+        gate.wait(WAITING_SECONDS)
+        with pytest.raises(TimeoutError):
+            tickets["last"].result(0)  # it ends by itself
+        with pytest.raises(offload.ExecutionError, match="neither would end"):
+            getattr(tickets["last"], wait)()
+        return torch.ones(4)
+
+    with offload.tasks() as t:
+        first = t.submit(waits)
+        tickets["last"] = dependents(kind, t, run, first)
+        gate.set()
+    expected = {"callables": 1.0, "executions": 6.0, "after": 1.0, "outside": 6.0}[kind]
+    assert torch.equal(tickets["last"].result(), torch.full((4,), expected))
+
+
+def test_callables_that_wait_for_themselves_and_for_each_other_are_refused(gate):
+    tickets = {}
+
+    def waits_for(name):
+        gate.wait(WAITING_SECONDS)
+        return tickets[name].result()
+
+    with offload.tasks() as t:
+        tickets["itself"] = t.submit(waits_for, "itself")
+        tickets["one"], tickets["other"] = (t.submit(waits_for, one) for one in ("other", "one"))
+        gate.set()
+        for ticket in tickets.values():
+            assert isinstance(ticket.exception(), offload.ExecutionError)
