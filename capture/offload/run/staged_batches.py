@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -153,7 +153,14 @@ class StagedBatches:
         Raises:
             BindingError: an argument does not fit.
         """
-        queues, is_uploaded = self._queues, self._is_uploaded(args, kwargs)
+        is_uploaded = self._is_uploaded(args, kwargs)
+        with _ended_on_errors(self._queues):
+            return self._queued(args, kwargs, is_uploaded)
+
+    def _queued(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_uploaded: Callable[[Any], bool]
+    ) -> StagedBatch:
+        queues = self._queues
         kept: list[Any] = []
         with queues.uploads:
             try:
@@ -176,6 +183,21 @@ class StagedBatches:
         with queues.downloads:
             value = unflatten(structure, [queues.download(one) for one in results])
         return StagedBatch(queues.downloads.record_event(), value, kept)
+
+
+@contextlib.contextmanager
+def _ended_on_errors(queues: Queues) -> Iterator[None]:
+    """Where an error ends the block, wait for the queued work.
+
+    The work uses memory that the error's traceback keeps until then.
+    """
+    try:
+        yield
+    except BaseException:
+        for queue in (queues.uploads, queues.executions, queues.downloads):
+            with contextlib.suppress(RuntimeError):  # from a device that has failed
+                queue.record_event().synchronize()
+        raise
 
 
 def uploaded_tensors(

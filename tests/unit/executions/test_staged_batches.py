@@ -171,3 +171,19 @@ def test_a_failing_device_is_an_execution_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Event, "synchronize", fail)
     with pytest.raises(offload.ExecutionError, match="illegal memory access"):
         next(results)
+
+
+def test_a_batch_that_fails_half_way_waits_for_what_was_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its copies go back to the allocator, which would give them to the next batch."""
+    device = Device(3, 5, 7)
+
+    def no_memory(_: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no memory for a result")
+
+    monkeypatch.setattr(device, "download", no_memory)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory for a result"):
+        list(device.map(2, buffersize=2))
+    assert device.executions.busy_ns == 5
+    assert device.clock.now_ns >= device.executions.free_ns
