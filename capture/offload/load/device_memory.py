@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from offload.console.amounts import show_bytes
 from offload.errors import OutOfMemory
 from offload.load.placed_devices import PlacedDevices
 from offload.load.placed_segments import PlacedGroup
@@ -37,7 +36,7 @@ def held_limit(run: Executable) -> Executable:
     if taken > machine.memory_bytes:
         run.close()
         raise OutOfMemory(
-            f"the program takes {show_bytes(taken)} of {show_bytes(machine.memory_bytes)} on "
+            f"the program takes {taken:,} of {machine.memory_bytes:,} bytes on "
             f"{run.device} (weights, activations, inputs and results): give the device more by "
             "memory_bytes=, or load with a weights_budget= or on further devices"
         )
