@@ -5,6 +5,7 @@ Run by `test_torch_on_simulator`, on the simulated driver; torch says that it is
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
 
+import stand_in
 from cases import Flipped, Mlp, cuda, settled  # noqa: F401
 
 import offload
@@ -79,3 +81,18 @@ def test_a_copy_that_the_capturer_adds_hides_none_of_the_models(cuda):  # noqa: 
     x = rows()
     assert_eagers(captured(x), model.layer, x)
     assert torch.equal(model.kept, x)
+
+
+def test_a_recording_leaves_no_workspace_in_its_pool(cuda):  # noqa: F811
+    model = on_device(Mlp)
+
+    def reserved_bytes():
+        gc.collect()
+        cuda.clear_workspaces()  # as the next load does
+        return torch.cuda.memory_reserved()
+
+    offload.capture(model, rows())
+    before_bytes = reserved_bytes()
+    for _ in range(3):
+        offload.capture(model, rows())
+        assert reserved_bytes() - before_bytes < stand_in.WORKSPACE_BYTES
