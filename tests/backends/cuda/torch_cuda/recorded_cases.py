@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import weakref
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import stand_in
 from cases import Flipped, Mlp, cuda, settled  # noqa: F401
 
 import offload
+from offload.backends.captured.random_draws import own_random_states
 
 
 @pytest.fixture(autouse=True)
@@ -96,3 +98,39 @@ def test_a_recording_leaves_no_workspace_in_its_pool(cuda):  # noqa: F811
     for _ in range(3):
         offload.capture(model, rows())
         assert reserved_bytes() - before_bytes < stand_in.WORKSPACE_BYTES
+
+
+def test_a_recording_beside_a_capture_sees_the_generators_own_states(cuda):  # noqa: F811
+    """A capture puts the state of the device's generator aside, and puts it back."""
+    (generator,) = torch.cuda.default_generators
+    begun, ended = threading.Event(), threading.Event()
+
+    def put_aside():
+        cuda.current()
+        with own_random_states([generator], torch.device("cuda", 0)):
+            begun.set()
+            ended.wait()
+
+    thread = threading.Thread(target=put_aside)
+    model, x = on_device(Mlp), rows()
+    state = generator.get_state()
+    thread.start()
+    begun.wait()
+    assert not torch.equal(generator.get_state(), state)
+
+    def step(x):
+        y = model(x)
+        ended.set()
+        thread.join()
+        y.mean().backward()
+        optimizer.step()
+        return y.detach()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        captured = offload.capture(step, x, training=True)  # the recorded step is undone
+    finally:
+        ended.set()
+        thread.join()
+    assert captured.program.opaque is None
+    assert torch.equal(generator.get_state(), state)
