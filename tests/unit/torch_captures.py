@@ -73,15 +73,16 @@ class FakeLog:
     """
 
     def __init__(self, log: list[object] | None = None) -> None:
-        """Begin without nodes; `log` receives "nodes" at each launch that is noted."""
+        """Begin without nodes; `log` receives "nodes" or "added nodes" at each note."""
         self.launches: dict[int, int] = {}
         self.known: dict[int, object] = {}
+        self.added: set[int] = set()
         self._log = log
 
-    def note(self, launch: Launch) -> None:
+    def note(self, launch: Launch, *, are_added: bool = False) -> None:
         """A launch has been captured."""
         if self._log is not None:
-            self._log.append("nodes")
+            self._log.append("added nodes" if are_added else "nodes")
 
 
 def pool_memory(monkeypatch: pytest.MonkeyPatch, pool: object) -> PoolMemory:

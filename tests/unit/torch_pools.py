@@ -105,4 +105,6 @@ def take_for_devices(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
     """Install a fake as every device's torch module for the rest of the test."""
     made = FakeAllocator()
     monkeypatch.setattr(torch, "get_device_module", lambda _: made.module)
+    clear = "_cuda_clearCublasWorkspaces"  # which a torch without CUDA lacks
+    monkeypatch.setattr(torch._C, clear, lambda: None, raising=False)
     return made

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from offload.errors import CaptureError
+from offload.interpreter.generator_states import set_own_state
 from offload.program import Overlap, Watched
 from offload.program.structure import (
     OpaqueStructure,
@@ -94,7 +95,7 @@ class Recorder(WatchedCall):
             if self._trained is not None:
                 self._trained.put_back()
         for generator, state in self._log.generators:
-            generator.set_state(state)
+            set_own_state(generator, state)
 
     def _handed_out(
         self, result: Any, tensors: Sequence[torch.Tensor], structure: Structure

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Set
 
 import torch
 
+from offload.interpreter.generator_states import own_state
 from offload.program import BoundProgram, Opaque, Overlap
 from offload.record.random_outcomes import RandomOutcome
 from offload.record.whole_program import ObservedCall, WholeProgram
@@ -105,7 +106,7 @@ def recording_of(
         generator_states=tuple(state for _, state in generators),
         outcomes=tuple(seen.log.outcomes),
         has_drawn=any(
-            not torch.equal(generator.get_state(), before) for generator, before in generators
+            not torch.equal(own_state(generator), before) for generator, before in generators
         ),
         has_unwritten=any(one.unwritten_at_birth for one in table),
         computed=seen.fakes is None,

@@ -108,6 +108,8 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
             if self._device.type != "cpu":
                 self._pool = MemoryPool(self._device)
                 stack.enter_context(self._pool.use())
+            if self._device.type == "cuda":
+                stack.callback(_free_workspaces)
             self._stack = stack.pop_all()
         return self
 
@@ -128,3 +130,15 @@ class Allocations(contextlib.AbstractContextManager["Allocations"]):
         return any(
             one["address"] <= address < one["address"] + one["total_size"] for one in segments
         )
+
+
+def _free_workspaces() -> None:
+    """Let torch free the workspaces of cuBLAS: those made in a pool would stay when it ends.
+
+    Torch keeps one for each handle and stream, and makes it again for the next product. Freed after
+    the end of its pool, it would return to the device only when torch's cache is emptied, and serve
+    nothing until then.
+    """
+    clear: Any = torch._C._cuda_clearCublasWorkspaces
+    with contextlib.suppress(RuntimeError):  # from a device that has failed
+        clear()

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from offload.console.user_code import user_location
 from offload.errors import CaptureError
+from offload.interpreter.generator_states import identity_of, own_state
 
 _SEED_BYTES = 8
 
@@ -27,8 +28,8 @@ _COMPARED = 8
 class UsedGenerators:
     """Generators known before the call, in the order in which they were noted.
 
-    Owner: one LaunchRecorder. Other threads may draw from them meanwhile. Iteration yields each
-    with its state at first use.
+    Owner: one LaunchRecorder. Other threads may draw from them meanwhile, and load a program, whose
+    capture puts their states aside. Iteration yields each with its own state at first use.
 
     Attributes:
         default_set_elsewhere: another thread has seeded or restored the first generator.
@@ -38,6 +39,7 @@ class UsedGenerators:
         self.default_set_elsewhere = False
         self._noted: list[tuple[torch.Generator, torch.Tensor]] = []
         self._last: list[torch.Tensor] = []
+        self._visible: list[torch.Tensor] = []  # of a capture while that draws from the generator
         self._forks: list[torch.Tensor] = []
 
     def __iter__(self) -> Iterator[tuple[torch.Generator, torch.Tensor]]:
@@ -53,7 +55,7 @@ class UsedGenerators:
         Raises:
             CaptureError: the call made it, and a replay would continue to draw from it.
         """
-        if all(_identity(known) != _identity(generator) for known, _ in self._noted):
+        if all(identity_of(known) != identity_of(generator) for known, _ in self._noted):
             raise CaptureError(
                 f"{user_location()}: {name} draws from a torch.Generator that the call made, "
                 "whose sequence a replay would not restart: pass it as an argument, or let the "
@@ -63,17 +65,19 @@ class UsedGenerators:
     def note(self, generator: torch.Generator) -> int:
         """The position of a generator among those used; its state is kept at first use."""
         for position, (known, _) in enumerate(self._noted):
-            if _identity(known) == _identity(generator):
+            if identity_of(known) == identity_of(generator):
                 return position
-        state = generator.get_state()
+        state = own_state(generator)
         self._noted.append((generator, state))
         self._last.append(state)
+        self._visible.append(generator.get_state())
         return len(self._noted) - 1
 
     def begin(self) -> None:
         """Note the states at the beginning of the call: they may have been set before."""
-        self._noted = [(generator, generator.get_state()) for generator, _ in self._noted]
+        self._noted = [(generator, own_state(generator)) for generator, _ in self._noted]
         self._last = [state for _, state in self._noted]
+        self._visible = [generator.get_state() for generator, _ in self._noted]
 
     def set_default(self, state: torch.Tensor) -> None:
         """Begin or end a temporary restoration of the CPU's default generator.
@@ -89,7 +93,8 @@ class UsedGenerators:
             else:
                 self._forks.append(generator.get_state())
             generator.set_state(state)
-            self._last[self.note(generator)] = generator.get_state()
+            position = self.note(generator)
+            self._last[position] = self._visible[position] = generator.get_state()
 
     def refuse_forked(self) -> None:
         """Refuse draws, or a call's end, while the default generator is temporarily restored.
@@ -115,7 +120,7 @@ class UsedGenerators:
         """
         states = list(zip(self._noted, self._last, strict=True))
         for (generator, _), last in states[self.default_set_elsewhere :]:
-            if is_set(last, generator.get_state()):
+            if is_set(last, own_state(generator)):
                 raise CaptureError(
                     f"{user_location()}: a random generator was left in a state that no draw "
                     "explains: the call seeds or restores it in Python (torch.manual_seed, "
@@ -126,12 +131,10 @@ class UsedGenerators:
 
     def note_drawn(self) -> bool:
         """Note the states after a launch; return whether any has moved since the last launch."""
-        states = [generator.get_state() for generator, _ in self._noted]
-        moved = any(
-            not torch.equal(one, other) for one, other in zip(self._last, states, strict=True)
-        )
-        self._last = states
-        return moved
+        before = self._last + self._visible
+        self._last = [own_state(generator) for generator, _ in self._noted]
+        self._visible = [generator.get_state() for generator, _ in self._noted]
+        return not all(map(torch.equal, before, self._last + self._visible))
 
 
 def is_set(before: torch.Tensor, now: torch.Tensor) -> bool:
@@ -177,9 +180,3 @@ def _after_block(state: torch.Tensor, count: int) -> torch.Tensor:
 
 def _number(state: torch.Tensor, where: slice) -> int:
     return int.from_bytes(bytes(state[where].tolist()), "little")
-
-
-def _identity(generator: torch.Generator) -> int:
-    """An identity that stays while each operator receives another Python object."""
-    identity: int = generator._cdata  # type: ignore[attr-defined]
-    return identity

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from offload.errors import CaptureError
+from offload.interpreter.generator_states import aside, draws, holder_of, identity_of
 from offload.program import BoundProgram, Launch
-
-_draws = threading.RLock()
-
-_kept: dict[int, torch.Generator] = {}
-"""By identity of a generator that draws for a capture: what holds its own state meanwhile."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,21 +28,17 @@ class RandomState:
 
     def numbers(self, n_executions: int = 0) -> list[int]:
         """Seed and offset for an execution after `n_executions` others; advances nothing."""
-        with _draws:
-            own = self._own()
+        with draws:
+            own = holder_of(self.generator)
             offset = own.get_offset() + n_executions * self.increment
             return [own.initial_seed() % 2**64, offset % 2**64]
 
     def draw(self) -> list[int]:
         """Seed and offset for an execution; advances the offset."""
-        with _draws:
+        with draws:
             numbers = self.numbers()
-            self._own().set_offset(numbers[1] + self.increment)
+            holder_of(self.generator).set_offset(numbers[1] + self.increment)
             return numbers
-
-    def _own(self) -> torch.Generator:
-        """The holder of the generator's own state, also while another thread's capture draws."""
-        return _kept.get(_identity(self.generator), self.generator)
 
 
 class DrawLog:
@@ -123,7 +114,7 @@ def drawing(*states: RandomState) -> Callable[[], list[int]]:
     """
 
     def draw() -> list[int]:
-        with _draws:
+        with draws:
             return [number for state in states for number in state.draw()]
 
     return draw
@@ -134,7 +125,7 @@ def generators_of(bound: BoundProgram, device: torch.device) -> list[torch.Gener
     module: Any = torch.get_device_module(device)
     default: torch.Generator = module.default_generators[device.index]
     named = [one for one in bound.bindings.generators if one.device.type == device.type]
-    return [default, *(one for one in named if _identity(one) != _identity(default))]
+    return [default, *(one for one in named if identity_of(one) != identity_of(default))]
 
 
 @contextlib.contextmanager
@@ -148,11 +139,11 @@ def own_random_states(
     threads draw from the generators' own states meanwhile. torch's own draws on other threads come
     from the captures' states: from other seeds, so that no number is drawn twice.
     """
-    with _draws:
+    with draws:
         saved = [one.graphsafe_get_state() for one in generators]
-        outermost = [one for one in generators if _identity(one) not in _kept]
+        outermost = [one for one in generators if identity_of(one) not in aside]
         for generator, state in zip(generators, saved, strict=True):
-            _kept.setdefault(_identity(generator), state)
+            aside.setdefault(identity_of(generator), state)
     try:
         for generator in generators:
             own = torch.Generator(device=device)
@@ -160,19 +151,13 @@ def own_random_states(
             offset = own.get_offset()
             own.seed()
             own.set_offset(offset)
-            with _draws:
+            with draws:
                 generator.graphsafe_set_state(own)
             del own  # from here only the generator and its captures refer to the state
         yield
     finally:
-        with _draws:
+        with draws:
             for generator, state in zip(generators, saved, strict=True):
                 generator.graphsafe_set_state(state)
             for generator in outermost:
-                del _kept[_identity(generator)]
-
-
-def _identity(generator: torch.Generator) -> int:
-    """Identifies a generator whose Python objects may differ."""
-    identity: int = generator._cdata  # type: ignore[attr-defined]
-    return identity
+                del aside[identity_of(generator)]

@@ -27,17 +27,23 @@ class NodeLog:
     Attributes:
         launches: the launch of each node, by handle.
         known: the nodes by handle.
+        added: the handles of nodes that the capturer added to those of a launch.
     """
 
     def __init__(self, stream: int) -> None:
         """Log a stream, by the driver's handle, whose capture has made no node yet."""
         self.launches: dict[int, int] = {}
         self.known: dict[int, GraphNode] = {}
+        self.added: set[int] = set()
         self._stream = driver_bindings().CUstream(init_value=stream)
         self._reader = NodeReader()
 
-    def note(self, launch: Launch) -> None:
+    def note(self, launch: Launch, *, are_added: bool = False) -> None:
         """Read the nodes that the latest launch has made.
+
+        Args:
+            launch: the latest.
+            are_added: these nodes are the capturer's own work for the launch.
 
         Raises:
             CaptureError: a node is of a kind that cannot be relocated, or the capture has failed.
@@ -57,6 +63,8 @@ class NodeLog:
             except CaptureError as error:
                 raise CaptureError(f"{launch.source}: {launch.name}: {error}") from error
             self.launches[handle] = launch.index
+        if are_added:
+            self.added.update(made)
 
     def _made(self, graph: Any, dependencies: Iterable[Any], count: int) -> list[int]:
         """The unknown nodes of a graph of `count` nodes."""

@@ -31,7 +31,8 @@ class CudaOpaqueLauncher:
         """Capture both, and compare their kernels, copies and memsets.
 
         Libraries may choose other kernels in another capture: only what the callable launches
-        beyond the Program each time counts as unseen.
+        beyond the Program each time counts as unseen. Copies that the capturer added are no work
+        of either.
 
         Raises:
             BackendUnavailable: as `CudaBackend.machine`.
@@ -58,5 +59,9 @@ class CudaOpaqueLauncher:
 
 
 def _node_names(capture: GraphCapture) -> Counter[str]:
-    """The number of occurrences of each kernel, copy and memset in a captured graph."""
-    return Counter(node.name for node in capture.nodes if node.kind is not NodeKind.EMPTY)
+    """The number of occurrences of each kernel, copy and memset of what was captured."""
+    return Counter(
+        node.name
+        for index, node in enumerate(capture.nodes)
+        if node.kind is not NodeKind.EMPTY and index not in capture.added
+    )

@@ -237,11 +237,12 @@ class _OneCapture:
         nodes, edges = read_graph(handle, self._nodes.known)
         nodes = self._launcher.declared(nodes)
         launches = [self._nodes.launches.get(node.handle, -1) for node in nodes]
+        added = {index for index, node in enumerate(nodes) if node.handle in self._nodes.added}
         owned = [*self._random_cells(), *weight_ranges(self._bound)]
         kept = self._kept
         found = GraphCapture(handle, nodes, edges, launches, allocations, owned, kept)
         n_bytes = _workspace_bytes(self._device)
-        return dataclasses.replace(found, workspace_bytes=n_bytes), recycled
+        return dataclasses.replace(found, workspace_bytes=n_bytes, added=added), recycled
 
     def _stand_ins(self) -> Bases:
         """Memory for inputs and weights; host constants as recorded.
@@ -282,10 +283,13 @@ class _OneCapture:
         made = [view.value for view in launch.made()]
         # Memory that the launch freed is taken first: a copy must not receive it.
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
+        self._nodes.note(launch)
+        if self._copied.isdisjoint(made):
+            return
         for value in made:
             if value in self._copied:
                 run.bases[value] = (copied(run.bases[value][0]), 0)
-        self._nodes.note(launch)
+        self._nodes.note(launch, are_added=True)
         self._memory.settle({run.bases[value][0].data_ptr() for value in made})
 
     def _failure(self, launch: Launch, error: Exception) -> OffloadError:

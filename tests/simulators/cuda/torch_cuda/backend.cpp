@@ -35,25 +35,6 @@ thread_local std::int64_t current_stream = 0;
 
 const c10::Device kDevice(c10::DeviceType::CUDA, 0);
 
-void free_memory(void* address) {
-  if (address != nullptr) free_function(address);
-}
-
-struct StandInAllocator final : c10::Allocator {
-  c10::DataPtr allocate(std::size_t n_bytes) override {
-    void* const address = n_bytes == 0 ? nullptr : allocate_function(n_bytes);
-    TORCH_CHECK_WITH(OutOfMemoryError, n_bytes == 0 || address != nullptr,
-                     "CUDA out of memory: tried to allocate ", n_bytes, " bytes");
-    return {address, address, &free_memory, kDevice};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
-  void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
-    std::memcpy(to, from, n_bytes);
-  }
-};
-
-StandInAllocator allocator;
-
 // A function of Python's, which is in the process.
 template <typename Function>
 Function* python(const char* name) {
@@ -76,6 +57,32 @@ class LockReleased {
  private:
   void* const state_;
 };
+
+// Memory also goes while an error of Python's is on its way, which other Python code must not meet.
+void free_memory(void* address) {
+  if (address == nullptr) return;
+  const int lock = python<int()>("PyGILState_Ensure")();
+  void *type = nullptr, *value = nullptr, *trace = nullptr;
+  python<void(void**, void**, void**)>("PyErr_Fetch")(&type, &value, &trace);
+  free_function(address);
+  python<void(void*, void*, void*)>("PyErr_Restore")(type, value, trace);
+  python<void(int)>("PyGILState_Release")(lock);
+}
+
+struct StandInAllocator final : c10::Allocator {
+  c10::DataPtr allocate(std::size_t n_bytes) override {
+    void* const address = n_bytes == 0 ? nullptr : allocate_function(n_bytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, n_bytes == 0 || address != nullptr,
+                     "CUDA out of memory: tried to allocate ", n_bytes, " bytes");
+    return {address, address, &free_memory, kDevice};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_memory; }
+  void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
+    std::memcpy(to, from, n_bytes);
+  }
+};
+
+StandInAllocator allocator;
 
 using GetFunction = int (*)(const char*, void**, int, unsigned long long, int*);
 

@@ -21,6 +21,7 @@ from caching_allocator import CachingAllocator
 from operators import Operators, memory_of
 
 from offload.backends.cuda.graph import call, driver_bindings
+from offload.errors import ExecutionError
 
 WORKSPACE_BYTES = 32 << 20  # of cuBLAS on sm_90: see `_workspace_bytes` in torch_capture.py
 CELL_BYTES = 8
@@ -107,8 +108,12 @@ class TorchCuda:
         self.allocator.empty_cache()
 
     def _operator(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run an operator; the driver's failure is torch's error (`C10_CUDA_CHECK`)."""
         self.current()
-        return self.operators.run(func, *args, **kwargs)
+        try:
+            return self.operators.run(func, *args, **kwargs)
+        except ExecutionError as error:
+            raise torch.AcceleratorError(f"CUDA error: {error}") from error
 
 
 @contextlib.contextmanager

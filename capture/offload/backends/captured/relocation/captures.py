@@ -100,6 +100,7 @@ class GraphCapture:
         host_upper_halves: the upper four bytes of addresses of host memory.
         workspace_bytes: of a library's workspace, which launches of one stream share without using
             its former content; 0: unknown.
+        added: indices of nodes that the capturer added: copies of results.
     """
 
     graph: int
@@ -113,6 +114,7 @@ class GraphCapture:
     host_words: Set[int] = frozenset()
     host_upper_halves: Set[int] = frozenset()
     workspace_bytes: int = 0
+    added: Set[int] = frozenset()
 
 
 def launch_names(program: Program) -> list[str]:
