@@ -17,6 +17,7 @@ PYBIND11_MODULE(_native, module) {
   offload::register_execution(module);
   offload::register_replay(module);
   offload::register_segment_dispatcher(module);
+  offload::register_guards(module);
   offload::register_cuda_weights(module);
   offload::register_cuda(module);
   offload::register_ascend_weights(module);

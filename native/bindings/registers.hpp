@@ -21,6 +21,7 @@ void register_collectives(pybind11::module_& module);
 void register_execution(pybind11::module_& module);
 void register_replay(pybind11::module_& module);
 void register_segment_dispatcher(pybind11::module_& module);
+void register_guards(pybind11::module_& module);
 void register_cuda_weights(pybind11::module_& module);
 void register_cuda(pybind11::module_& module);
 void register_ascend_weights(pybind11::module_& module);

@@ -28,6 +28,7 @@ class FakeAllocator:
         fault: the device's error for every call after it has failed.
         capturing: the devices whose current streams capture.
         current: torch's current device.
+        is_initialized: whether torch has initialised the device.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,7 @@ class FakeAllocator:
         self.ended: list[int] = []
         self.n_made = 0
         self.fault: str | None = None
+        self.is_initialized = True
         self.capturing: set[torch.device] = set()
         self.current = torch.device("cuda", 0)
         self._destructor = _DESTRUCTOR(lambda _: self.ended.append(len(self.under_way)))
@@ -45,6 +47,7 @@ class FakeAllocator:
             is_current_stream_capturing=lambda: self.current in self.capturing,
             current_stream=self._stream,
             device=self.device,
+            is_initialized=lambda: self.is_initialized,
         )
 
     def _pool(self, *_: object, **__: object) -> Any:

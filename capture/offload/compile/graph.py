@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from offload.compile.refusal import UnsupportedRegion
 from offload.compile.views import find_steps
+from offload.interpreter.cuda_guard import keep_cuda_guard
 from offload.interpreter.torch_names import (
     find_dtype,
     find_overload,
@@ -42,6 +43,7 @@ def trace(
     Raises:
         UnsupportedRegion: a view cannot be made by view operators, or a tensor has no origin.
     """
+    keep_cuda_guard()
     fakes = FakeTensorMode()
     with fakes:
         inputs = [

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from offload.interpreter.cuda_guard import keep_cuda_guard
+
 T = TypeVar("T")
 
 
@@ -14,8 +16,9 @@ def uninterrupted(work: Callable[[], T]) -> T:
     """Run work in a separate thread, which continues if an interrupt ends the wait for it.
 
     Modules that an interrupt leaves partly imported stay broken for the life of the process, and
-    Inductor imports while it works.
+    Inductor imports while it works. It also enters a FakeTensorMode, in a thread that ends.
     """
+    keep_cuda_guard()
     future: Future[T] = Future()
 
     def run() -> None:

@@ -25,6 +25,7 @@ from offload.console.user_code import is_user_file, located_at, portable_locatio
 from offload.errors import CaptureError
 from offload.host import SizedExecutable, Sizes
 from offload.integrations.dynamic_sizes import DynamicSizes, dynamic_sizes
+from offload.interpreter.cuda_guard import keep_cuda_guard
 from offload.run import Executable
 
 # Captures per compiled graph; each holds an arena and its constants.
@@ -71,6 +72,7 @@ def backend(
         gradients are needed, or with `beyond_limit="raise"` the limit is reached; BindingError and
         ExecutionError like an Executable.
     """
+    keep_cuda_guard()  # Dynamo has entered a FakeTensorMode in this thread, which may end
     return CompiledGraph(graph_module, example_inputs, options or {}, mode)
 
 

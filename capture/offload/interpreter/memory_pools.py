@@ -34,11 +34,14 @@ def _begin_anew() -> None:
     """Reset in the child of a fork, which lacks the threads that held the lock or were in a region.
 
     A fork does not take the lock: other libraries hold locks across it, under which the garbage
-    collector may close a pool. No pool is destroyed in a child, whose device refuses everything.
+    collector may close a pool. No pool of the parent is destroyed in a child, whose device refuses
+    everything.
     """
     global _lock  # noqa: PLW0603
     _lock = threading.RLock()
     _regions.clear()
+    _keep_all()
+    _ending.clear()
 
 
 os.register_at_fork(after_in_child=_begin_anew)
@@ -60,6 +63,7 @@ class MemoryPool:
             options: the same.
         """
         self._device = device
+        self._process = os.getpid()
         module: Any = torch.get_device_module(device)
         self._pool: Any = module.MemPool(*arguments, **options)
 
@@ -93,7 +97,7 @@ class MemoryPool:
         is emptied.
         """
         pool, self._pool = self._pool, None
-        if sys.is_finalizing():
+        if sys.is_finalizing() or self._process != os.getpid():
             _keep(pool)
         elif pool is not None:
             with _lock:
@@ -140,8 +144,14 @@ def _end_pools() -> None:
 
 
 def _refuses(device: torch.device) -> bool:
-    """Whether its memory cannot be freed now: in a capture, after a fault, in a fork's child."""
+    """Whether its memory cannot be freed now: in a capture or after a fault.
+
+    A device that torch has not initialised captures nothing. Asking more would initialise it, under
+    a lock that this thread may hold: the garbage collector may close a pool in `_lazy_call`.
+    """
     module: Any = torch.get_device_module(device)
+    if not module.is_initialized():
+        return False
     try:
         with module.device(device):  # torch checks this device's current stream for a capture
             with contextlib.suppress(RuntimeError):  # from a runtime without captures

@@ -53,10 +53,17 @@ def _mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (*results[:3], None)
 
 
+def _transformer_encoder_layer(src: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """The result of a whole layer, for which torch has a rule from 2.13 on."""
+    return torch.empty_like(src)
+
+
 _OF_ALL: dict[Any, Callable[..., Any]] = {
     getattr(torch.ops.aten, name).input: layer_rule(is_lstm=name == LSTM)
     for name in (LSTM, *STEPPING)
 } | dict(RULES)
+if torch.__version__ < "2.13":
+    _OF_ALL[torch.ops.aten._transformer_encoder_layer_fwd.default] = _transformer_encoder_layer
 
 _RULES: dict[tuple[str, Any], Callable[..., Any]] = {
     ("cpu", torch.ops.aten._native_multi_head_attention.default): _native_multi_head_attention,

@@ -17,6 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from offload.errors import CaptureError, FileError
+from offload.interpreter.cuda_guard import keep_cuda_guard
 from offload.interpreter.device_formats import own_format
 from offload.interpreter.eager_run import bytes_of
 from offload.interpreter.torch_names import dtype_name
@@ -58,6 +59,7 @@ class FakeWeights:
             has_same_content: reads and compares two stored tensors.
         """
         self._has_same_content = has_same_content
+        keep_cuda_guard()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.device = device
         self._stored = stored

@@ -112,8 +112,18 @@ class _Call:
     is_async: bool
 
     def start(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Start a functional collective."""
-        return self.dispatch(getattr(torch.ops._c10d_functional, name).default, args, kwargs)
+        """Start a functional collective.
+
+        Raises:
+            CaptureError: torch has none, as for messages before torch 2.13.
+        """
+        operator = getattr(torch.ops._c10d_functional, name, None)
+        if operator is None:
+            raise CaptureError(
+                f"{user_location()}: torch {torch.__version__} has no operator "
+                f"_c10d_functional::{name}, by which this call is recorded: use torch 2.13 or later"
+            )
+        return self.dispatch(operator.default, args, kwargs)
 
     def apart(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Copy]]:
         """The tensors, with copies of those that are not exchanged in place.

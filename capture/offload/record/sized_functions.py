@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 
 from offload.record.whole_layers import WholeLayers
 
@@ -76,7 +77,16 @@ class SizedFunctions:
             return _with_number_as_tensor(func, args, recorder.device)
         if func in _FACTORIES:
             return _FACTORIES[func](args, kwargs, recorder)
+        if _MATMUL_ASKS and name in _MULTIPLYING and _has_symbols(args, kwargs):
+            with enable_python_dispatcher():
+                return func(*args, **kwargs)
         return self.layers.call(name, args, kwargs, recorder.launch_directly)
+
+
+def _has_symbols(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a size of a tensor is a symbol of a recording."""
+    tensors = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+    return any(isinstance(size, torch.SymInt) for one in tensors for size in one.shape)
 
 
 def _tensor_of_numbers(
@@ -200,6 +210,14 @@ def _one_hot(args: tuple[Any, ...], kwargs: dict[str, Any], _: Recorder) -> Any:
     return zeros.scatter_(-1, classes.unsqueeze(-1), 1)
 
 
+# Before torch 2.13 at::matmul asks sizes for numbers (aten/src/ATen/native/LinearAlgebra.cpp). Then
+# torch's decomposition of it, which does not ask, stands for it where sizes are symbols; a capture
+# refuses shapes for which the two launch other operators.
+_MATMUL_ASKS = torch.__version__ < "2.13"
+_MULTIPLYING = frozenset(
+    {"matmul", "__matmul__", "__rmatmul__", "linalg_matmul", "linear"}
+    | {"scaled_dot_product_attention", "multi_head_attention_forward"}
+)
 _OF_DATA = frozenset({torch.tensor, torch.as_tensor})
 _FACTORIES: Mapping[Any, Callable[..., Any]] = {
     torch.nn.functional.one_hot: _one_hot,

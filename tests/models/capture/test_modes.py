@@ -246,7 +246,9 @@ def test_profiled_ranges_are_recorded_as_no_launch(profiled_range):
         ]
         assert "# outer/inner " in str(captured.program)
         x = normal(2, 4)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True
+        ) as profile:
             assert_same(captured(x), model(x))
     ranges = [event.name for event in profile.events() if event.name in ("outer", "inner")]
     assert sorted(ranges) == ["inner", "outer"]  # eager's: the replay enters no range

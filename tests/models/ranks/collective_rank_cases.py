@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from functional_collective_cases import CASES as FUNCTIONAL
 from in_place_collective_cases import CASES as IN_PLACE
-from rank_checks import TIMEOUT_S, WORLD, begin, check, own
+from rank_checks import TIMEOUT_S, WORLD, all_gather_single, begin, check, own
 from ranks import main
 
 import offload
@@ -73,7 +73,7 @@ def a_group_of_its_own() -> Any:
 def alone_in_a_group() -> Any:
     groups = [dist.new_group([rank]) for rank in range(2)]
     group = groups[dist.get_rank()]
-    return check(lambda x: functional.all_gather_single(x, 0, group) + 1, (3, 2))
+    return check(lambda x: all_gather_single(x, 0, group) + 1, (3, 2))
 
 
 @case

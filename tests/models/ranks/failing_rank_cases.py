@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from rank_checks import all_gather_single
 from ranks import end_here, main
 
 import offload
@@ -120,7 +121,7 @@ def other_collectives() -> Any:
     def reduces_or_gathers(x: torch.Tensor) -> torch.Tensor:
         if is_first():
             return functional.all_reduce(x, "sum", dist.group.WORLD)
-        return functional.all_gather_single(x, 0, dist.group.WORLD)
+        return all_gather_single(x, 0, dist.group.WORLD)
 
     def one_more(x: torch.Tensor) -> torch.Tensor:
         y = summed(x)
@@ -268,7 +269,7 @@ def diverging_executions() -> Any:
     """Rank 1 executes another program than rank 0, with other sizes."""
     small = offload.capture(summed, torch.ones(4)).load()
     large = offload.capture(
-        lambda x: functional.all_gather_single(x, 0, dist.group.WORLD), torch.ones(4096)
+        lambda x: all_gather_single(x, 0, dist.group.WORLD), torch.ones(4096)
     ).load()
     run, x = (small, torch.ones(4)) if is_first() else (large, torch.ones(4096))
     return told(lambda: run(x))

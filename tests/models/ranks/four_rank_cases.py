@@ -7,7 +7,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_checks import Feedforward, alike, begin, check, check_model
+from rank_checks import (
+    Feedforward,
+    alike,
+    all_gather_single,
+    begin,
+    check,
+    check_model,
+    reduce_scatter_single,
+)
 from ranks import main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -43,8 +51,8 @@ def collectives_of_four() -> Any:
     world = dist.group.WORLD
     return [
         check(lambda x: functional.all_reduce(x.exp(), "sum", world) * 3, (33,)),
-        check(lambda x: functional.reduce_scatter_single(x.exp(), "sum", 0, world), (8, 5)),
-        check(lambda x: functional.all_gather_single(x, 0, world) + 1, (2, 3)),
+        check(lambda x: reduce_scatter_single(x.exp(), "sum", 0, world), (8, 5)),
+        check(lambda x: all_gather_single(x, 0, world) + 1, (2, 3)),
     ]
 
 

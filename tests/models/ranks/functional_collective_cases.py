@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_checks import WORLD, check
+from rank_checks import WORLD, all_gather_single, check, reduce_scatter_single
 
 CASES: dict[str, Callable[[], Any]] = {}
 
@@ -26,19 +26,17 @@ def functional_all_reduce() -> Any:
 
 @case
 def functional_all_gather() -> Any:
-    return check(lambda x: functional.all_gather_single(x + 1, 0, dist.group.WORLD) * 2, (2, 3))
+    return check(lambda x: all_gather_single(x + 1, 0, dist.group.WORLD) * 2, (2, 3))
 
 
 @case
 def functional_all_gather_of_columns() -> Any:
-    return check(lambda x: functional.all_gather_single(x + 1, 1, dist.group.WORLD) * 2, (2, 3))
+    return check(lambda x: all_gather_single(x + 1, 1, dist.group.WORLD) * 2, (2, 3))
 
 
 @case
 def functional_reduce_scatter() -> Any:
-    return check(
-        lambda x: functional.reduce_scatter_single(x, "sum", 0, dist.group.WORLD) * 2, (4, 3)
-    )
+    return check(lambda x: reduce_scatter_single(x, "sum", 0, dist.group.WORLD) * 2, (4, 3))
 
 
 @case

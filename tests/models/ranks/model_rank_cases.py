@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.nn.functional as F
-from rank_checks import Feedforward, alike, begin, check_model, own
+from rank_checks import Feedforward, alike, all_gather_single, begin, check_model, own
 from ranks import main
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -228,7 +228,7 @@ def gradients_through_collectives() -> Any:
 
         def step(x: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad(set_to_none=False)
-            whole = functional.all_gather_single(model(x), 0, dist.group.WORLD)
+            whole = all_gather_single(model(x), 0, dist.group.WORLD)
             loss = whole.square().sum()
             loss.backward()
             optimizer.step()

@@ -16,6 +16,13 @@ import offload
 TIMEOUT_S = 20
 WORLD = "0"
 
+if torch.__version__ < "2.13":  # as their other names
+    all_gather_single: Callable[..., torch.Tensor] = functional.all_gather_tensor
+    reduce_scatter_single: Callable[..., torch.Tensor] = functional.reduce_scatter_tensor
+else:
+    all_gather_single = functional.all_gather_single
+    reduce_scatter_single = functional.reduce_scatter_single
+
 
 def own(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Numbers of this rank alone."""

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_checks import WORLD, alike, begin, own, summed, summed_in_place, told
+from rank_checks import WORLD, alike, all_gather_single, begin, own, summed, summed_in_place, told
 from ranks import main
 from tensor_rank_cases import CASES as OF_TENSORS
 from torch import nn
@@ -262,12 +262,10 @@ def nothing_grows() -> Any:
 @case
 def results_are_kept() -> Any:
     """No later execution overwrites an earlier result."""
-    run = offload.capture(
-        lambda x: (functional.all_gather_single(x, 0, WORLD), summed(x)), own(6)
-    ).load()
+    run = offload.capture(lambda x: (all_gather_single(x, 0, WORLD), summed(x)), own(6)).load()
     given = [own(6, seed=seed) for seed in range(6)]
     results = [run(x) for x in given]
-    expected = [(functional.all_gather_single(x, 0, WORLD), summed(x)) for x in given]
+    expected = [(all_gather_single(x, 0, WORLD), summed(x)) for x in given]
     return [
         torch.equal(got, eager)
         for pair in zip(results, expected, strict=True)

@@ -8,7 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from rank_checks import WORLD, own, summed, summed_in_place, told
+from rank_checks import (
+    WORLD,
+    all_gather_single,
+    own,
+    reduce_scatter_single,
+    summed,
+    summed_in_place,
+    told,
+)
 
 import offload
 
@@ -24,7 +32,7 @@ def case(function: Callable[[], Any]) -> Callable[[], Any]:
 _DTYPES = ("bfloat16", "float16", "float64", "int8", "uint8", "int32", "int64", "bool")
 _OF_A_DTYPE = {
     "all_reduce": lambda x: functional.all_reduce(x, "max", WORLD),
-    "all_gather": lambda x: functional.all_gather_single(x, 0, WORLD),
+    "all_gather": lambda x: all_gather_single(x, 0, WORLD),
     "broadcast": lambda x: functional.broadcast(x, 1, WORLD),
 }
 
@@ -83,11 +91,9 @@ def layouts() -> Any:
         "a number": as_eager(summed, own(1)[0]),
         "columns": as_eager(lambda x: summed(x[:, 1:3]), own(4, 5)),
         "transposed": as_eager(lambda x: functional.broadcast(x.t(), 0, WORLD) * 2, own(4, 5)),
-        "gathered columns": as_eager(
-            lambda x: functional.all_gather_single(x[:, 1], 0, WORLD), own(4, 5)
-        ),
+        "gathered columns": as_eager(lambda x: all_gather_single(x[:, 1], 0, WORLD), own(4, 5)),
         "scattered columns": as_eager(
-            lambda x: functional.reduce_scatter_single(x[:, 1:4], "sum", 0, WORLD), own(4, 5)
+            lambda x: reduce_scatter_single(x[:, 1:4], "sum", 0, WORLD), own(4, 5)
         ),
         "exchanged columns": as_eager(
             lambda x: functional.all_to_all_single(x.t(), None, None, WORLD), own(5, 4)
@@ -111,7 +117,7 @@ def columns_in_place() -> Any:
         return y
 
     def expected(x: torch.Tensor) -> torch.Tensor:
-        first, second = functional.all_gather_single((x * 2)[None], 0, WORLD)
+        first, second = all_gather_single((x * 2)[None], 0, WORLD)
         y = x * 2
         y[:, 1] = first[:, 1] + second[:, 1]
         y[:, 3] = second[:, 3]

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from ranks import Found, run_by_torchrun
+
+BEFORE_2_13 = torch.__version__ < "2.13"
+
+
+def needs_2_13(what: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(BEFORE_2_13, reason=f"needs torch 2.13 {what}")
+
+
+NEEDS_MESSAGES = needs_2_13("for the operators isend and irecv")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +41,11 @@ def found() -> Found:
         ("functional_all_to_all", ["all_to_all_single", "wait_tensor"]),
         ("functional_maximum_of_integers", ["all_reduce", "wait_tensor"]),
         ("coalesced", ["all_reduce_coalesced", "wait_tensor", "wait_tensor"]),
-        ("gathered_coalesced", ["all_gather_into_tensor_coalesced"] * 2 + ["wait_tensor"] * 4),
+        pytest.param(
+            "gathered_coalesced",
+            ["all_gather_into_tensor_coalesced"] * 2 + ["wait_tensor"] * 4,
+            marks=needs_2_13("to gather tensors with gaps together"),
+        ),
         (
             "gathered_coalesced_of_two_dtypes",
             ["all_gather_into_tensor_coalesced", "wait_tensor", "wait_tensor"],
@@ -44,7 +58,9 @@ def found() -> Found:
         ("scattered_into", ["reduce_scatter_tensor_out", "wait_tensor"]),
         ("lists_scattered", ["reduce_scatter_tensor", "wait_tensor"]),
         ("all_to_all_into", ["all_to_all_single", "wait_tensor"]),
-        ("messages", ["isend", "irecv", "wait_tensor", "wait_tensor"]),
+        pytest.param(
+            "messages", ["isend", "irecv", "wait_tensor", "wait_tensor"], marks=NEEDS_MESSAGES
+        ),
         ("parts_in_place", ["all_reduce_", "broadcast_", "wait_tensor", "wait_tensor"]),
         (
             "gathered_into_a_part",
@@ -55,7 +71,11 @@ def found() -> Found:
                 "wait_tensor",
             ],
         ),
-        ("halos", ["irecv", "irecv", "isend", "isend", *["wait_tensor"] * 4]),
+        pytest.param(
+            "halos",
+            ["irecv", "irecv", "isend", "isend", *["wait_tensor"] * 4],
+            marks=NEEDS_MESSAGES,
+        ),
         (
             "written_while_it_is_summed",
             ["all_reduce", "all_reduce_", "wait_tensor", "wait_tensor"],
@@ -79,6 +99,7 @@ def test_what_is_computed_meanwhile_stands_between_start_and_wait(found, case):
         assert rank["launches"].index("wait_tensor") > start + 1
 
 
+@NEEDS_MESSAGES
 def test_ranks_may_do_the_two_sides_of_a_message(found):
     sends, receives = found.of("one_way_messages")
     assert sends["same"]
@@ -87,10 +108,19 @@ def test_ranks_may_do_the_two_sides_of_a_message(found):
     assert receives["launches"][:2] == ["irecv", "wait_tensor"]
 
 
+@pytest.mark.skipif(not BEFORE_2_13, reason="torch has operators for messages")
+def test_messages_without_operators_are_refused(found):
+    expected = "CaptureError: .*has no operator _c10d_functional::isend.*use torch 2.13 or later"
+    for case in ("messages", "one_way_messages"):
+        with pytest.raises(AssertionError, match=expected):
+            found.of(case)
+
+
 def test_a_rank_that_executes_meets_a_rank_that_runs_eagerly(found):
     assert found.of("an_execution_meets_an_eager_call") == [{"same": True}] * 2
 
 
+@needs_2_13("for new_group(sort_ranks=)")
 def test_a_group_of_its_own_has_its_own_numbers(found):
     first, second = found.of("a_group_of_its_own")
     assert first["same"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from rank_loading_cases import OFFSET_NS
 from ranks import Found, run_by_torchrun
 
@@ -152,11 +153,21 @@ def test_a_forked_process_is_told(found):
         assert goes_on
 
 
+# Before torch 2.13 its functions refuse gaps: one in Python, before anything is recorded;
+# others in the operator, which a Program gives a copy without gaps.
+KINDS = (
+    {"gathered columns": "AssertionError", "scattered columns": "", "exchanged columns": ""}
+    if torch.__version__ < "2.13"
+    else {}
+)
+
+
 @pytest.mark.parametrize("case", ["dtypes", "layouts"])
 def test_what_eager_exchanges_executions_do(found, case):
     for rank in found.of(case):
         for what, (raises, refused, same) in rank.items():
-            expected = (True, "ExecutionError", []) if raises else (False, "", [True])
+            kind = KINDS.get(what, "ExecutionError")
+            expected = (True, kind, []) if raises else (False, "", [True])
             assert (raises, refused, same) == expected, what
 
 

@@ -189,6 +189,38 @@ def test_neither_a_fork_nor_its_child_waits_for_a_thread(allocator):
     thread.join()
 
 
+def test_pools_of_the_parent_stay_in_the_child_of_a_fork(allocator):
+    """There torch says that the device is not initialised."""
+    dropped, held = MemoryPool(GPU), MemoryPool(GPU)
+    allocator.fault = "busy"
+    dropped.close()
+    child = os.fork()
+    if child == 0:
+        allocator.fault, allocator.is_initialized = None, False
+        with region():
+            held.close()
+        del dropped, held
+        gc.collect()
+        os._exit(0 if allocator.ended == [] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    allocator.fault = None
+    with region():
+        pass
+    assert allocator.ended == [0]
+
+
+def test_the_collector_initialises_no_device(allocator, monkeypatch):
+    """It may run where this thread holds torch's lock of the initialisation."""
+
+    def initialise(_: torch.device) -> None:
+        raise AssertionError("torch would wait for its lock")
+
+    monkeypatch.setattr(allocator.module, "device", initialise)
+    allocator.is_initialized = False
+    MemoryPool(GPU)
+    assert allocator.ended == [0]
+
+
 # ---- recordings --------------------------------------------------------------------------------
 
 
