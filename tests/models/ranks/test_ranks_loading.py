@@ -31,12 +31,16 @@ def test_the_host_may_deliver_launches(found):
 
 def test_collectives_have_a_lane_beside_launches(found):
     ranks = found.of("on_lanes")
+    refused = {
+        "more": "lanes=3: the program exchanges tensors with other ranks",
+        "host": "the host delivers launches",
+    }
+    for case, why in refused.items():
+        kinds = {rank[case][0] for rank in ranks}
+        # A rank may learn that the other refuses before it has looked itself.
+        assert "BindingError" in kinds <= {"BindingError", "CaptureError"}
+        assert all(why in rank[case][1] for rank in ranks)
     for rank in ranks:
-        kind, message = rank["more"]
-        assert kind == "BindingError"
-        assert "lanes=3: the program exchanges tensors with other ranks" in message
-        assert rank["host"][0] == "BindingError"
-        assert "the host delivers launches" in rank["host"][1]
         assert rank["asked"] == [None, 2, "auto"]
         assert rank["kept"][0] is None
         assert rank["lanes"] == [["launches", "collectives"]] * 3
