@@ -1,7 +1,7 @@
 #include "offload/ticket.hpp"
 
 #include <algorithm>
-#include <deque>
+#include <cstddef>
 #include <iterator>
 #include <new>
 #include <thread>
@@ -22,7 +22,7 @@ std::mutex& fork_mutex() {
   return *instance;
 }
 
-using Callbacks = std::deque<std::function<void()>>;
+using Callbacks = std::vector<std::function<void()>>;
 
 // How many callbacks of a thread may be inside one another, each in the end of a ticket by the one
 // before. Those that are deeper follow one after the other, so that a chain of any length ends
@@ -40,11 +40,13 @@ void call_all(Callbacks callbacks) noexcept {
   ++n_nested;
   const bool is_deepest = n_nested == kMostNested;
   if (is_deepest) following = &callbacks;
-  while (!callbacks.empty()) {
-    std::function<void()> one = std::move(callbacks.front());
-    callbacks.pop_front();
+  for (std::size_t next = 0; next < callbacks.size();) {
+    const std::function<void()> one = std::move(callbacks[next++]);
+    if (next == callbacks.size()) {  // what has been called does not pile up in a long chain
+      callbacks.clear();
+      next = 0;
+    }
     one();
-    one = nullptr;  // releases what it captures before the next call
   }
   if (is_deepest) following = nullptr;
   --n_nested;
@@ -177,8 +179,7 @@ void Ticket::call_back() noexcept {
   Callbacks callbacks;
   {
     const std::lock_guard lock(mutex_);
-    std::move(callbacks_.begin(), callbacks_.end(), std::back_inserter(callbacks));
-    callbacks_.clear();
+    callbacks.swap(callbacks_);
   }
   if (!callbacks.empty()) call_all(std::move(callbacks));
 }
