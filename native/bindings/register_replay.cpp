@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <utility>
@@ -103,6 +104,30 @@ void acquire_again(void* given_up) {
   if (!before) return;
   take_gil([&before] { PyEval_RestoreThread(before->state); });
   if (before->has_imports) call_imports("acquire_lock");
+}
+
+// Threads between `hold_for_fork` and the end of their fork, and whether Python collected garbage
+// before. With the GIL.
+int n_forking = 0;
+bool collected_before_forks = false;
+
+// Until the fork the collector might drop an executable, whose locks are held.
+void hold_for_fork() {
+  Lane::hold_for_fork();
+  const bool collected = PyGC_Disable() != 0;
+  if (n_forking++ == 0) collected_before_forks = collected;
+}
+
+void release_after_fork() {
+  Lane::release_after_fork();
+  if (n_forking > 0 && --n_forking == 0 && collected_before_forks) PyGC_Enable();
+}
+
+// The child has this thread alone.
+void begin_in_child() {
+  n_forking = std::min(n_forking, 1);
+  release_after_fork();
+  Lane::drop_abandoned();
 }
 
 constexpr const char* kWait = R"(Block until it has ended, for at most `timeout` seconds.
@@ -245,8 +270,12 @@ void register_replay(py::module_& module) {
              "What transforms or traces the calls of this thread, for people; or empty.");
   // A launch may need the GIL to end, and fork waits for launches.
   Lane::set_fork_hooks(&release_for_launches, &acquire_again);
-  module.def("drop_abandoned", &Lane::drop_abandoned,
-             "Drop queued work of the parent; called in the child of a fork.");
+  module.def("hold_for_fork", &hold_for_fork,
+             "Wait until no launch runs, and keep it so; called before a fork.");
+  module.def("release_after_fork", &release_after_fork,
+             "End what `hold_for_fork` began; called in the parent after a fork.");
+  module.def("begin_in_child", &begin_in_child,
+             "The same, and drop queued work of the parent; called in the child of a fork.");
   module.def(
       "close_all_lanes", [] { Lane::close_all(); }, py::call_guard<GilReleased>(),
       "End every worker thread; called once, when the interpreter exits.");

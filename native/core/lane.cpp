@@ -54,6 +54,9 @@ thread_local bool is_calling_back = false;
 // The executions whose launches this thread carries out, one within the other.
 thread_local int n_executing = 0;
 
+// Whether this thread holds everything at rest for a fork that it is about to make.
+thread_local bool holds_for_fork = false;
+
 // The interval at which a launch that waits looks whether a fork waits for it.
 constexpr auto kForkLookedAt = std::chrono::milliseconds(50);
 
@@ -141,28 +144,44 @@ void hold_executions() {
   }
 }
 
-// fork copies only the calling thread: every lane is held across it, and the child's lanes start
-// their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while
-// it waits for a queue, and who holds a queue waits for nothing.
-void hold_all() {
+void hold_at_rest() {
   void* const released = release();
   hold_executions();
   for (ThreadOwner* owner : registry().owners) owner->hold();
   acquire(released);
-  for (const auto& state : registry().states) state->mutex.lock();
 }
 
-void release_all() {
+void release_at_rest() {
+  holds_for_fork = false;
   for (ThreadOwner* owner : registry().owners) owner->release();
   for (const auto& state : registry().states) {
     if (state->executing == std::this_thread::get_id()) state->forks = false;
-    state->mutex.unlock();
     state->execution.unlock();
   }
   registry().mutex.unlock();
 }
 
+// A thread that is about to fork may yet drop a lane: then the fork waits again.
+std::unique_lock<std::mutex> locked_registry() {
+  if (holds_for_fork) release_at_rest();
+  return std::unique_lock(registry().mutex);
+}
+
+// fork copies only the calling thread: every lane is held across it, and the child's lanes start
+// their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while
+// it waits for a queue, and who holds a queue waits for nothing.
+void hold_all() {
+  if (!holds_for_fork) hold_at_rest();
+  for (const auto& state : registry().states) state->mutex.lock();
+}
+
+void release_all() {
+  for (const auto& state : registry().states) state->mutex.unlock();
+  release_at_rest();
+}
+
 void restart_all() {
+  holds_for_fork = false;
   Ticket::note_fork();
   // The parent's threads do not exist here and may be neither joined nor notified. A mutex
   // identifies its owner by thread number, which differs in the child. All are therefore
@@ -263,7 +282,7 @@ CallingBack::~CallingBack() { is_calling_back = before_; }
 Lane::Lane() : state_(std::make_shared<LaneState>()) {
   watch_forks();
   const WithoutGil without_gil;
-  const std::lock_guard lock(registry().mutex);
+  const auto lock = locked_registry();
   state_->closed = registry().ended;
   registry().states.push_back(state_);
 }
@@ -271,7 +290,7 @@ Lane::Lane() : state_(std::make_shared<LaneState>()) {
 Lane::~Lane() {
   close();
   const WithoutGil without_gil;
-  const std::lock_guard lock(registry().mutex);
+  const auto lock = locked_registry();
   auto& states = registry().states;
   states.erase(std::remove(states.begin(), states.end(), state_), states.end());
 }
@@ -302,7 +321,7 @@ bool Lane::is_own_work(const Ticket& ticket) noexcept {
 }
 
 void Lane::refuse_wait_beside_fork(const Ticket& ticket) {
-  if (n_executing == 0) return;
+  if (n_executing == 0 || holds_for_fork) return;
   const std::unique_lock lock(registry().mutex, std::try_to_lock);
   if (!lock.owns_lock()) return;  // the next time
   for (const auto& state : registry().states) {
@@ -339,7 +358,7 @@ void Lane::set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept {
 void Lane::close_all() noexcept {
   std::vector<std::thread> workers;
   {
-    const std::lock_guard lock(registry().mutex);
+    const auto lock = locked_registry();
     registry().ended = true;
     for (const auto& state : registry().states) {
       const std::lock_guard state_lock(state->mutex);
@@ -349,14 +368,25 @@ void Lane::close_all() noexcept {
     }
   }
   for (std::thread& worker : workers) worker.join();
-  const std::lock_guard lock(registry().mutex);
+  const auto lock = locked_registry();
   for (ThreadOwner* owner : registry().owners) owner->end();
+}
+
+void Lane::hold_for_fork() {
+  if (holds_for_fork) return;
+  watch_forks();
+  hold_at_rest();
+  holds_for_fork = true;
+}
+
+void Lane::release_after_fork() noexcept {
+  if (holds_for_fork) release_at_rest();
 }
 
 void Lane::drop_abandoned() noexcept {
   std::deque<LaneState::Task> abandoned;  // destroyed without the lock
   const WithoutGil without_gil;
-  const std::lock_guard lock(registry().mutex);
+  const auto lock = locked_registry();
   abandoned.swap(registry().abandoned);
 }
 
@@ -364,13 +394,13 @@ bool Lane::all_closed() noexcept { return registry().ended; }
 
 void register_thread_owner(ThreadOwner& owner) {
   watch_forks();
-  const std::lock_guard lock(registry().mutex);
+  const auto lock = locked_registry();
   registry().owners.push_back(&owner);
   if (registry().ended) owner.end();
 }
 
 void unregister_thread_owner(ThreadOwner& owner) noexcept {
-  const std::lock_guard lock(registry().mutex);
+  const auto lock = locked_registry();
   auto& owners = registry().owners;
   owners.erase(std::remove(owners.begin(), owners.end(), &owner), owners.end());
 }

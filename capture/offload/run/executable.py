@@ -41,7 +41,11 @@ if TYPE_CHECKING:
     from offload.compile import Fusion
 
 atexit.register(_native.close_all_lanes)
-os.register_at_fork(after_in_child=_native.drop_abandoned)
+os.register_at_fork(
+    before=_native.hold_for_fork,
+    after_in_parent=_native.release_after_fork,
+    after_in_child=_native.begin_in_child,
+)
 
 # Over this many reads the clock's cost is accurate to a tenth of a nanosecond.
 _CLOCK_READS = 10_000

@@ -59,6 +59,13 @@ class Lane {
   // (Python's GIL): `release` before it, then `acquire` with the result of `release`.
   static void set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept;
 
+  // Waits on this thread until everything is at rest, and keeps it so until this thread has forked,
+  // or `release_after_fork`. A fork waits itself, but by then Python may hold locks that threads
+  // with the GIL wait for: from 3.13 on that of all threads' states (PyOS_BeforeFork of
+  // Modules/posixmodule.c), so that it must not wait for the GIL.
+  static void hold_for_fork();
+  static void release_after_fork() noexcept;
+
   // In the child of a fork: drops the work that was queued, which is kept until then.
   static void drop_abandoned() noexcept;
 
