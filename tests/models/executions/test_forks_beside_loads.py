@@ -7,6 +7,7 @@ which hangs where one of these happens.
 """
 
 import contextlib
+import gc
 import os
 import pathlib
 import signal
@@ -14,6 +15,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+import offload
+from offload.native import _native
 
 N_FORKS = 200
 
@@ -156,3 +161,23 @@ thread.join()
 
 def test_a_fork_ends_beside_a_launch_that_imports() -> None:
     subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=600)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_a_fork_leaves_the_collector_as_it_was(collects: bool) -> None:
+    """It is off from the end of the wait for launches until the fork, which may wait again."""
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        _native.hold_for_fork()  # as a fork does, which then has nothing to wait for
+        assert not gc.isenabled()
+        lane = offload.capture(torch.neg, torch.ones(3)).load()  # gives up what is held
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() == collects else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        _native.release_after_fork()
+        assert gc.isenabled() == collects
+        assert torch.equal(lane(torch.ones(3)), -torch.ones(3))
+    finally:
+        (gc.enable if before else gc.disable)()
