@@ -127,20 +127,22 @@ def call(
         _thread.ticket = None
 
 
-@contextlib.contextmanager
-def waiting(awaited: Awaited | None) -> Iterator[None]:
-    """Wait inside the with-block; in a callable, another callable may execute meanwhile.
+def waiting(awaited: Awaited | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a wait of this thread: in a callable, another may execute meanwhile.
 
     Args:
         awaited: what is waited for without a limit of time; None: there is a limit.
 
     Raises:
-        ExecutionError: it waits, possibly by way of others, for the callable of this thread.
+        ExecutionError: on entry: it waits, possibly by way of others, for the callable of this
+            thread.
     """
     pool: TaskThreads | None = getattr(_thread, "pool", None)
-    if pool is None or not in_callable():
-        yield
-        return
+    return contextlib.nullcontext() if pool is None or not in_callable() else _wait(pool, awaited)
+
+
+@contextlib.contextmanager
+def _wait(pool: TaskThreads, awaited: Awaited | None) -> Iterator[None]:
     own: Awaited = _thread.ticket
     own._waits_for = () if awaited is None else (awaited,)  # first: two may wait for each other
     try:

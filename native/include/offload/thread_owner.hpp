@@ -6,9 +6,9 @@ namespace offload {
 // An object with its own threads, for which executions wait.
 //
 // Owner: whoever made it; it must be unregistered before it is destroyed. Thread: hold, release and
-// restart are called inside fork, on the forking thread, after every lane is held (so that no other
-// thread is executing) and in the order of registration; end at interpreter exit, after the lanes
-// have ended. Errors: none.
+// restart are called on the forking thread, hold after every lane is held (so that no other thread
+// is executing), inside fork or just before it (`Lane::hold_for_fork`), in the order of
+// registration; end at interpreter exit, after the lanes have ended. Errors: none.
 class ThreadOwner {
  public:
   // Before a fork: waits until its threads touch nothing, and keeps them so.
