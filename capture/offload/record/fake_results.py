@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from offload.record.sized_functions import RULES
 from offload.record.whole_layers import LSTM, STEPPING, layer_rule
@@ -53,6 +54,16 @@ def _mkldnn_rnn_layer(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (*results[:3], None)
 
 
+def _native_group_norm(given: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    """The CPU operator's results: normalised values in the input's memory format.
+
+    torch's fake tensors have a contiguous result from 2.14 on.
+    """
+    normalised, *moments = torch.ops.aten.native_group_norm.default(given, *args, **kwargs)
+    layout = suggest_memory_format(given)
+    return normalised.new_empty(normalised.shape).contiguous(memory_format=layout), *moments
+
+
 def _transformer_encoder_layer(src: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
     """The result of a whole layer, for which torch has a rule from 2.13 on."""
     return torch.empty_like(src)
@@ -68,5 +79,6 @@ if torch.__version__ < "2.13":
 _RULES: dict[tuple[str, Any], Callable[..., Any]] = {
     ("cpu", torch.ops.aten._native_multi_head_attention.default): _native_multi_head_attention,
     ("cpu", torch.ops.aten.mkldnn_rnn_layer.default): _mkldnn_rnn_layer,
+    ("cpu", torch.ops.aten.native_group_norm.default): _native_group_norm,
     ("npu", torch.ops.aten.native_dropout.default): _native_dropout_of_npu,
 }

@@ -16,7 +16,6 @@ from typing import Any
 
 import sympy
 import torch
-from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -33,11 +32,6 @@ from offload.record.watched_numbers import WatchedEnvironment, is_watched, watch
 
 Axes = Mapping[int, int]
 """The axes of a tensor that may vary, each with the position of its Dim."""
-
-# Operators whose rule for fake tensors converts sizes to Python numbers.
-_DECOMPOSED: Mapping[Any, Callable[..., Any]] = get_decompositions(
-    [torch.ops.aten.constant_pad_nd.default]
-)
 
 
 class _PlacedGuards(list[Any]):
@@ -260,7 +254,7 @@ class SymbolicSizes(VariedSizes):
 
         This includes operators that a rule calls, as torch's Python dispatcher chooses them.
         """
-        rule = _DECOMPOSED.get(func) or super().rule(func)
+        rule = super().rule(func)
 
         def ruled(*args: Any, **kwargs: Any) -> Any:
             with enable_python_dispatcher():

@@ -90,7 +90,7 @@ def flat(structure: Structure) -> list[object]:
 
 def test_an_object_is_named_by_its_class():
     plain = plain_structure(Structure("constant", constant=Path("/x")))
-    assert plain.constant == Symbol("object", f"pathlib.{type(Path()).__name__}")
+    assert plain.constant == Symbol("object", f"{type(Path()).__module__}.{type(Path()).__name__}")
     assert plain_structure(plain) == plain
 
 
