@@ -14,10 +14,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 import offload
 
-pytestmark = [
-    pytest.mark.usefixtures("compiler_reset"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's, by Inductor
-]
+pytestmark = pytest.mark.usefixtures("compiler_reset")
 
 
 class Model(nn.Module):

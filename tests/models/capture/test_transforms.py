@@ -14,8 +14,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import offload
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-
 
 class Around(nn.Module):
     """A model that calls a function with its input, or with a tensor that it holds."""

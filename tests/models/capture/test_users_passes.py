@@ -10,10 +10,7 @@ from torch._inductor import pattern_matcher
 
 import offload
 
-pytestmark = [
-    pytest.mark.usefixtures("compiler_reset"),
-    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),  # torch's, by Inductor
-]
+pytestmark = pytest.mark.usefixtures("compiler_reset")
 
 
 PASSES = [

@@ -45,7 +45,6 @@ def everywhere(captured):
     )
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_calls_are_refused_as_by_one_device():
     """With the same words, before the first segment has written its input."""
     with torch.no_grad():

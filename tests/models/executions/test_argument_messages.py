@@ -95,7 +95,6 @@ def test_a_guard_on_a_negative_zero_shows_its_sign():
         captured(torch.full((2,), -0.0))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_traced_model_that_is_called_itself_in_a_block_is_named_as_such():
     model = torch.jit.trace(torch.nn.Linear(4, 4), normal(1, 4))
     with pytest.raises(offload.CaptureError, match=r"captured\(x\) .*scripted or traced"):  # noqa: SIM117

@@ -217,7 +217,6 @@ def test_an_operator_that_only_computing_could_explain_is_refused(tmp_path: Path
         offload.capture(Calling(4, 4), torch.randn(2, 4), weights=tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_script_module_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(4, 4)
     save_weights(model, tmp_path)

@@ -134,7 +134,6 @@ def test_kernels_between_launches_on_the_host(monkeypatch, cuda):  # noqa: F811
             torch.testing.assert_close(run(x.to("cuda"), y.to("cuda")).to("cpu"), expected)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's, by Inductor
 @pytest.mark.parametrize("is_inside", [False, True])
 def test_kernels_that_a_compiled_function_launches(is_inside):
     """It is recorded as its original, whose kernels are launches; Inductor compiles nothing."""
