@@ -242,7 +242,7 @@ class KernelCache:
             raise
 
     def is_whole(self, file: str) -> bool:
-        """Return whether a file's content has the digest that its name tells; else remove it."""
+        """Return whether a file's content has the digest in its name; else remove it."""
         path = self.folder / file
         try:
             is_whole = _digest(path) == file.partition(".")[0]

@@ -82,7 +82,7 @@ def measuring() -> Iterator[None]:
         _measuring.depth = outer
 
 
-def tells_executions() -> bool:
+def reports_executions() -> bool:
     """Whether loads of this thread may report each execution."""
     return not getattr(_measuring, "depth", 0)
 

@@ -166,7 +166,7 @@ class Rendezvous:
                 for number, rank in members.items():
                     if rank in found:
                         continue
-                    numbers, beside = self._told(f"{key}/{number}", rank)
+                    numbers, beside = self._data_of(f"{key}/{number}", rank)
                     found[rank] = tuple(numbers)
                     asked |= {one: beside[one] for one in beside.keys() - seen}
                     seen |= beside.keys()
@@ -175,7 +175,7 @@ class Rendezvous:
                 channel.note_word(f"{key}/{channel.own}")
         return found
 
-    def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
+    def _data_of(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
         """Wait for the data of a rank under a key, and return them."""
         slowest = max(timeout_s(one.group.name) for one in self._channels.values())
         until, sleep_s = time.monotonic() + slowest, _FIRST_SLEEP_S

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 
-from offload.console.progress import Progress, telling
+from offload.console.progress import Progress, reporting
 from offload.errors import CaptureError, OutOfMemory, PlanError
 from offload.interpreter.own_generators import drawing_alone
 from offload.load.device_memory import MemoryLeft
@@ -49,7 +49,7 @@ def load_on_devices(
         PlanError: the launches do not fit the devices' memory.
         BindingError, CaptureError, OutOfMemory, ExecutionError: as `Captured.load`.
     """
-    with telling(progress):
+    with reporting(progress):
         return _DevicesLoad(bound, asked, load).loaded()
 
 
@@ -189,8 +189,8 @@ class _DevicesLoad:
             if None not in costs
         ]
         with weights_kept(bound):
-            tasks, placement, told = trial.chosen(run, tasks, costs_ns, singles)
-        self._notes.append(told)
+            tasks, placement, note = trial.chosen(run, tasks, costs_ns, singles)
+        self._notes.append(note)
         return tasks, placement
 
     def _made(

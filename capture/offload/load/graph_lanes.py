@@ -100,10 +100,10 @@ class _Trial:
         laned = self.on(self._runner.most_lanes, timed=True)
         if laned is None:
             return None
-        with stage("timing lanes", 1) as told:
+        with stage("timing lanes", 1) as current:
             one = self._prepared, self._plan
             one_ns, lanes_ns = self._runner.time_executions([one, laned])
-            told.advance()
+            current.advance()
         self.note += f"; measured {lanes_ns / 1e3:,.1f} us, and {one_ns / 1e3:,.1f} us on one lane"
         if lanes_ns >= one_ns:
             self.note = f"several lanes are no quicker: {self.note}"

@@ -44,7 +44,7 @@ class VersionMessage:
         value: of the whole step.
         version: the number of launches of the step that have written the Value.
         sender, receiver: ranks, by their stages.
-        tag: tells all messages of a step apart.
+        tag: distinguishes all messages of a step.
     """
 
     value: int

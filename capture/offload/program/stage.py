@@ -32,7 +32,7 @@ class Message:
     Attributes:
         value: of the whole Program.
         sender, receiver: stages.
-        tag: tells messages between the same two stages apart.
+        tag: distinguishes messages between the same two stages.
     """
 
     value: int

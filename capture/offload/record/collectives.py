@@ -137,7 +137,7 @@ class Collectives:
         def called(*args: Any, **kwargs: Any) -> Any:
             given = [*args, *kwargs.values()]
             self._meet(name, [self._log.described(one) for one in given])
-            with _failures_told(name):
+            with _failures_located(name):
                 if name != SENDS or any(map(_is_fake, args)):
                     return call(*args, **kwargs)
                 placeholder, self._sending = send(*args, **kwargs)
@@ -238,7 +238,7 @@ class Collectives:
         def waited(tensor: torch.Tensor) -> torch.Tensor:
             self._met()
             if tensor.device.type != "meta" and not _is_fake(tensor):
-                with _failures_told(WAIT):
+                with _failures_located(WAIT):
                     if self._sending is None:
                         call(tensor)
                     else:
@@ -292,7 +292,7 @@ def _is_fake(tensor: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _failures_told(name: str) -> Iterator[None]:
+def _failures_located(name: str) -> Iterator[None]:
     """Name the line at which a process group failed: a rank is gone or late."""
     try:
         yield

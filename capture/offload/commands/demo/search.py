@@ -150,10 +150,10 @@ def search_page(
         comparison = _Comparison(encoder, run)
         comparison.warm_up(sentences[0])
         embeddings = []
-        with stage("replaying", len(sentences) + len(queries)) as told:
+        with stage("replaying", len(sentences) + len(queries)) as current:
             for text in (*sentences, *queries):
                 embeddings.append(comparison.embed(text))
-                told.advance()
+                current.advance()
         page, wanted = torch.stack(embeddings).split([len(sentences), len(queries)])
         return Search(
             n_sentences=len(sentences),
