@@ -219,7 +219,7 @@ def open_file(
         FileError: the file is missing, truncated, corrupted, newer than this version, holds
             sources of Triton kernels without `triton`, or uses an operator that is not on the list
             of safe ones; or one of `types` matches no container of the result, or does not fit it.
-        BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is no level.
+        BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is not a level.
     """
     level = debug_level()
     with reporting():

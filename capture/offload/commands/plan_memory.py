@@ -44,7 +44,7 @@ def _read_intervals(path: Path) -> tuple[list[str], list[Interval]]:
     """The ids and intervals of a CSV file.
 
     Raises:
-        FileError: it is no such CSV; the message names the line.
+        FileError: it is not such a CSV file; the message names the line.
     """
     lines_of: dict[str, int] = {}
     intervals = []

@@ -135,7 +135,7 @@ class KernelCache:
     def _read(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self.folder / f"{key}.json"
         if not path.is_file():
-            _remove(path)  # what is no regular file, such as a pipe, would block
+            _remove(path)  # anything but a regular file, such as a pipe, would block
             return None
         try:
             document = json.loads(path.read_text())

@@ -157,7 +157,7 @@ class _Terminal:
 
 
 def _has_terminal() -> bool:
-    """Whether stderr is a terminal without an open rich display, which ours would garble."""
+    """Whether stderr is a terminal without an open rich display: two would garble each other."""
     try:
         is_terminal = bool(getattr(sys.stderr, "isatty", bool)())
     except ValueError:  # it is closed

@@ -56,7 +56,7 @@ def dump_folder() -> Path | None:
     """The absolute path of the folder in OFFLOAD_DUMP; None if it is unset or empty.
 
     Raises:
-        FileError: it is relative, and the working directory is gone.
+        FileError: it is relative, and the working directory no longer exists.
     """
     given = os.environ.get(DUMP, "")
     try:

@@ -23,7 +23,7 @@ class Channel:
     Attributes:
         first: the first meeting there.
         group: the group.
-        members: who meets, by their numbers in the group their ranks in the world.
+        members: by their number in the group, the ranks in the world that meet.
         own: the number of this rank.
         has_met: some meeting there is over.
     """
@@ -170,7 +170,7 @@ class Channel:
 
 
 class Arrival:
-    """This rank at one meeting. Owner: who came. Thread: as the Rendezvous.
+    """This rank at one meeting. Owner: the caller that arrived. Thread: as the Rendezvous.
 
     Attributes:
         channel: where.
@@ -193,7 +193,7 @@ class Arrival:
             self.come()
 
     def come(self) -> None:
-        """Leave word that this rank is here, where others do not wait for it to agree."""
+        """Announce that this rank has arrived, where others do not wait for it to agree."""
         self._number = self.channel.add(self)
         was_announced, self._is_announced = self._is_announced, False
         if was_announced or self.channel.own == self._leader or not self.channel.is_of_all:
@@ -210,9 +210,9 @@ class Arrival:
             self._rendezvous.wait(self)
 
     def stages(self) -> Iterator[Sequence[int]]:
-        """Whom to wait for, one after the other: the first rank, with which each agrees, and all.
+        """The ranks to wait for, in stages: the first rank, with which each agrees, then all.
 
-        A rank leaves word only once it agrees, so that none goes on where one does not.
+        A rank announces itself only once it agrees, so that no rank continues where one differs.
         """
         if self.channel.own != self._leader:
             yield (self._leader,)
@@ -220,13 +220,13 @@ class Arrival:
         yield tuple(self.channel.members)
 
     def missing(self, members: Sequence[int]) -> Sequence[int]:
-        """Who of these has left no word."""
+        """The members that have not announced themselves."""
         if store().check([self._key(one) for one in members]):
             return ()
         return [one for one in members if not store().check([self._key(one)])]
 
     def who_differs(self, members: Sequence[int]) -> int | None:
-        """Who of these, of all the first or the other of two, is here for something else."""
+        """The first of these members that has arrived for something else; None: all agree."""
         asked = [one for one in members if one == self._leader or not self.channel.is_of_all]
         return next((one for one in asked if self.word_of(one) != self.what), None)
 

@@ -156,7 +156,7 @@ def note_left_message(name: str) -> None:
 
 
 def check_no_message_left(name: str) -> None:
-    """Check whether messages in a group reach those for whom they are meant.
+    """Check whether messages in a group reach their receivers.
 
     Raises:
         CaptureError: a message may be left there.

@@ -157,7 +157,7 @@ def load_family(
 def _loaded(
     asked: FamilyLoad, device: str | torch.device | Backend | None
 ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
-    """Likewise, of a caller who makes normal tensors."""
+    """Likewise, outside of inference mode."""
     recorded = asked.recorded
     backend, _ = named_backend(recorded.program.device if device is None else device)
     promoting = _promoting(asked, backend)

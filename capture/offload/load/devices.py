@@ -109,7 +109,7 @@ class _DevicesLoad:
     def _placed_run(
         self, costs_ns: list[list[float | None]]
     ) -> tuple[PlacedExecutable, ProgramTasks]:
-        """Place and load; a segment that a device turns out unable to run is placed anew."""
+        """Place and load; a segment that its device cannot run is placed again elsewhere."""
         while True:
             tasks, placement = self._placing.fitted(costs_ns)
             try:

@@ -41,7 +41,7 @@ def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: O
     Raises:
         CaptureError: a number of lanes was requested, and the Program cannot run on several.
         PlanError: it cannot be placed there, or lanes share bytes.
-        OutOfMemory, ExecutionError: launches cannot be timed; with "auto" that is no error.
+        OutOfMemory, ExecutionError: launches cannot be timed; with "auto" that is not an error.
         CostModelError: `costs` are of another machine.
     """
     wanted, runner = options.lanes, backend.lanes

@@ -114,7 +114,7 @@ def _begins(bound: BoundProgram, asked: Any) -> Begins:
     """The weights of each module or tensor with which a stage begins.
 
     Raises:
-        BindingError: it is no sequence of such, as `_weights_of`.
+        BindingError: it is not a sequence of such, as `_weights_of`.
     """
     if isinstance(asked, (torch.nn.Module, torch.Tensor)) or not isinstance(asked, Iterable):
         raise BindingError(

@@ -52,7 +52,7 @@ class _Awaiting:
             at = self._known[rank][rank]
             if at < len(self._orders[rank].steps):
                 raise PlanError(
-                    f"rank {rank} waits for ever for {_step_text(self._orders[rank].steps[at])}"
+                    f"rank {rank} waits forever for {_step_text(self._orders[rank].steps[at])}"
                 )
             self._await(rank, self._open[rank])
         return self._steps

@@ -190,7 +190,7 @@ class _Orders:
         )
 
     def _add(self, rank: int, part: Part, launch: Launch, position: int | None) -> None:
-        """Add a launch of a rank; `position`: of a pass, or -1: before all; None: of its own."""
+        """Add a launch of a rank; `position`: of a pass, or -1: before all; None: a new pass."""
         if position is None:
             passes = self._passes[rank]
             position = passes.get(Pass(part.phase, part.micro_batch), len(passes))

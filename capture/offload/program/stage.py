@@ -124,7 +124,7 @@ def stage_program(
         group: whose ranks have the stages; None: there is one stage.
 
     Raises:
-        ProgramError: a stage reads or writes what is no whole tensor of another one.
+        ProgramError: a stage reads or writes what is not a whole tensor of another one.
     """
     program = bound.program
     own = tuple(one for one in messages_of(program, stages) if number in (one.sender, one.receiver))

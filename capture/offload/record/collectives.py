@@ -104,7 +104,7 @@ class Collectives:
 
         Raises:
             CaptureError: the operator cannot be recorded, or ranks differ.
-            ExecutionError: a rank is gone or late.
+            ExecutionError: a rank has ended, or is late.
         """
         name = func._schema.name
         namespace, _, base = name.partition("::")
@@ -187,7 +187,7 @@ class Collectives:
 
         Values are whole storages, and the operator may write another part of one than is exchanged.
         All ranks have started the collective, as they met at its start, so that it ends without
-        another step of theirs. A message does not: its receiver may be later than the write.
+        another step of these ranks. A message does not: its receiver may be later than the write.
 
         Args:
             name: of the operator.
@@ -293,7 +293,7 @@ def _is_fake(tensor: Any) -> bool:
 
 @contextlib.contextmanager
 def _failures_located(name: str) -> Iterator[None]:
-    """Name the line at which a process group failed: a rank is gone or late."""
+    """Name the line at which a process group failed: a rank has ended, or is late."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

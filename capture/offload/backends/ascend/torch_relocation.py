@@ -95,7 +95,7 @@ class Relocator:
             streamed: the streamed weights.
             is_required: whether a model that copies everything is refused.
             why_no_table: why kernels keep the runtime's argument blocks; empty: they get a table of
-                ours where the runtime allows it.
+                offload's where the runtime allows it.
         """
         program = bound.program
         self._program = program

@@ -186,7 +186,7 @@ class _Comparison:
         self._feature_map = torch.empty(0)
 
     def warm_up(self, text: str) -> None:
-        """Run both once: the first execution proves each launch, and is no sample."""
+        """Run both once: the first execution proves each launch, and is not a sample."""
         inputs = self._encoder.tensors(text)
         self._run(**inputs)
         self._encoder.model(**inputs)

@@ -68,9 +68,10 @@ def diagnose(
 
     Raises:
         BindingError: `progress` is something else.
-        DiagnosisError: it is no model, a class, or a function that makes a model; it does not
-            accept these arguments; its call launches nothing, or exchanges tensors with other
-            ranks; or the model and its arguments are on several devices.
+        DiagnosisError: it is not a model, but for example a class or a function that makes a
+            model; it does not accept these arguments; its call launches nothing,
+            or exchanges tensors with other ranks; or the model and its arguments are on several
+            devices.
     """
     return diagnose_call(model, inputs, kwargs, progress=progress)
 
