@@ -160,7 +160,7 @@ class Promoter:
                     run.rebind_weights()
                 gone += self._add(sizes, made)
         except Exception as error:
-            # A failure after weights were rebound meanwhile is not held against these sizes.
+            # A failure after weights were rebound meanwhile does not exclude these sizes.
             if n_rebound == self._n_rebound:
                 refusal = _error_text(error)
                 self._learn_failure(sizes, self._clock_ns() - begin_ns)
@@ -227,7 +227,7 @@ class Promoter:
         return gone
 
     def _predict(self) -> None:
-        """Let all sizes ask that may be due by present knowledge."""
+        """Let calls of all sizes that may be due by now report that."""
         self.accounts.least_due_ns = least_due_ns(self._known, self._work.expected)
 
     def executables(self) -> list[tuple[Choice, Executable]]:
