@@ -129,3 +129,15 @@ def client(simulator: simulators.Simulator) -> ModuleType:
 def npu(ascend) -> ascend_client.Client:
     """A client of the simulated Ascend runtime, with kernels that add and note."""
     return ascend_client.Client(ascend)
+
+
+@pytest.fixture(scope="session")
+def session_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for the kernels that tests of promotion make."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def kernels_folder(session_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let tests find the kernels of earlier tests."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(session_kernels))

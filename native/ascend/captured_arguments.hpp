@@ -25,7 +25,7 @@ struct CapturedWords {
   std::uint64_t home = 0;  // stands for the feature map where it was captured, piece by piece
 };
 
-// If the kernels read their arguments from a table of ours, words are written there, and one copy
+// If the kernels read their arguments from offload's table, words are written there, and one copy
 // before an execution transfers the range from the first to the last changed word.
 //
 // Otherwise words are written in host images of the runtime's blocks. Before an execution each

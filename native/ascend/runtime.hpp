@@ -102,7 +102,7 @@ class Runtime {
 };
 
 // The default context of a device, which torch_npu uses too. It stays until the process ends, as it
-// may not be ours.
+// may belong to another user of the runtime.
 //
 // Thread: any. Errors: the constructor throws BackendUnavailable for a device that does not exist,
 // ExecutionError if the context is unavailable.

@@ -11,7 +11,7 @@
 namespace offload {
 
 // The arguments of a call: `out` and `feature_map` are the executable's, all others the model's.
-// Throws pybind11::type_error for a keyword that is no string.
+// Throws pybind11::type_error for a keyword that is not a string.
 //
 // Owner: the interpreter; valid during the call.
 class Arguments {

@@ -81,7 +81,7 @@ struct Known {
   bool are_written = true;             // all results are those of ended executions
 };
 
-// Null if it is no ticket.
+// Null if it is not a ticket.
 PythonTicket* as_ticket(PyObject* object) {
   static auto* const type =
       reinterpret_cast<PyTypeObject*>(py::type::of<PythonTicket>().release().ptr());

@@ -14,7 +14,7 @@
 
 namespace offload {
 
-// The tensor in a Python object. Throws pybind11::type_error if it is no tensor.
+// The tensor in a Python object. Throws pybind11::type_error if it is not a tensor.
 at::Tensor to_tensor(pybind11::handle object);
 
 // The Python tensor of a C++ tensor; the same object if it has one.

@@ -1,4 +1,4 @@
-// An exception that Python raised during an execution and that is no error of the execution.
+// An exception that Python raised during an execution and that is not an error of the execution.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,7 +11,7 @@ namespace offload {
 // An interrupt, or what a signal handler raised: it reaches the caller unchanged, whatever error it
 // is nested in on the way.
 //
-// Owner: whoever handles it. Thread: any; it takes the GIL itself.
+// Owner: the handler. Thread: any; it takes the GIL itself.
 class Interrupted : public std::exception {
  public:
   explicit Interrupted(pybind11::error_already_set raised) : raised_(std::move(raised)) {}

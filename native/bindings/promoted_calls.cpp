@@ -47,7 +47,8 @@ std::optional<BoundCall> PythonReplay::promoted(py::object keep,
   return found;
 }
 
-// Of a tensor, whether it may be the feature map; what is no tensor is refused by who was called.
+// Of a tensor, whether it may be the feature map; other objects are refused by the called
+// executable.
 bool PythonReplay::takes(PyObject* feature_map) const {
   if (!THPVariable_Check(feature_map)) return false;
   if (THPVariable_Unpack(feature_map).nbytes() < replay_->spec().shapes.feature_map_bytes) {
@@ -62,7 +63,7 @@ bool PythonReplay::takes(PyObject* feature_map) const {
 }
 
 // Whether the caller's current stream is being captured, into which a graph is not executed: as far
-// as torch tells.
+// as reported by torch.
 bool PythonReplay::refuses_capturing() const {
   if (!replay_->has_streams() || !replay_->needs_stream_handle()) return false;
   const c10::Device device = replay_->spec().device;

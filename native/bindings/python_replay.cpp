@@ -25,7 +25,7 @@ namespace {
 
 thread_local bool is_recording = false;
 
-// The referent of a weak reference; null if it is gone.
+// The referent of a weak reference; null if it was deleted.
 py::object referent(const py::object& reference) {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
@@ -37,8 +37,8 @@ py::object referent(const py::object& reference) {
 #endif
 }
 
-// Whether the referenced module is in another mode than `training`; false if it is gone. Reads the
-// instance's attribute, as nn.Module sets it, without consulting its class.
+// Whether the referenced module is in another mode than `training`; false if it was deleted. Reads
+// the instance's attribute, as nn.Module sets it, without consulting its class.
 bool is_in_other_mode(const py::object& root, bool training) {
   static PyObject* const name = PyUnicode_InternFromString("training");
   const py::object module = referent(root);

@@ -67,7 +67,7 @@ void register_cuda_weights(py::module_& module) {
       .def("tensor", &tensor_of, py::arg("index"), py::arg("device"));
   module.def("cuda_tensor_at", &tensor_at, py::arg("address"), py::arg("size_bytes"),
              py::arg("device"),
-             "The bytes at an address of a device, as a tensor; whoever has the memory keeps it.");
+             "The bytes at an address of a device, as a tensor; the memory's owner keeps it.");
   module.def("cuda_granularity_bytes", &granularity_bytes, py::arg("device"),
              py::call_guard<GilReleased>(), "The unit in which memory of the device is mapped.");
   define_held_bytes<CudaWeightStream>(module, "cuda_held_bytes");

@@ -53,7 +53,7 @@ class DeleteResident {
   PyObject* keep_;  // released by the call, since copies of a deleter are destroyed without the GIL
 };
 
-// Calls Python from any thread; no-op once the interpreter is gone.
+// Calls Python from any thread; no-op once the interpreter has ended.
 inline std::function<void()> release_by(pybind11::object function) {
   const std::shared_ptr<PyObject> held(function.release().ptr(), [](PyObject* object) {
     if (Py_IsInitialized() == 0) return;

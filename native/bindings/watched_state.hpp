@@ -12,7 +12,7 @@
 namespace offload {
 
 // The number of hooks on the accumulation of a leaf's gradient, which Python cannot see. Throws
-// pybind11::type_error if it is no tensor.
+// pybind11::type_error if it is not a tensor.
 std::size_t n_accumulation_hooks(pybind11::handle tensor);
 
 // The result of comparing a WatchedState.
@@ -24,7 +24,7 @@ enum class Found : std::uint8_t {
 
 // Containers and attributes as they are when it is made, and leaves with their gradients.
 //
-// Owner: whoever compares. Keeps all watched objects alive, so that no address can stand for
+// Owner: the comparing caller. Keeps all watched objects alive, so that no address can stand for
 // another object, and shows them to Python's garbage collector by `traverse`. Thread: everything
 // needs the GIL.
 class WatchedState {

@@ -50,7 +50,7 @@ std::pair<StreamPlan, std::vector<std::shared_ptr<WeightSource>>> stream_argumen
 using StoredRange = std::tuple<std::string, std::size_t, std::size_t>;
 
 // Bytes of these ranges that the host store has for a device, of the files now at the paths. A
-// missing file is no error. Without the GIL.
+// missing file is not an error. Without the GIL.
 std::size_t held_bytes(const StoreDevice& device, const std::vector<StoredRange>& ranges);
 
 // Defines the function that queries the host store from which a device's `Stream`s copy.

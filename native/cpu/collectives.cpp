@@ -28,7 +28,7 @@ using TensorVector = std::vector<at::Tensor>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using WorkPointer = c10::intrusive_ptr<c10d::Work>;
 
-// Gloo tells a rank that comes too late that its peer has crashed.
+// Gloo reports to a rank that arrives too late that its peer has crashed.
 constexpr const char* kAfterFailure =
     "; a group ends when a rank ends, or comes to another one later than the timeout: make the "
     "groups again (destroy_process_group, init_process_group), and load the programs again";

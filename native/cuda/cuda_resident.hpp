@@ -64,7 +64,7 @@ struct CudaProgram {
 //
 // A copy or memset may be tied to the kind of memory that it was instantiated for: mapped memory,
 // as the arena is, or allocated memory. Where the driver refuses to re-set one
-// (CUDA_ERROR_INVALID_VALUE) the graph is instantiated anew.
+// (CUDA_ERROR_INVALID_VALUE) the graph is instantiated again.
 //
 // Where weights are streamed, the graph has their copies as nodes and is launched on a separate
 // stream: the caller's stream waits for the outputs alone, and the copies for the next execution

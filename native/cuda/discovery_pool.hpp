@@ -27,9 +27,10 @@ struct PoolEvent {
 // the place within a chunk (by multiples of 512 B, the alignment of torch's allocator), so that no
 // integer looks like the same (allocation, offset) in layouts of different seeds.
 //
-// Owner: shared by the discovery and whoever made it current. Addresses are valid until it is
-// destroyed, which waits for nothing: no work may have been executed on them. Thread: any. Errors:
-// the constructor throws BackendUnavailable; the constructor and allocate throw ExecutionError.
+// Owner: shared by the discovery and the caller that made it current. Addresses are valid until it
+// is destroyed, which waits for nothing: no work may have been executed on them. Thread: any.
+// Errors: the constructor throws BackendUnavailable; the constructor and allocate throw
+// ExecutionError.
 class DiscoveryPool {
  public:
   // `large_chunk_bytes`: size of the chunk that allocations of at least a quarter of it show,

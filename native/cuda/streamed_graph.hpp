@@ -37,7 +37,7 @@ class CopyNodes {
 
   // Sets the nodes to the current sources of the weights' copies: those of the template graph, and
   // of the executable graph (null: there is none). Returns whether a source has moved; other graphs
-  // made before must then be made anew. Throws ExecutionError; the next call then sets the nodes
+  // made before must then be made again. Throws ExecutionError; the next call then sets the nodes
   // that were not set.
   bool follow(const Driver& driver, GraphExec exec, const CudaWeightStream& weights,
               Context context);

@@ -15,7 +15,7 @@ auto asked_of(const TorchDevice& torch_device, const c10::Stream& stream, int)
   return torch_device.isStreamCapturing(stream);
 }
 
-// Torch before 2.13 does not tell.
+// Torch before 2.13 does not report it.
 template <typename TorchDevice>
 bool asked_of(const TorchDevice&, const c10::Stream&, long) {
   return false;

@@ -40,7 +40,7 @@ struct InputSpec {
   bool written = false;
   bool may_be_written = false;      // by unseen work: a copy is also copied back
   bool returned_as_view = false;    // the result aliases it, so a strided copy is no substitute
-  std::size_t alignment_bytes = 1;  // copied if its address is no multiple
+  std::size_t alignment_bytes = 1;  // copied if its address is not a multiple
   bool copied = false;              // always, into `buffer`, whose address is fixed
   bool on_host = false;             // a host constant: it has no slot
   at::Tensor buffer;                // made with the Replay
@@ -54,7 +54,7 @@ struct OutputSpec {
   std::string name;
   std::size_t slot = 0;
   bool operator_allocated = false;
-  std::size_t alignment_bytes = 1;  // a given buffer whose address is no multiple is copied to
+  std::size_t alignment_bytes = 1;  // a given buffer whose address is not a multiple is copied to
   bool copied = false;              // never for an output that its operator allocates
   at::Tensor buffer;                // bytes, made with the Replay
 };

@@ -55,7 +55,8 @@ struct CopyPiece {
 
 class DispatchedExecution;
 
-// Queues copies between two memories; returns the ticket of all. Throws what the caller is told.
+// Queues copies between two memories; returns the ticket of all. Throws the error that the caller
+// receives.
 using QueueCopies = std::function<std::shared_ptr<Ticket>(
     const DispatchedExecution& execution, std::int64_t producer, std::int64_t origin,
     std::int64_t target, const std::vector<std::int64_t>& values, std::vector<CopyPiece> pieces)>;

@@ -33,7 +33,7 @@ void make_resizable(c10::StorageImpl* storage) {
 const int HeldStorages::kForksWatched =
     pthread_atfork([] { pins().mutex.lock(); }, [] { pins().mutex.unlock(); }, end_executions);
 
-// What a lane's thread held is gone, and is never released.
+// What a lane's thread held is lost, and never released.
 void HeldStorages::end_executions() {
   new (&pins().mutex) std::mutex();
   ++pins().n_forks;

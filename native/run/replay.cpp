@@ -292,7 +292,7 @@ std::uint64_t Replay::feature_map_address(const Call& call) {
     if (has_streams()) {  // what the device still runs has its activations there
       if (const std::unique_ptr<Fence> end = streams_->fence()) end->wait();
     }
-    turn.arena.clear();  // nobody reads it between executions
+    turn.arena.clear();  // not read between executions
     turn.arena_bytes = 0;
     turn.arena = allocate(spec_.device, needed_bytes, "the feature map");
     turn.arena_bytes = needed_bytes;

@@ -40,7 +40,7 @@ void check_numbers(const std::vector<std::int64_t>& numbers,
                    const std::vector<VaryingNumber>& varying, std::size_t n_axes);
 void check_numbers(const std::vector<VaryingNumber>& varying, std::size_t n_axes);
 
-// Throws std::invalid_argument if an argument, or its item, is no number.
+// Throws std::invalid_argument if an argument, or its item, is not a number.
 void check_scalar(const c10::IValue& argument, const std::optional<std::size_t>& item);
 
 }  // namespace offload

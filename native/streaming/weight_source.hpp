@@ -183,7 +183,7 @@ class WeightFile {
 // Files by path, each opened once for all its weights; and what sources release during look_up,
 // since freeing Python's memory takes the GIL, during which no lock may be held.
 //
-// Owner: whoever makes or looks up sources. Thread: one at a time. Errors: as WeightFile.
+// Owner: the caller that makes or finds sources. Thread: one at a time. Errors: as WeightFile.
 class WeightFiles {
  public:
   const std::shared_ptr<WeightFile>& open(const std::string& path);

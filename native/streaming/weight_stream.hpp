@@ -143,7 +143,7 @@ class WeightStream final : private ThreadOwner {
   std::optional<std::size_t> store_bytes() const noexcept { return std::nullopt; }
   std::optional<std::size_t> shared_store_bytes() const noexcept { return std::nullopt; }
 
-  // How often transfers have begun anew, load included.
+  // How often transfers have been restarted, load included.
   std::uint64_t generation() const noexcept { return generation_; }
 
  private:

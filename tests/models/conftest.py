@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,18 +83,6 @@ def graphs(compiler_reset: None, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(CompiledGraph, "__init__", noted)
     return made
-
-
-@pytest.fixture(scope="session")
-def session_kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for the kernels that tests of promotion make."""
-    return tmp_path_factory.mktemp("kernels")
-
-
-@pytest.fixture
-def kernels_folder(session_kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tests find the kernels of earlier tests."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(session_kernels))
 
 
 @pytest.fixture

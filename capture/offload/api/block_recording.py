@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from offload.api.captured import Captured
+from offload.api.compiling_call import recorded_as_compiling
 from offload.api.next_step import NextStep, guarded
 from offload.api.recorded_program import recorded_program, runs_opaque, triton_compiler
 from offload.api.recording_turn import TURN, refuse_nested
-from offload.api.told_call import recorded_told
-from offload.console.progress import stage, telling
+from offload.console.progress import reporting, stage
 from offload.console.switches import DebugLevel, say
 from offload.console.user_code import callable_name, user_lines, user_location
 from offload.distributed import Rendezvous, is_one_of_several
@@ -184,13 +184,13 @@ class BlockRecording:
             self._called = (args, kwargs)
             if self._dynamic_shapes is not None:
                 self._varying = varying_sizes(self._function, self._dynamic_shapes, args, kwargs)
-            self._progress.enter_context(telling())
+            self._progress.enter_context(reporting())
             self._progress.enter_context(stage("recording launches"))
             if self._stored is None:
                 return self._recorder()
             fakes = FakeWeights(self._stored, device_of_call(args, kwargs), has_same_content)
             self._fakes_given.enter_context(fakes.given(self._function))
-            return self._recorder(fakes=fakes, read_untold=self._read_on_trial(fakes))
+            return self._recorder(fakes=fakes, avoided_read=self._read_on_trial(fakes))
         except BaseException as error:
             self._refuse(error)
             self._leave()
@@ -207,7 +207,7 @@ class BlockRecording:
             self._rendezvous.agree(what)
 
     def _read_on_trial(self, fakes: FakeWeights) -> str:
-        """The host read that the call makes, and may avoid when told that it is being compiled.
+        """The host read that the call may avoid with `is_compiling()` true; empty: it makes none.
 
         Under fake tensors there is nothing to read, and an error of the forward ends the call.
         Nothing is computed, so the call is tried first.
@@ -216,7 +216,7 @@ class BlockRecording:
         try:
             recorder.call_again(*self._called)
         except Exception:
-            return recorder.read_untold
+            return recorder.avoided_read
         recorder.abandon()
         return ""
 
@@ -225,7 +225,7 @@ class BlockRecording:
         *,
         fakes: FakeWeights | None = None,
         plain: PlainCall | None = None,
-        read_untold: str = "",
+        avoided_read: str = "",
     ) -> Recorder:
         is_varying = self._varying is not None
         sized = SizedFunctions(WholeLayers()) if is_varying else None
@@ -236,7 +236,7 @@ class BlockRecording:
             runs_opaque=(lambda _: False) if self._training else runs_opaque,
             fakes=fakes,
             plain=plain,
-            read_untold=read_untold,
+            avoided_read=avoided_read,
             keeps_seen=is_varying,
             trains=self._training,
             rendezvous=self._rendezvous,
@@ -295,12 +295,12 @@ class BlockRecording:
             self._agree("the step reads a tensor on the host, and is recorded again")
             handed_out = recorder.finish_unrecorded(result)
             del recorder, result
-            self._settle(*NextStep(self._recorder, self._called).told())
+            self._settle(*NextStep(self._recorder, self._called).as_compiling())
         elif recorder.has_deferred:
             self._agree("the call reads a tensor on the host, and is recorded again")
             handed_out, plain = recorder.finish_plain(result)
             del recorder, result
-            self._settle(*recorded_told(plain, self._recorder, self._called), plain.read)
+            self._settle(*recorded_as_compiling(plain, self._recorder, self._called), plain.read)
         elif made := recorder.end_step():
             self._agree("the first step is made, and the next one is recorded")
             handed_out = recorder.finish_unrecorded(result)
@@ -313,16 +313,16 @@ class BlockRecording:
             try:
                 self._settle(bound, recording.seen, "")
             except CaptureError as error:
-                self._settle_told(recorder, error)
+                self._settle_as_compiling(recorder, error)
         return handed_out
 
-    def _settle(self, bound: BoundProgram, seen: WholeProgram | None, read_untold: str) -> None:
+    def _settle(self, bound: BoundProgram, seen: WholeProgram | None, avoided_read: str) -> None:
         """Store the recorded Program in the Captured, with its Family if sizes may vary.
 
         Args:
             bound: the recorded Program.
             seen: everything observed in the call, if sizes may vary.
-            read_untold: why the call was told that it is being compiled; empty: it was not.
+            avoided_read: the host read that `is_compiling()` true avoided; empty: it was false.
 
         Raises:
             CaptureError: sizes are to vary, and may not.
@@ -341,12 +341,12 @@ class BlockRecording:
                     "sizes cannot vary where ranks exchange tensors, since all ranks must know "
                     "their sizes: leave out dynamic_shapes"
                 )
-            recordings = SecondRecordings(self._function, self._called, self._varying, read_untold)
+            recordings = SecondRecordings(self._function, self._called, self._varying, avoided_read)
             self.captured._bound_family = recordings.family(seen)
         self.captured._bound = bound
 
-    def _settle_told(self, recorder: Recorder, error: CaptureError) -> None:
-        """Record the call again, told that it is being compiled, if that may change its path.
+    def _settle_as_compiling(self, recorder: Recorder, error: CaptureError) -> None:
+        """Record the call again with `is_compiling()` true, if that may change its path.
 
         Libraries look at tensors to take shortcuts, except where they see symbolic sizes.
 
@@ -361,7 +361,7 @@ class BlockRecording:
         if plain is None:
             raise error
         try:
-            self._settle(*recorded_told(plain, self._recorder, self._called), plain.read)
+            self._settle(*recorded_as_compiling(plain, self._recorder, self._called), plain.read)
         except CaptureError as again:
             error.add_note(f"when torch.compiler.is_compiling() returns True: {again}")
             raise error from None

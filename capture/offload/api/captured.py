@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from offload.api.loadable import Loadable
 from offload.api.offline_model import OfflineModel
-from offload.console.progress import telling
+from offload.console.progress import reporting
 from offload.console.switches import debug_level, say
 from offload.errors import CaptureError, CopyError, FileError
 from offload.files import open_saved, save_program
@@ -183,7 +183,7 @@ class Captured(Loadable):
                     "tensors and close that executable, or close it to save the model's content"
                 )
         family = self._bound_family
-        with telling():
+        with reporting():
             if family is None:
                 save_program(self.bound, path)
             else:
@@ -219,10 +219,10 @@ def open_file(
         FileError: the file is missing, truncated, corrupted, newer than this version, holds
             sources of Triton kernels without `triton`, or uses an operator that is not on the list
             of safe ones; or one of `types` matches no container of the result, or does not fit it.
-        BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is no level.
+        BindingError: one of `types` is not a class, or OFFLOAD_DEBUG is not a level.
     """
     level = debug_level()
-    with telling():
+    with reporting():
         saved = open_saved(path, types, triton=triton)
         captured = Captured(saved.bound, Path(path).stem)
         if saved.family is not None:

@@ -93,7 +93,7 @@ def capture(
             of the block, that it made no call or two.
         ExecutionError: the device failed during the check of the recording; an OutOfMemory if it
             had no memory for that.
-        BindingError: OFFLOAD_DEBUG is no level.
+        BindingError: OFFLOAD_DEBUG is not a level.
         FileError: the files of `weights` cannot be read, lack one of the model's tensors, or do not
             fit it.
     """

@@ -91,7 +91,7 @@ def _registered(model: torch.nn.Module, before: _Hook, after: _Hook) -> Callable
 def _pass_numbers_of(model: torch.nn.Module) -> None:
     """Let torch number hooks beyond those of the module, which may be unpickled ones.
 
-    It counts them by process, and would replace theirs by ours.
+    It counts them by process, and would overwrite them with new hooks.
     """
     numbers = [number for hooks in _hooks_of(model).values() for number in hooks]
     RemovableHandle.next_id = max([RemovableHandle.next_id, *(one + 1 for one in numbers)])

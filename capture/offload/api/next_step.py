@@ -40,10 +40,10 @@ class NextStep:
         self._recorder = recorder
         self._called = called
 
-    def told(self) -> tuple[BoundProgram, WholeProgram | None, str]:
-        """Record it told that it is being compiled, so that it reads nothing on the host.
+    def as_compiling(self) -> tuple[BoundProgram, WholeProgram | None, str]:
+        """Record it with `is_compiling()` true, so that it reads nothing on the host.
 
-        First it is made untold and undone, for comparison from the same state.
+        First it is made with `is_compiling()` false and undone, to compare both from one state.
 
         Returns:
             The Program, everything observed, and the read that was avoided.
@@ -72,7 +72,7 @@ class NextStep:
 
         Args:
             made: what the first step made; empty if unknown.
-            plain: the same step untold, if this one is told that it is being compiled.
+            plain: the same step with `is_compiling()` false, if this one sees it true.
 
         Raises:
             CaptureError: this step also makes something; or it cannot be recorded.

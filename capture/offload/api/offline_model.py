@@ -50,7 +50,7 @@ class OfflineModel:
             BackendUnavailable: the device is not available here, or it loads no offline models.
             CaptureError: a shape or dtype of the model is unknown before it is executed, or torch
                 does not have it.
-            BindingError: there is no such scheduling, or OFFLOAD_DEBUG is no level.
+            BindingError: there is no such scheduling, or OFFLOAD_DEBUG is not a level.
             FileError: the folder of OFFLOAD_DUMP cannot be written to.
             ExecutionError: the file cannot be loaded, or the device has no memory for it.
         """

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from offload.backends import backend_names, find_backend
-from offload.commands.ranks import told_of_ranks
+from offload.commands.ranks import ranks_text
 from offload.compile.cache import CacheRefused, KernelCache
 from offload.compile.toolchain import CompilerMissing, find_compiler
 from offload.console.text import plain
@@ -56,7 +56,7 @@ def _versions() -> list[tuple[str, str]]:
         ("processor", _processor_name()),
         ("vector instructions", torch.backends.cpu.get_cpu_capability()),
         ("threads", str(torch.get_num_threads())),
-        ("ranks", told_of_ranks()),
+        ("ranks", ranks_text()),
         ("compiler of kernels", _found_or_why(lambda: " ".join(find_compiler().command))),
         ("cache of kernels", _found_or_why(lambda: str(KernelCache().folder))),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from offload.console.progress import stage, telling
+from offload.console.progress import reporting, stage
 from offload.errors import FileError
 from offload.plan.memory import Interval, Placement, place_intervals
 
@@ -22,7 +22,7 @@ def plan_memory(
     """Place the buffers of a CSV file, and write their offsets."""
     names, intervals = _read_intervals(file)
     begin_ns = time.perf_counter_ns()
-    with telling(after_s=0), stage("searching for a placement"):
+    with reporting(after_s=0), stage("searching for a placement"):
         placement = place_intervals(
             intervals, alignment_bytes=alignment, capacity_bytes=capacity, search_steps=steps
         )
@@ -44,7 +44,7 @@ def _read_intervals(path: Path) -> tuple[list[str], list[Interval]]:
     """The ids and intervals of a CSV file.
 
     Raises:
-        FileError: it is no such CSV; the message names the line.
+        FileError: it is not such a CSV file; the message names the line.
     """
     lines_of: dict[str, int] = {}
     intervals = []

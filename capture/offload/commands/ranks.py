@@ -39,7 +39,7 @@ def of_this_rank(path: Path) -> Path:
     return path if size == 1 else path.with_name(f"{path.name}.rank{rank}of{size}")
 
 
-def told_of_ranks() -> str:
+def ranks_text() -> str:
     """The line of `offload doctor`: whether there are process groups, and which rank this is."""
     if not torch.distributed.is_available():
         return "(this torch has no torch.distributed)"

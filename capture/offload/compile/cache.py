@@ -135,7 +135,7 @@ class KernelCache:
     def _read(self, key: str, parse: Callable[[Mapping[str, Any]], T]) -> T | None:
         path = self.folder / f"{key}.json"
         if not path.is_file():
-            _remove(path)  # what is no regular file, such as a pipe, would block
+            _remove(path)  # anything but a regular file, such as a pipe, would block
             return None
         try:
             document = json.loads(path.read_text())
@@ -242,7 +242,7 @@ class KernelCache:
             raise
 
     def is_whole(self, file: str) -> bool:
-        """Return whether a file's content has the digest that its name tells; else remove it."""
+        """Return whether a file's content has the digest in its name; else remove it."""
         path = self.folder / file
         try:
             is_whole = _digest(path) == file.partition(".")[0]

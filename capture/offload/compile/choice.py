@@ -48,7 +48,7 @@ class Choice:
         """Read what `to_document` returned.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError: it is no such document.
+            ValueError, KeyError, TypeError, AttributeError: it is not such a document.
         """
         return Choice(
             {str(key): str(why) for key, why in document["kept"].items()},

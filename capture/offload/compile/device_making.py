@@ -126,12 +126,12 @@ class DeviceKernels:
                 self.entries[key] = found
         if not missing:
             return
-        with stage("making kernels", len(missing)) as told:
+        with stage("making kernels", len(missing)) as current:
             for number, (key, one) in enumerate(missing.items(), 1):
                 assert isinstance(one, Region)  # nothing is packed for a device
                 self.entries[key] = self._made(one.extracted.program)
                 self._keep(f"{target}-{key}", self.entries[key])
-                told.reach(number)
+                current.reach(number)
 
     def function(
         self, key: str, name: str, replaces: Program, *, n_derived: int = 0, sums: int = -1
@@ -170,7 +170,7 @@ def target_of(device: torch.device) -> str:
 
 
 def asked_target(device: torch.device) -> dict[str, int]:
-    """What the worker is told of a GPU: its architecture, and the shared memory of a block."""
+    """The properties of a GPU for which the worker compiles."""
     properties: Any = torch.cuda.get_device_properties(device)
     return {
         "architecture": _architecture_of(device),

@@ -81,7 +81,7 @@ def read_ending(program: Program) -> Ending:
         program: the region as a Program. Its launches write only what they make.
 
     Raises:
-        UnsupportedRegion: they are no ending, or intermediate results are used elsewhere.
+        UnsupportedRegion: they are not an ending, or intermediate results are used elsewhere.
     """
     (made, *_) = program.launches[0].made()
     rest = list(program.launches[1:])

@@ -1,6 +1,6 @@
 """What torch's Inductor makes of a region: its kernels and their calls, read as data.
 
-`compile_fx.compile_fx_inner` is driven with a wrapper of ours in place of the one that writes calls
+`compile_fx.compile_fx_inner` is driven with offload's wrapper in place of the one that writes calls
 of kernels (`codegen.wrapper_fxir.WrapperFxCodegen`); its lines (`codegen.wrapper`) are read. All
 used parts are private. `inductor` and `triton_loops` use it, and share its lock.
 """

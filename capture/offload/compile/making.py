@@ -133,7 +133,7 @@ def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[s
     entries: dict[str, Entry] = {}
     sources: dict[str, _Source] = {}
     failed: dict[str, Entry] = {}
-    with stage("making kernels", len(missing) + 1) as told:
+    with stage("making kernels", len(missing) + 1) as current:
         for number, (key, region) in enumerate(missing.items(), 1):
             try:
                 sources[key] = _source(_symbol(key), region)
@@ -141,7 +141,7 @@ def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[s
                 failed[key] = Entry(refusal=str(error), is_lasting=False)
             except UnsupportedRegion as error:
                 entries[key] = Entry(refusal=str(error))
-            told.reach(number)
+            current.reach(number)
         try:
             entries |= _compiled(sources, cache)
         except CompilerFailed:
@@ -154,7 +154,7 @@ def _made(missing: Mapping[str, Region | Packing], cache: KernelCache) -> dict[s
                         is_lasting=False,
                     )
         cache.keep(entries)
-        told.reach(len(missing) + 1)
+        current.reach(len(missing) + 1)
     return entries | failed
 
 

@@ -69,7 +69,7 @@ class Packing:
         matrix: K rows of N columns of the program's only input.
         program: the launches that make the panels, as integers of the same bits: its only input is
             the whole weight, its only result ceil(N / 32) panels of K rows of 32 columns, the last
-            ones zero if N is no multiple. In bfloat16 two rows are interleaved, as pairs of each
+            ones zero if N is not a multiple. In bfloat16 two rows are interleaved, as pairs of each
             column's numbers; the last of a pair is zero if K is odd.
     """
 

@@ -202,7 +202,7 @@ def compare(
 def _exact(
     program: Program, inputs: Sequence[torch.Tensor], sums: int
 ) -> tuple[list[torch.Tensor] | None, torch.Tensor | None]:
-    """The results in float64, and the sums; None if launches give another dtype for theirs."""
+    """The results in float64, and the sums; None if some launch gives another dtype."""
     wide = widened(program)
     if wide is None:
         return None, None

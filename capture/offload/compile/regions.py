@@ -21,7 +21,7 @@ class Kind(enum.StrEnum):
     """How a region's kernel is made."""
 
     LOOPS = "loops"  # by torch's Inductor
-    TEMPLATE = "template"  # by a template of ours: a product with its activation, or attention
+    TEMPLATE = "template"  # by offload's template: a product with its activation, or attention
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,14 +92,14 @@ def with_triton_code(bound: BoundProgram, device: torch.device) -> BoundProgram:
     if not missing:
         return bound
     codes = dict(bound.bindings.triton)
-    with stage("compiling kernels", len(missing)) as told:
+    with stage("compiling kernels", len(missing)) as current:
         for number, (kernel, launch) in enumerate(missing.items(), 1):
             try:
                 code = compiled_triton(kernel, device).kernel
             except CaptureError as error:
                 raise CaptureError(f"{launch.source}: {error}") from error
             codes[kernel] = dataclasses.replace(codes.get(kernel, TritonCode()), compiled=code)
-            told.reach(number)
+            current.reach(number)
     bindings = dataclasses.replace(bound.bindings, triton=codes)
     return dataclasses.replace(bound, bindings=bindings)
 

@@ -1,6 +1,6 @@
 """The progress of a long call: shown on a terminal, or reported to a function.
 
-A call opens `telling` and names its stages; of nested calls the outermost reports. No thread is
+A call opens `reporting` and names its stages; of nested calls the outermost reports. No thread is
 started, and the terminal is drawn on only when a stage begins or advances: measurements between two
 such moments are not disturbed.
 """
@@ -56,9 +56,9 @@ class Stage:
         self._sink = sink
 
     @property
-    def is_told(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether the stage may be reported."""
-        return not isinstance(self._sink, _Nobody)
+        return not isinstance(self._sink, _Silent)
 
     def advance(self) -> None:
         """Count one more completed step."""
@@ -67,19 +67,19 @@ class Stage:
     def reach(self, done: int) -> None:
         """Set the number of completed steps."""
         self.done = done
-        self._sink.tell(self)
+        self._sink.report(self)
 
 
 class _Sink(Protocol):
-    def tell(self, stage: Stage, expected_s: float = 0.0) -> None: ...
+    def report(self, stage: Stage, expected_s: float = 0.0) -> None: ...
 
     def close(self) -> None: ...
 
 
-class _Nobody:
+class _Silent:
     """Reports nothing."""
 
-    def tell(self, stage: Stage, expected_s: float = 0.0) -> None:
+    def report(self, stage: Stage, expected_s: float = 0.0) -> None:
         pass
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class _Function:
     def __init__(self, function: Callable[[int, int, str], object]) -> None:
         self._function = function
 
-    def tell(self, stage: Stage, expected_s: float = 0.0) -> None:
+    def report(self, stage: Stage, expected_s: float = 0.0) -> None:
         if stage.total is not None:
             self._function(stage.done, stage.total, stage.what)
 
@@ -109,7 +109,7 @@ class _Terminal:
         self._display: Display | None = None
         self._stage: Stage | None = None
 
-    def tell(self, stage: Stage, expected_s: float = 0.0) -> None:
+    def report(self, stage: Stage, expected_s: float = 0.0) -> None:
         now_s = time.monotonic()
         is_new = self._display is not None and stage is not self._stage
         if (now_s + expected_s < self._next_s and not is_new) or not _has_terminal():
@@ -157,7 +157,7 @@ class _Terminal:
 
 
 def _has_terminal() -> bool:
-    """Whether stderr is a terminal without an open rich display, which ours would garble."""
+    """Whether stderr is a terminal without an open rich display: two would garble each other."""
     try:
         is_terminal = bool(getattr(sys.stderr, "isatty", bool)())
     except ValueError:  # it is closed
@@ -185,7 +185,7 @@ def _new_display() -> Display:
 
 
 @contextlib.contextmanager
-def telling(given: Progress = None, *, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
+def reporting(given: Progress = None, *, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
     """Report the stages that this thread names in the with-block.
 
     Inside another such block only a given function is called.
@@ -198,7 +198,7 @@ def telling(given: Progress = None, *, after_s: float = SHOWN_AFTER_S) -> Iterat
         BindingError: `given` is not a Progress.
     """
     outer = getattr(_current, "sink", None)
-    sink: _Sink = _Nobody()
+    sink: _Sink = _Silent()
     if callable(given):
         sink = _Function(given)
     elif given is not None and given is not False:
@@ -229,12 +229,12 @@ def stage(what: str, total: int | None = None, *, expected_s: float = 0.0) -> It
     Yields:
         The Stage, to be advanced.
     """
-    sink: _Sink = getattr(_current, "sink", None) or _Nobody()
+    sink: _Sink = getattr(_current, "sink", None) or _Silent()
     one = Stage(what, total, sink)
     outer = getattr(_current, "stage", None)
     _current.stage = one
     try:
-        sink.tell(one, expected_s)
+        sink.report(one, expected_s)
         yield one
         if total is not None and one.done != total:
             one.reach(total)

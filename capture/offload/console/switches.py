@@ -56,7 +56,7 @@ def dump_folder() -> Path | None:
     """The absolute path of the folder in OFFLOAD_DUMP; None if it is unset or empty.
 
     Raises:
-        FileError: it is relative, and the working directory is gone.
+        FileError: it is relative, and the working directory no longer exists.
     """
     given = os.environ.get(DUMP, "")
     try:
@@ -82,7 +82,7 @@ def measuring() -> Iterator[None]:
         _measuring.depth = outer
 
 
-def tells_executions() -> bool:
+def reports_executions() -> bool:
     """Whether loads of this thread may report each execution."""
     return not getattr(_measuring, "depth", 0)
 

@@ -61,7 +61,7 @@ class LaunchCost:
         return self.n_measurements >= LEAST_MEASUREMENTS
 
     def taking(self, duration_ns: float) -> LaunchCost:
-        """With one more measurement. As many outliers as measurements start anew with the last."""
+        """With one more measurement. As many outliers as measurements: restart from the last."""
         low, high = sorted((duration_ns, self.mean_ns))
         if high > MOST_RATIO * low:
             if self.n_outliers + 1 >= self.n_measurements:

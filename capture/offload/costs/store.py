@@ -43,7 +43,7 @@ def default_folder() -> Path:
         CostModelError: platformdirs, which finds it, is missing.
     """
     try:
-        import platformdirs  # noqa: PLC0415 - only who keeps cost models needs it
+        import platformdirs  # noqa: PLC0415 - only needed to keep cost models
     except ImportError as error:
         raise CostModelError(
             f"keeping cost models needs platformdirs ({error}): `pip install 'offload[costs]'`, "

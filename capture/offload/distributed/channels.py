@@ -23,7 +23,7 @@ class Channel:
     Attributes:
         first: the first meeting there.
         group: the group.
-        members: who meets, by their numbers in the group their ranks in the world.
+        members: by their number in the group, the ranks in the world that meet.
         own: the number of this rank.
         has_met: some meeting there is over.
     """
@@ -131,11 +131,11 @@ class Channel:
         known = self._known(refusal)
         while known is None or (has_come and not known.has_come):
             place = self._place_in(len(self._epochs.refusals)) if known is None else known.place
-            told = dataclasses.replace(
+            announced = dataclasses.replace(
                 refusal, place=place, has_come=has_come, number=self._work[2]
             )
             # Another rank may be the first to end this epoch, and for the same work.
-            known = told if self._epochs.end(told) else self._known(refusal)
+            known = announced if self._epochs.end(announced) else self._known(refusal)
         self._epochs.leave(known.place)
 
     def _place_in(self, epoch: int) -> Place:
@@ -170,7 +170,7 @@ class Channel:
 
 
 class Arrival:
-    """This rank at one meeting. Owner: who came. Thread: as the Rendezvous.
+    """This rank at one meeting. Owner: the caller that arrived. Thread: as the Rendezvous.
 
     Attributes:
         channel: where.
@@ -188,16 +188,16 @@ class Arrival:
         self._rendezvous = rendezvous
         self._leader = min(channel.members)
         self._number = 0
-        self._is_told = False
+        self._is_announced = False
         if len(channel.members) > 1:
             self.come()
 
     def come(self) -> None:
-        """Leave word that this rank is here, where others do not wait for it to agree."""
+        """Announce that this rank has arrived, where others do not wait for it to agree."""
         self._number = self.channel.add(self)
-        was_told, self._is_told = self._is_told, False
-        if was_told or self.channel.own == self._leader or not self.channel.is_of_all:
-            self._tell()
+        was_announced, self._is_announced = self._is_announced, False
+        if was_announced or self.channel.own == self._leader or not self.channel.is_of_all:
+            self._announce()
 
     def wait(self) -> None:
         """Return once all are here for the same.
@@ -210,23 +210,23 @@ class Arrival:
             self._rendezvous.wait(self)
 
     def stages(self) -> Iterator[Sequence[int]]:
-        """Whom to wait for, one after the other: the first rank, with which each agrees, and all.
+        """The ranks to wait for, in stages: the first rank, with which each agrees, then all.
 
-        A rank leaves word only once it agrees, so that none goes on where one does not.
+        A rank announces itself only once it agrees, so that no rank continues where one differs.
         """
         if self.channel.own != self._leader:
             yield (self._leader,)
-            self._tell()
+            self._announce()
         yield tuple(self.channel.members)
 
     def missing(self, members: Sequence[int]) -> Sequence[int]:
-        """Who of these has left no word."""
+        """The members that have not announced themselves."""
         if store().check([self._key(one) for one in members]):
             return ()
         return [one for one in members if not store().check([self._key(one)])]
 
     def who_differs(self, members: Sequence[int]) -> int | None:
-        """Who of these, of all the first or the other of two, is here for something else."""
+        """The first of these members that has arrived for something else; None: all agree."""
         asked = [one for one in members if one == self._leader or not self.channel.is_of_all]
         return next((one for one in asked if self.word_of(one) != self.what), None)
 
@@ -234,9 +234,9 @@ class Arrival:
         """What a member that has come is here for."""
         return str(store().get(self._key(member)).decode())
 
-    def _tell(self) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _announce(self) -> None:
+        if not self._is_announced:
+            self._is_announced = True
             key = self._key(self.channel.own)
             self.channel.note_word(key)
             store().set(key, self.what)

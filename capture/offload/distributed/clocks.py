@@ -80,7 +80,7 @@ def clock_offsets(
     """
     if n_round_trips < 1:
         raise ValueError(f"expected at least one round trip, got {n_round_trips}")
-    import torch.distributed as dist  # noqa: PLC0415  (whoever has a group has it)
+    import torch.distributed as dist  # noqa: PLC0415  (a process with a group has imported it)
 
     try:
         return _round_trips(dist, group, clock, n_round_trips)

@@ -156,7 +156,7 @@ def note_left_message(name: str) -> None:
 
 
 def check_no_message_left(name: str) -> None:
-    """Check whether messages in a group reach those for whom they are meant.
+    """Check whether messages in a group reach their receivers.
 
     Raises:
         CaptureError: a message may be left there.
@@ -207,23 +207,23 @@ def find_groups(
 
 
 def _check_same(recorded: Group, name: str) -> None:
-    told = f"the program was recorded with {recorded} of {recorded.world_size} in all"
+    made = f"the program was recorded with {recorded} of {recorded.world_size} in all"
     try:
         here = group_here(name)
     except BindingError as error:
         raise BindingError(
-            f"{told}, and {error}: make the groups in the order of the recording "
+            f"{made}, and {error}: make the groups in the order of the recording "
             "(torch.distributed.init_process_group, new_group) before the program is loaded, or "
             f"give the one to use (load(groups={{{recorded.name!r}: group}}))"
         ) from None
     if here.world_size != recorded.world_size:
         raise BindingError(
-            f"{told}, and this world has {here.world_size}: collectives of another number of "
+            f"{made}, and this world has {here.world_size}: collectives of another number of "
             "ranks compute other results; start that number of ranks, or capture again"
         )
     if len(here.ranks) != len(recorded.ranks) or rank_in(here) != rank_in(recorded):
         raise BindingError(
-            f"{told}, and {here} differs: give the one to use (load(groups={{{recorded.name!r}: "
+            f"{made}, and {here} differs: give the one to use (load(groups={{{recorded.name!r}: "
             "group})), or capture again"
         )
 

@@ -90,7 +90,7 @@ WORKS = Works()
 
 
 class Epochs:
-    """What this process knows of one channel; a refusal ends an epoch, and all count anew.
+    """What this process knows of one channel; a refusal ends an epoch, and counting restarts.
 
     A refusal is written with one step of the store, so that a rank that ends meanwhile leaves none
     for which others would wait.

@@ -42,7 +42,7 @@ class Rendezvous:
 
     Ranks meet in channels: groups, or pairs of ranks of a group. Counterparts are, in each process,
     the n-th to come to a channel in one epoch of it. The epoch is a number in the store; a rank
-    that refuses begins the next epoch, so that all count anew.
+    that refuses begins the next epoch, in which counting restarts.
 
     A rank that refuses announces it in the channels that it came to. It may have come to more, so
     it announces the refusal in all other channels as well, with the place that its work would have
@@ -99,7 +99,7 @@ class Rendezvous:
 
         Raises:
             CaptureError: it is for a message, and an earlier message may be left in the group.
-            ExecutionError: the store is gone.
+            ExecutionError: the store is unreachable.
         """
         if meeting.sender is not None:
             check_no_message_left(meeting.group)
@@ -144,7 +144,7 @@ class Rendezvous:
 
         Raises:
             CaptureError: a rank refused.
-            ExecutionError: a rank did not arrive in time, or the store is gone.
+            ExecutionError: a rank did not arrive in time, or the store is unreachable.
         """
         channels = {
             channel.word_key(self._n_gathered): channel
@@ -166,7 +166,7 @@ class Rendezvous:
                 for number, rank in members.items():
                     if rank in found:
                         continue
-                    numbers, beside = self._told(f"{key}/{number}", rank)
+                    numbers, beside = self._data_of(f"{key}/{number}", rank)
                     found[rank] = tuple(numbers)
                     asked |= {one: beside[one] for one in beside.keys() - seen}
                     seen |= beside.keys()
@@ -175,7 +175,7 @@ class Rendezvous:
                 channel.note_word(f"{key}/{channel.own}")
         return found
 
-    def _told(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
+    def _data_of(self, key: str, rank: int) -> tuple[list[float], dict[str, dict[str, int]]]:
         """Wait for the data of a rank under a key, and return them."""
         slowest = max(timeout_s(one.group.name) for one in self._channels.values())
         until, sleep_s = time.monotonic() + slowest, _FIRST_SLEEP_S
@@ -209,7 +209,8 @@ class Rendezvous:
         for channel in self._channels.values():
             if channel.has_message:
                 note_left_message(channel.group.name)
-        with contextlib.suppress(RuntimeError, ValueError):  # the store may be gone: others notice
+        # The store may be unreachable: the other ranks report that.
+        with contextlib.suppress(RuntimeError, ValueError):
             for channel in self._channels.values():
                 if len(channel.members) > 1:
                     channel.end(refusal)
@@ -263,7 +264,7 @@ class Rendezvous:
 
     @contextlib.contextmanager
     def _store_watched(self) -> Iterator[None]:
-        """Explain the error if the store is gone."""
+        """Explain the error if the store is unreachable."""
         try:
             yield
         except (RuntimeError, ValueError) as error:

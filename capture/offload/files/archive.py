@@ -63,11 +63,11 @@ def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.T
                 with (
                     weights_path.open("rb") as source,
                     archive.open(zipfile.ZipInfo(_WEIGHTS), "w", force_zip64=True) as target,
-                    stage("writing weights", weights_path.stat().st_size) as told,
+                    stage("writing weights", weights_path.stat().st_size) as current,
                 ):
                     while chunk := source.read(_CHUNK_BYTES):
                         target.write(chunk)
-                        told.reach(told.done + len(chunk))
+                        current.reach(current.done + len(chunk))
             os.replace(whole_path, path)
     except (OSError, safetensors.SafetensorError) as error:
         raise FileError(f"cannot be written: {error}") from error
@@ -116,12 +116,14 @@ class Archive:
         """
         with _zip_errors():
             member = self._archive.open(_WEIGHTS)
-        with member, stage("reading weights", sum(sizes_bytes.values())) as told:
+        with member, stage("reading weights", sum(sizes_bytes.values())) as current:
             begins = self._read_header(member, sizes_bytes)
             staging = bytearray(_CHUNK_BYTES)
             storages: dict[int, torch.UntypedStorage] = {}
             for index in sorted(begins, key=lambda index: (begins[index], sizes_bytes[index])):
-                storages[index] = _read_storage(member, sizes_bytes[index], staging, device, told)
+                storages[index] = _read_storage(
+                    member, sizes_bytes[index], staging, device, current
+                )
         return storages
 
     def _read_header(self, member: IO[bytes], sizes_bytes: Mapping[int, int]) -> dict[int, int]:
@@ -166,7 +168,7 @@ def _check_gapless(begins: Mapping[int, int], sizes_bytes: Mapping[int, int]) ->
 
 
 def _read_storage(
-    member: IO[bytes], size_bytes: int, staging: bytearray, device: torch.device, told: Stage
+    member: IO[bytes], size_bytes: int, staging: bytearray, device: torch.device, current: Stage
 ) -> torch.UntypedStorage:
     try:
         storage = torch.UntypedStorage(size_bytes, device=device)
@@ -183,7 +185,7 @@ def _read_storage(
         staging[:n_bytes] = _read(member, n_bytes)
         target[at : at + n_bytes] = source[:n_bytes]
         at += n_bytes
-        told.reach(told.done + n_bytes)
+        current.reach(current.done + n_bytes)
     return storage
 
 

@@ -17,7 +17,7 @@ def path_of_rank(path: Path, program: Program) -> Path:
 
 
 def own_path(path: Path) -> Path:
-    """The file to read: the path, or this rank's file if ranks have written theirs.
+    """The file to read: the path, or this rank's file if each rank has written one.
 
     Raises:
         FileError: there are files of ranks, but none of this rank in a world of this size.

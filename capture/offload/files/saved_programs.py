@@ -60,7 +60,7 @@ def save_program(
         FileError: something in the program cannot be written (an object among the arguments, a
             generator other than the default one, an operator that is not torch's), it is one opaque
             launch, its weights are in other files, a weight is in a device format, its tensors were
-            laid out anew or its memory freed or shrunk since the capture, a host constant has
+            given another layout, its memory freed or shrunk since the capture, a host constant has
             another value, or the path cannot be written to.
     """
     program = bound.program

@@ -44,9 +44,9 @@ def find_stored_tensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]
         keeps the file's name, as the tensor may never be requested.
 
     Raises:
-        FileError: this is no path; there is no such file or folder; a file of the index is missing,
-            or lacks a tensor that the index attributes to it; a file is damaged or shorter than its
-            header says; or two files have a tensor of the same name.
+        FileError: this is not a path; there is no such file or folder; a file of the index is
+            missing, or lacks a tensor that the index attributes to it; a file is damaged or
+            shorter than its header says; or two files have a tensor of the same name.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise FileError(

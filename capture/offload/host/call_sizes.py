@@ -52,14 +52,14 @@ class CallSizes:
         if place.constant >= 0:
             if type(argument) is not int:
                 raise BindingError(
-                    f"{name}: expected an integer, which is {dim}, got {_told(argument)}"
+                    f"{name}: expected an integer, which is {dim}, got {_argument_text(argument)}"
                 )
             return argument, name
         n_axes = len(self._family.program.inputs[place.leaf].shape)
         if not isinstance(argument, torch.Tensor) or argument.dim() != n_axes:
             raise BindingError(
                 f"{name}: expected a tensor of {n_axes} dimensions, whose size {place.axis} is "
-                f"{dim}, got {_told(argument)}"
+                f"{dim}, got {_argument_text(argument)}"
             )
         return argument.shape[place.axis], f"size {place.axis} of {name}"
 
@@ -82,7 +82,7 @@ def with_arguments(
     )
 
 
-def _told(argument: Any) -> str:
+def _argument_text(argument: Any) -> str:
     if argument is _MISSING:
         return "none"
     if isinstance(argument, torch.Tensor):

@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import torch
 
 from offload.backends import Backend
-from offload.console.progress import Progress, telling
+from offload.console.progress import Progress, reporting
 from offload.errors import BindingError
 from offload.host.captured_sizes import CapturedSizes
 from offload.host.executable_for_each_size import ExecutableForEachSize
@@ -157,7 +157,7 @@ def load_family(
 def _loaded(
     asked: FamilyLoad, device: str | torch.device | Backend | None
 ) -> SizedExecutable | PaddedExecutable | ExecutableForEachSize:
-    """Likewise, of a caller who makes normal tensors."""
+    """Likewise, outside of inference mode."""
     recorded = asked.recorded
     backend, _ = named_backend(recorded.program.device if device is None else device)
     promoting = _promoting(asked, backend)
@@ -175,7 +175,7 @@ def _loaded(
         how, note = chosen_scheduling(asked.bound.family, load)
         return asked.all_sizes(backend, how, promoting, note)
 
-    return _told(asked, backend, load_all)
+    return _reported(asked, backend, load_all)
 
 
 def _check_host_cores(asked: FamilyLoad, backend: Backend) -> None:
@@ -193,12 +193,12 @@ def _check_host_cores(asked: FamilyLoad, backend: Backend) -> None:
         asked_host_cores(asked.host_cores, changer, asked.bound.family)
 
 
-def _told(
+def _reported(
     asked: FamilyLoad, backend: Backend, load: Callable[[Scheduling], SizedExecutable]
 ) -> SizedExecutable:
     """Load with the checked scheduling, and report as the environment requests."""
     recorded = asked.recorded
-    with telling(asked.progress), switched(asked.name) as switches:
+    with reporting(asked.progress), switched(asked.name) as switches:
         run = load(checked(recorded, backend, asked.asked_for, None, fuse=False).scheduling)
         switches.done(recorded, run, verify=asked.verify)
         return run
@@ -224,7 +224,7 @@ def _on_device(
     if dispatch is None or how is Scheduling.OFFLOAD:
         shares_arena = backend.capabilities.shares_arena
         return ExecutableForEachSize(bound, sizes, asked.load, note, shares_arena=shares_arena)
-    return _told(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, note=note))
+    return _reported(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, note=note))
 
 
 def _promoted_on_device(
@@ -241,12 +241,12 @@ def _promoted_on_device(
     if asked.sizes.pad:
         load_at = functools.partial(asked.delivered_at, dispatch=dispatch)
         return PaddedExecutable(asked.bound, asked.sizes, load_at, promoting, note)
-    return _told(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, promoting, note))
+    return _reported(asked, dispatch, lambda how: asked.all_sizes(dispatch, how, promoting, note))
 
 
 def _tried(asked: FamilyLoad, dispatch: Backend) -> Trial | str:
     recorded_sizes = {one.name: one.recorded for one in asked.bound.family.dims}
-    with telling(asked.progress):
+    with reporting(asked.progress):
         return tried(
             asked.bound.family,
             lambda: asked.at(recorded_sizes),

@@ -212,9 +212,9 @@ class PaddedExecutable:
                 args, kwargs = self._arguments(tensors, call.own)
                 return run(*args, **kwargs)
 
-            told = _told(names, call.sizes), _told(names, call.bucket)
+            texts = _sizes_text(names, call.sizes), _sizes_text(names, call.bucket)
             self._proof.compare(
-                call.bucket, call.tensors, found, padded=padded, exact=exact, told=told
+                call.bucket, call.tensors, found, padded=padded, exact=exact, sizes=texts
             )
 
     def _executed(self, call: _Call) -> Any:
@@ -390,7 +390,7 @@ def _cut(tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return tensor[tuple(slice(size) for size in shape)] if tuple(tensor.shape) != shape else tensor
 
 
-def _told(names: Sequence[str], sizes: Sequence[int]) -> str:
+def _sizes_text(names: Sequence[str], sizes: Sequence[int]) -> str:
     return ", ".join(f"{name} = {size}" for name, size in zip(names, sizes, strict=True))
 
 

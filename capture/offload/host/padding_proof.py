@@ -74,7 +74,7 @@ class PaddingProof:
         *,
         padded: Execute,
         exact: Execute,
-        told: tuple[str, str],
+        sizes: tuple[str, str],
     ) -> None:
         """Compare the result of a padded call with the result without padding.
 
@@ -84,7 +84,7 @@ class PaddingProof:
             found: its result.
             padded: executes the call with padding.
             exact: executes it without padding.
-            told: the sizes of the call and of its bucket, for the message.
+            sizes: the sizes of the call and of its bucket, for the message.
 
         Raises:
             CaptureError: they differ.
@@ -95,7 +95,7 @@ class PaddingProof:
                 torch.testing.assert_close(one, other, equal_nan=True, check_stride=False)
             except AssertionError as error:
                 lines = [line for line in str(error).splitlines() if line.strip()]
-                raise _refusal(position, told, "", "; ".join(lines[:3])) from None
+                raise _refusal(position, sizes, "", "; ".join(lines[:3])) from None
         perturbed = self._perturbed.setdefault(bucket, set())
         for leaf in self._perturbable(tensors):
             if leaf in perturbed or _may_be_mask(tensors[leaf]):
@@ -103,7 +103,7 @@ class PaddingProof:
             for change, other in _others(tensors[leaf].detach()):
                 given = [other if at == leaf else one for at, one in enumerate(tensors)]
                 how = f", and {self._names[leaf]} is {change}"
-                self._compare_perturbed(given, base, padded, exact, told=told, how=how)
+                self._compare_perturbed(given, base, padded, exact, sizes=sizes, how=how)
             perturbed.add(leaf)
         n_proofs = self._n_proofs.get(bucket, 0) + 1
         self._n_proofs[bucket] = n_proofs
@@ -112,8 +112,8 @@ class PaddingProof:
             leaf in perturbed or _is_mask(tensors[leaf], self._padded[leaf])
             for leaf in self._perturbable(tensors)
         )
-        tells_apart = all(map(_tells_apart, tensors, self._padded))
-        if n_proofs == _MOST_PROOFS or (is_known and tells_apart):
+        are_distinct = all(map(_is_distinct_from, tensors, self._padded))
+        if n_proofs == _MOST_PROOFS or (is_known and are_distinct):
             self._proved.add(bucket)
 
     def _perturbable(self, tensors: Sequence[torch.Tensor]) -> list[int]:
@@ -134,7 +134,7 @@ class PaddingProof:
         padded: Execute,
         exact: Execute,
         *,
-        told: tuple[str, str],
+        sizes: tuple[str, str],
         how: str,
     ) -> None:
         """Compare results for other values; no evidence where the model refuses such values.
@@ -153,12 +153,12 @@ class PaddingProof:
         for position, (one, other) in enumerate(pairs):
             if not (same_but_for_kernels(other, one) or is_close(other, one)):
                 why = "with the values of the call itself padding makes no difference"
-                raise _refusal(position, told, how, why)
+                raise _refusal(position, sizes, how, why)
 
 
-def _refusal(position: int, told: tuple[str, str], how: str, why: str) -> CaptureError:
+def _refusal(position: int, sizes: tuple[str, str], how: str, why: str) -> CaptureError:
     return CaptureError(
-        f"result {position} at {told[0]} differs where inputs are padded to {told[1]}{how}: "
+        f"result {position} at {sizes[0]} differs where inputs are padded to {sizes[1]}{how}: "
         f"{why}. Mask the padding in the model, pad with other values (a maximum with -inf), or "
         "load without pad="
     )
@@ -170,7 +170,7 @@ def _results(result: Any) -> list[torch.Tensor]:
     return [one.cpu() for one in leaves]
 
 
-def _tells_apart(tensor: torch.Tensor, value: float | None) -> bool:
+def _is_distinct_from(tensor: torch.Tensor, value: float | None) -> bool:
     """Whether a padded input has an element that differs from its padding."""
     return value is None or bool((tensor != value).any())
 

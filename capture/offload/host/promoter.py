@@ -132,7 +132,7 @@ class Promoter:
         except NotNow:
             self._end(sizes)
         except Exception as error:
-            self._end(sizes, refusal=_told(error))
+            self._end(sizes, refusal=_error_text(error))
         except BaseException:  # an interrupt, which the call raises; the next call tries again
             self._end(sizes)
             raise
@@ -160,9 +160,9 @@ class Promoter:
                     run.rebind_weights()
                 gone += self._add(sizes, made)
         except Exception as error:
-            # A failure after weights were rebound meanwhile is not held against these sizes.
+            # A failure after weights were rebound meanwhile does not exclude these sizes.
             if n_rebound == self._n_rebound:
-                refusal = _told(error)
+                refusal = _error_text(error)
                 self._learn_failure(sizes, self._clock_ns() - begin_ns)
         finally:
             waited_ns = self._clock_ns() - begin_ns if self._work.in_turn else 0
@@ -227,7 +227,7 @@ class Promoter:
         return gone
 
     def _predict(self) -> None:
-        """Let all sizes ask that may be due by present knowledge."""
+        """Let calls of all sizes that may be due by now report that."""
         self.accounts.least_due_ns = least_due_ns(self._known, self._work.expected)
 
     def executables(self) -> list[tuple[Choice, Executable]]:
@@ -325,7 +325,7 @@ def _used(accounts: _native.Promotions, sizes: Choice) -> int:
     return 0 if account is None else account.used
 
 
-def _told(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     if isinstance(error, NotPromoted):
         return str(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]

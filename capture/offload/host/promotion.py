@@ -21,7 +21,7 @@ Choice = tuple[int, ...]
 """A choice of sizes, by Dim."""
 
 LEAST_SHARE = 0.01
-"""A smaller saved share of an execution cannot be told from noise."""
+"""A smaller saved share of an execution cannot be distinguished from noise."""
 
 REVIEWED_AFTER = 8
 """After this many executions the promoted executable's least duration is known."""
@@ -166,7 +166,7 @@ class PromotedSizes:
 
     def __str__(self) -> str:
         text = (
-            f"{told_sizes(self.sizes)}: promoted after "
+            f"{sizes_text(self.sizes)}: promoted after "
             f"{show_count(self.rented_executions, 'execution')} of {self.rented_ns / 1e9:.3g} s, "
             f"prepared in {self.preparation_ns / 1e9:.3g} s, {show_bytes(self.size_bytes)}"
         )
@@ -205,7 +205,7 @@ class PromotionReport:
     waited_ns: int = 0
 
     def __str__(self) -> str:
-        going_on = f", preparing {told_sizes(self.preparing)}" if self.preparing else ""
+        going_on = f", preparing {sizes_text(self.preparing)}" if self.preparing else ""
         return (
             f"{len(self.promoted):,} promoted, {show_bytes(self.size_bytes)} of "
             f"{show_bytes(self.budget_bytes)}, {self.n_demoted:,} demoted, "
@@ -228,13 +228,13 @@ class PromotionReport:
         lines += [f"  {one}" for one in self.promoted]
         by_reason: dict[str, list[str]] = {}
         for sizes, why in self.refused:
-            by_reason.setdefault(why, []).append(told_sizes(sizes))
+            by_reason.setdefault(why, []).append(sizes_text(sizes))
         for why, refused in by_reason.items():
             more = f" and {len(refused) - _NAMED:,} more" if len(refused) > _NAMED else ""
             lines.append(f"  {'; '.join(refused[:_NAMED])}{more}: not promoted: {why}")
         return lines
 
 
-def told_sizes(sizes: Sequence[tuple[str, int]]) -> str:
+def sizes_text(sizes: Sequence[tuple[str, int]]) -> str:
     """Format sizes by name, for people."""
     return ", ".join(f"{name} = {size}" for name, size in sizes)

@@ -48,7 +48,7 @@ class Trial:
         """Convert to a measurement of promotions."""
         return Prepared(self.preparation_ns, 1 - self.one_task_ns / self.launches_ns)
 
-    def told(self, family: Family) -> str:
+    def text(self, family: Family) -> str:
         """Describe it for people."""
         sizes = ", ".join(f"{one.name} = {one.recorded}" for one in family.dims)
         return (
@@ -56,9 +56,9 @@ class Trial:
             f"{self.launches_ns / 1e3:,.1f} us launch by launch (medians, made-up inputs)"
         )
 
-    def told_with_loading(self, family: Family) -> str:
+    def text_with_loading(self, family: Family) -> str:
         """Likewise, with the duration of loading the task."""
-        return f"{self.told(family)}; loading the task took {self.preparation_ns / 1e9:.3g} s"
+        return f"{self.text(family)}; loading the task took {self.preparation_ns / 1e9:.3g} s"
 
 
 def tried(
@@ -97,10 +97,10 @@ def chosen_on_device(family: Family, found: Trial | str) -> tuple[Scheduling, st
         return Scheduling.HOST, f"scheduled launch by launch, untried: {found}"
     saved_ns = found.launches_ns - found.one_task_ns
     if saved_ns <= 0:
-        return Scheduling.HOST, f"scheduled launch by launch: {found.told(family)}"
+        return Scheduling.HOST, f"scheduled launch by launch: {found.text(family)}"
     n_executions = found.preparation_ns / saved_ns
     why = (
-        f"{found.told_with_loading(family)}, so that it pays after {n_executions:,.0f} executions "
+        f"{found.text_with_loading(family)}, so that it pays after {n_executions:,.0f} executions "
         "of its sizes"
     )
     if n_executions <= MOST_EXECUTIONS:
@@ -116,7 +116,7 @@ def promoted_note(family: Family, found: Trial | str) -> str:
     how = "scheduled launch by launch, and sizes that repeat as tasks"
     if isinstance(found, str):
         return f"{how}, untried: {found}"
-    return f"{how}: {found.told_with_loading(family)}"
+    return f"{how}: {found.text_with_loading(family)}"
 
 
 def chosen_scheduling(
@@ -132,5 +132,5 @@ def chosen_scheduling(
     if isinstance(found, str):
         return Scheduling.OFFLOAD, f"scheduled as one task, untried: {found}"
     if found.launches_ns < found.one_task_ns:
-        return Scheduling.HOST, f"scheduled launch by launch: {found.told(family)}"
-    return Scheduling.OFFLOAD, f"scheduled as one task: {found.told(family)}"
+        return Scheduling.HOST, f"scheduled launch by launch: {found.text(family)}"
+    return Scheduling.OFFLOAD, f"scheduled as one task: {found.text(family)}"

@@ -244,7 +244,7 @@ class CompiledGraph:
 
 
 def _count(what: str) -> None:
-    """Count an event where torch's other backends count theirs."""
+    """Count an event in `torch._dynamo.utils.counters`, as torch's other backends do."""
     with _counting:
         counters["offload"][what] += 1
 

@@ -5,7 +5,7 @@ device: in a capture, or in a `use_mem_pool` of any thread. The destructor relea
 memory, which asserts `captures_underway.empty()` (`synchronize_and_free_events` of c10/cuda/
 CUDACachingAllocator.cpp), and a destructor cannot raise: pytorch/pytorch#159301, #180395. The
 allocator of torch_npu is modelled on it. Pools are therefore destroyed here, while no region of
-offload's is under way. Of other regions torch only tells whether the current stream is captured,
+offload's is under way. Of other regions torch reports only whether the current stream is captured,
 and torch_npu besides whether anything of the device is: its destructor synchronizes the device,
 which the runtime refuses while any stream is captured (107027, ACL_ERROR_RT_STREAM_CAPTURED).
 """

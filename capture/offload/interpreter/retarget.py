@@ -54,7 +54,7 @@ def retargeted(
 ) -> BoundProgram:
     """The Program for another device: its operators make what they make there.
 
-    Nobody compares a call's surroundings with the recorded ones: that is for who calls it.
+    A call's surroundings are not compared with the recorded ones: the caller does that.
 
     Args:
         bound: launches that `why_not_on` has no word against.

@@ -33,7 +33,7 @@ class Watts:
         """Check the values.
 
         Raises:
-            BindingError: they are negative, no numbers or more than 1e9, or `idle` exceeds `busy`.
+            BindingError: one is negative, not a number or above 1e9, or `idle` exceeds `busy`.
         """
         is_right = _is_finite(self.idle) and _is_finite(self.busy)
         if not (is_right and 0 <= self.idle <= self.busy <= _MOST_WATTS):
@@ -44,7 +44,7 @@ class Watts:
 
 
 def _is_finite(given: object) -> bool:
-    """Whether something is a number that a float can hold; booleans are none."""
+    """Whether something is a number that a float can hold; a boolean does not count."""
     if not isinstance(given, numbers.Real) or isinstance(given, bool):
         return False
     try:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Sequence
 
-from offload.console.progress import Progress, telling
+from offload.console.progress import Progress, reporting
 from offload.errors import CaptureError, OutOfMemory, PlanError
 from offload.interpreter.own_generators import drawing_alone
 from offload.load.device_memory import MemoryLeft
@@ -49,7 +49,7 @@ def load_on_devices(
         PlanError: the launches do not fit the devices' memory.
         BindingError, CaptureError, OutOfMemory, ExecutionError: as `Captured.load`.
     """
-    with telling(progress):
+    with reporting(progress):
         return _DevicesLoad(bound, asked, load).loaded()
 
 
@@ -109,7 +109,7 @@ class _DevicesLoad:
     def _placed_run(
         self, costs_ns: list[list[float | None]]
     ) -> tuple[PlacedExecutable, ProgramTasks]:
-        """Place and load; a segment that a device turns out unable to run is placed anew."""
+        """Place and load; a segment that its device cannot run is placed again elsewhere."""
         while True:
             tasks, placement = self._placing.fitted(costs_ns)
             try:
@@ -189,8 +189,8 @@ class _DevicesLoad:
             if None not in costs
         ]
         with weights_kept(bound):
-            tasks, placement, told = trial.chosen(run, tasks, costs_ns, singles)
-        self._notes.append(told)
+            tasks, placement, note = trial.chosen(run, tasks, costs_ns, singles)
+        self._notes.append(note)
         return tasks, placement
 
     def _made(

@@ -89,12 +89,12 @@ class EnergyTrial:
             times_ns = self._times_ns([one.run for one in measured])
             max_slowdown = self._asked.max_slowdown or 1.0
             slowdown = times_ns[0] / min(times_ns)
-            told = (
+            note = (
                 f"measured at the load: calls take {times_ns[0] / 1e3:,.0f} us with the least "
                 f"energy, {slowdown:.2f} times the least time, of at most {max_slowdown:.2f}"
             )
             if slowdown <= max_slowdown * _TOLERANCE:
-                return tasks, run.placement, told
+                return tasks, run.placement, note
             least_ns = min(one.placement.latency_ns for one in measured)
             predicted = run.placement.latency_ns / max(1, least_ns)
             limit = max(1.0, max_slowdown * predicted / slowdown)
@@ -105,7 +105,7 @@ class EnergyTrial:
             return (
                 found.tasks,
                 found.placement,
-                f"{told}: so the placement is another one, of {chosen_ns / 1e3:,.0f} us and "
+                f"{note}: so the placement is another one, of {chosen_ns / 1e3:,.0f} us and "
                 f"{chosen_ns / min(times_ns):.2f} times the least time",
             )
 

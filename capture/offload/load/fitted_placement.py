@@ -116,7 +116,7 @@ class FittedPlacement:
             PlanError: no placement was found; the message says what the last one takes.
         """
         limits = memory_limits(self._devices)
-        told = ""
+        last_found = ""
         for number in range(_MOST_TRIES):
             try:
                 tasks = self.tasks(costs_ns, counts_values=number == 1)
@@ -124,19 +124,19 @@ class FittedPlacement:
             except PlanError as error:
                 if number == 1:
                     continue
-                raise PlanError(f"{error}{told}") from None
+                raise PlanError(f"{error}{last_found}") from None
             groups = self.grouped(self._bound, tasks, placement)
             taken = taken_bytes(self._bound.program, groups, self._devices, limits)
             full = {one: taken[one] for one in limits if taken[one] > limits[one]}
             if not full:
                 return tasks, placement
-            told = "; the placement that was found last takes " + ", ".join(
+            last_found = "; the placement that was found last takes " + ", ".join(
                 f"{show_bytes(taken[one])} of {show_bytes(limits[one])} on {one.device}"
                 for one in limits
             )
             if number != 1:
                 self._reserve(tasks, placement, full)
-        raise PlanError(f"no placement was found that fits the devices' memory{told}")
+        raise PlanError(f"no placement was found that fits the devices' memory{last_found}")
 
     def _reserve(
         self, tasks: ProgramTasks, placement: TaskPlacement, taken: Mapping[Memory, int]

@@ -41,7 +41,7 @@ def placed_in_lanes(prepared: Prepared, plan: Plan, backend: Backend, options: O
     Raises:
         CaptureError: a number of lanes was requested, and the Program cannot run on several.
         PlanError: it cannot be placed there, or lanes share bytes.
-        OutOfMemory, ExecutionError: launches cannot be timed; with "auto" that is no error.
+        OutOfMemory, ExecutionError: launches cannot be timed; with "auto" that is not an error.
         CostModelError: `costs` are of another machine.
     """
     wanted, runner = options.lanes, backend.lanes
@@ -100,10 +100,10 @@ class _Trial:
         laned = self.on(self._runner.most_lanes, timed=True)
         if laned is None:
             return None
-        with stage("timing lanes", 1) as told:
+        with stage("timing lanes", 1) as current:
             one = self._prepared, self._plan
             one_ns, lanes_ns = self._runner.time_executions([one, laned])
-            told.advance()
+            current.advance()
         self.note += f"; measured {lanes_ns / 1e3:,.1f} us, and {one_ns / 1e3:,.1f} us on one lane"
         if lanes_ns >= one_ns:
             self.note = f"several lanes are no quicker: {self.note}"

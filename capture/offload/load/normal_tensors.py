@@ -1,4 +1,4 @@
-"""Tensors of executables do not depend on the mode of who loads them."""
+"""Tensors of executables do not depend on the inference mode of the load's caller."""
 
 from __future__ import annotations
 

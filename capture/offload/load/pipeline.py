@@ -17,7 +17,7 @@ import torch
 from offload.backends import Backend, Disproved, Prepared, on_device
 from offload.compile import Choice, Fused, Fusion
 from offload.compile import fuse as fuse_regions
-from offload.console.progress import Progress, telling
+from offload.console.progress import Progress, reporting
 from offload.costs import LaunchCosts
 from offload.load.budget import StreamedLoad
 from offload.load.device_memory import held_limit
@@ -62,7 +62,7 @@ def load_program(
     """
     with (
         normal_tensors(),
-        telling(progress),
+        reporting(progress),
         switched(name) as asked,
         loaded_together(bound, groups, name, "" if lanes == 1 else f", lanes={lanes!r}") as ranks,
     ):

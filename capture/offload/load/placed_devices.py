@@ -167,12 +167,12 @@ def _copy_ns(origin: Memory, target: Memory, size_bytes: int) -> float:
 
 def link_lines(devices: PlacedDevices, links: Mapping[tuple[int, int], Link]) -> list[str]:
     """The measured links between memories as lines for the user."""
-    told = {}
+    texts = {}
     for (one, other), link in links.items():
         origin, target = devices.memories[one], devices.memories[other]
         if origin is not target:
-            told[origin, target] = (
+            texts[origin, target] = (
                 f"link from {origin.device} to {target.device}: "
                 f"{link.bytes_per_second / 1e9:.2f} GB/s, {link.overhead_ns / 1e3:.1f} us each"
             )
-    return list(told.values())
+    return list(texts.values())

@@ -123,7 +123,7 @@ def met(
 
 
 def agreed(run: Executable, ranks: LoadedTogether) -> Executable:
-    """Return a stage once all ranks have loaded theirs; close it where one has not.
+    """Return a stage once every rank has loaded its own; close it where a rank has not.
 
     Raises:
         CaptureError, ExecutionError: as `met`.

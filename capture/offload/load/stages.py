@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from offload.console.progress import Progress, telling
+from offload.console.progress import Progress, reporting
 from offload.distributed.groups import group_here, rank_in
 from offload.errors import BindingError, ProgramError
 from offload.load.rank_stages import (
@@ -49,7 +49,7 @@ def load_stage(
         ranks,
         n_micro_batches,
     ):
-        with telling(progress):
+        with reporting(progress):
             own_ns, how_timed = timed_launches_ns(bound)
             launch_ns = ranks.largest(own_ns)
         number, n_stages = rank_in(group), len(group.ranks)

@@ -10,8 +10,8 @@ from offload.console.switches import (
     DebugLevel,
     debug_level,
     dump_folder,
+    reports_executions,
     say,
-    tells_executions,
 )
 from offload.load.dump import Dump, taken
 from offload.program import BoundProgram
@@ -54,7 +54,7 @@ class Switched:
                 say(f"{loaded_line(run, self.name, verify=verify)}{kept}")
             if self.level >= DebugLevel.PLANS:
                 say(planned_text(run), DebugLevel.PLANS)
-            if self.level >= DebugLevel.EXECUTIONS and tells_executions():
+            if self.level >= DebugLevel.EXECUTIONS and reports_executions():
                 tell_executions(run)
         except BaseException:
             run.close()

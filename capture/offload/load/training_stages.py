@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from offload.console.progress import Progress, telling
+from offload.console.progress import Progress, reporting
 from offload.distributed.groups import group_here, rank_in
 from offload.errors import BindingError, ProgramError
 from offload.load.rank_stages import (
@@ -58,7 +58,7 @@ def load_training_stage(
     """
     group = group_here(group_name(asked.group))
     with met(bound, group, name, lambda: _request(bound, asked)) as (ranks, (schedule, begins)):
-        with telling(progress):
+        with reporting(progress):
             own_ns, how_timed = timed_launches_ns(bound.unguarded())
             launch_ns = ranks.largest(own_ns)
         number, n_stages = rank_in(group), len(group.ranks)
@@ -114,7 +114,7 @@ def _begins(bound: BoundProgram, asked: Any) -> Begins:
     """The weights of each module or tensor with which a stage begins.
 
     Raises:
-        BindingError: it is no sequence of such, as `_weights_of`.
+        BindingError: it is not a sequence of such, as `_weights_of`.
     """
     if isinstance(asked, (torch.nn.Module, torch.Tensor)) or not isinstance(asked, Iterable):
         raise BindingError(

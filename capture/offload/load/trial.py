@@ -119,11 +119,11 @@ def taken_in_turns_ns(what: str, *runs: Executable) -> list[list[int]]:
             times_ns = [[_time_ns(call)] for call in calls]
         rounds_ns = sum(times[0] for times in times_ns)
         n_rounds = min(max(int(_ROUNDS_NS / rounds_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
-        with stage(what, n_rounds) as told:
+        with stage(what, n_rounds) as current:
             for _ in range(n_rounds):
                 for call, times in zip(calls, times_ns, strict=True):
                     times.append(_time_ns(call))
-                told.advance()
+                current.advance()
     return [times[1:] for times in times_ns]
 
 
@@ -142,14 +142,14 @@ def taken_anew_in_turns_ns(
     streams = [(made_up_stream(run, 1), before) for run, before in runs]
     times_ns: list[list[int]] = [[] for _ in runs]
     n_rounds = _WARM_UP + _LEAST_ROUNDS
-    with _gradients_as_needed(*(run for run, _ in runs)), stage(what, n_rounds) as told:
+    with _gradients_as_needed(*(run for run, _ in runs)), stage(what, n_rounds) as current:
         at = 0
         while at < n_rounds:
             for (stream, before), times in zip(streams, times_ns, strict=True):
                 before()
                 times.append(_time_ns(stream))
             at += 1
-            told.advance()
+            current.advance()
             if at == _WARM_UP:
                 round_ns = sum(times[-1] for times in times_ns)
                 n_more = min(max(int(_ROUNDS_NS / round_ns), _LEAST_ROUNDS), _MOST_ROUNDS)
@@ -221,13 +221,13 @@ def calls_after_pauses_ns(runs: Sequence[Called], what: str, pause_s: float) -> 
     """
     times_ns: list[list[int]] = [[] for _ in runs]
     n_calls = _N_PAUSES * len(runs)
-    with _gradients_as_needed(*runs), stage(what, n_calls, expected_s=n_calls * pause_s) as told:
+    with _gradients_as_needed(*runs), stage(what, n_calls, expected_s=n_calls * pause_s) as current:
         calls = [made_up_call(run) for run in runs]
         for _ in range(_N_PAUSES):
             for call, times in zip(calls, times_ns, strict=True):
                 time.sleep(pause_s)
                 times.append(_time_ns(call))
-                told.advance()
+                current.advance()
     return [statistics.median(times) for times in times_ns]
 
 
@@ -257,11 +257,11 @@ def _calls_in_turns_ns(
     round_ns = sum(map(_turn_ns, quickest_ns, n_calls, n_before))
     n_turns = min(max(int(_TURNS_NS / round_ns), _LEAST_TURNS), _MOST_TURNS)
     times_ns: list[list[float]] = [[] for _ in calls]
-    with stage(what, n_turns, expected_s=n_turns * round_ns / 1e9) as told:
+    with stage(what, n_turns, expected_s=n_turns * round_ns / 1e9) as current:
         for _ in range(n_turns):
             for turn in zip(calls, n_calls, n_before, times_ns, strict=True):
                 _take_turn(*turn)
-            told.advance()
+            current.advance()
     return agree([statistics.median(times) for times in times_ns])
 
 

@@ -104,7 +104,7 @@ def _count(path: Path) -> int:
     text = _text(path)
     if not text.isdecimal():
         raise BindingError(
-            f"watts of the processor: {path} holds {text!r}, which is no count: {_GIVE}"
+            f"watts of the processor: {path} holds {text!r}, which is not a count: {_GIVE}"
         )
     return int(text)
 

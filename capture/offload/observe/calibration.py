@@ -15,7 +15,7 @@ from torch.nn import functional
 from offload.api import capture
 from offload.api.captured import Captured
 from offload.backends import find_backend
-from offload.console.progress import Progress, advance, stage, telling
+from offload.console.progress import Progress, advance, reporting, stage
 from offload.console.switches import measuring
 from offload.costs import (
     DRIFT,
@@ -99,7 +99,7 @@ def calibrate(
         BindingError: `progress` is something else.
         CostModelError: SciPy is missing, or the model cannot be kept.
     """
-    with telling(progress), measuring():
+    with reporting(progress), measuring():
         return _calibrate(device, folder, refit=refit)
 
 

@@ -115,7 +115,7 @@ def _streaming_report(
     waits_ns = [one.stream_wait_ns for one in executions]
     measured_ns = _known_median(one.pass_ns for one in executions)
     wait_ns = _known_median(waits_ns)
-    telling = [one for one in executions if one.stream_waits is not None]
+    measured = [one for one in executions if one.stream_waits is not None]
     return StreamingReport(
         budget_bytes=plan.budget_bytes,
         memory_bytes=plan.taken_bytes,
@@ -129,7 +129,7 @@ def _streaming_report(
         else None,
         predicted_ns=plan.period_ns,
         measured_ns=None if measured_ns is None else round(measured_ns),
-        waits=launch_waits(executable.program, plan, telling[-1]) if telling else (),
+        waits=launch_waits(executable.program, plan, measured[-1]) if measured else (),
         store_bytes=streaming.store_bytes,
         shared_store_bytes=streaming.shared_store_bytes,
     )

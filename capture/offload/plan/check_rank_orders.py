@@ -30,7 +30,7 @@ def check_rank_orders(program: Program, orders: Sequence[RankOrder]) -> None:
     Raises:
         PlanError: a launch or message is missing or doubled; a launch would find another content
             than it was recorded with; the ends of messages between two ranks are in different
-            orders; memory is touched while it is exchanged; a rank waits for ever; the caller's
+            orders; memory is touched while it is exchanged; a rank waits forever; the caller's
             memory or a result would not have its last content; a message or a write precedes a
             guard; or a rank draws other random numbers than the step, or in another order.
     """
@@ -175,7 +175,7 @@ class _Execution:
                 step = order.steps[self._at[rank]]
                 assert isinstance(step, Exchange)
                 end = "the receiver of" if step.sends else "the sender of"
-                raise PlanError(f"rank {rank} waits for ever for {end} message {step.message.tag}")
+                raise PlanError(f"rank {rank} waits forever for {end} message {step.message.tag}")
             for value, holding in order.results.items():
                 self._expect(rank, value, holding, len(self._writers[value]), "the result")
         returned = {one.view.value for one in self._program.results}

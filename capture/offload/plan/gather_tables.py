@@ -16,7 +16,7 @@ LEAST_TABLE_OVER_ROWS = 4
 """A table may be gathered if it is this many times as large as the rows that a pass reads.
 
 Each row costs the link's overhead, which a transfer of the table costs once; and a table that is
-not much larger than a pass's rows does not justify reading them anew each time.
+not much larger than a pass's rows does not justify reading them again in each pass.
 """
 
 

@@ -52,7 +52,7 @@ class _Awaiting:
             at = self._known[rank][rank]
             if at < len(self._orders[rank].steps):
                 raise PlanError(
-                    f"rank {rank} waits for ever for {_told(self._orders[rank].steps[at])}"
+                    f"rank {rank} waits forever for {_step_text(self._orders[rank].steps[at])}"
                 )
             self._await(rank, self._open[rank])
         return self._steps
@@ -93,7 +93,7 @@ class _Awaiting:
         self._open[rank] = [one for one in self._open[rank] if one.message.tag not in ended]
 
 
-def _told(step: RankStep) -> str:
+def _step_text(step: RankStep) -> str:
     assert isinstance(step, Exchange)
     message = step.message
     return f"%{message.value} (version {message.version}) of rank {message.sender}"

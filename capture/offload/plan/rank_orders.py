@@ -44,7 +44,7 @@ class VersionMessage:
         value: of the whole step.
         version: the number of launches of the step that have written the Value.
         sender, receiver: ranks, by their stages.
-        tag: tells all messages of a step apart.
+        tag: distinguishes all messages of a step.
     """
 
     value: int
@@ -190,7 +190,7 @@ class _Orders:
         )
 
     def _add(self, rank: int, part: Part, launch: Launch, position: int | None) -> None:
-        """Add a launch of a rank; `position`: of a pass, or -1: before all; None: of its own."""
+        """Add a launch of a rank; `position`: of a pass, or -1: before all; None: a new pass."""
         if position is None:
             passes = self._passes[rank]
             position = passes.get(Pass(part.phase, part.micro_batch), len(passes))

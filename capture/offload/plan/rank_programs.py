@@ -35,7 +35,7 @@ def training_rank(
         group: whose ranks have the stages; None: there is one.
 
     Raises:
-        ProgramError: a Value that is sent is no whole tensor.
+        ProgramError: a Value that is sent is not a whole tensor.
     """
     is_first, is_last = number == 0, number == n_stages - 1
     made = _Part(bound, order, group, f"stage {number}", is_first=is_first)

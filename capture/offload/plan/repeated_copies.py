@@ -2,7 +2,7 @@
 
 A block that all layers share (ALBERT, arXiv 1909.11942, section 3.1) is read from the first layer
 to the last one. Copied once, it occupies its memory all the time, so the least memory is that of
-the whole block. Copied anew for each use, it makes room for other weights in between.
+the whole block. Copied for each use, it makes room for other weights in between.
 """
 
 from __future__ import annotations

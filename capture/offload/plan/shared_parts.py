@@ -63,7 +63,7 @@ def _closure(step: StepParts, parts: Iterable[int], others: Iterable[int]) -> se
 def guard_parts(step: StepParts) -> set[int]:
     """The positions of guards and of what they depend on.
 
-    They run first, so that all ranks refuse alike.
+    They run first, so that all ranks refuse the same executions.
     """
     found: set[int] = set()
     needed: set[int] = set()

@@ -111,9 +111,9 @@ def meeting_of(name: str, arguments: Sequence[object], rank: int) -> Meeting:
         numbers = []
     from_row = 1 if name in _ROWS_VARY else 0
     tensors = ", ".join(_text(view, from_row) for view in views)
-    told = " ".join(map(str, numbers))
+    listed = " ".join(map(str, numbers))
     base = name.removeprefix(NAMESPACE).removesuffix("_")
-    return Meeting(group, None, None, f"{base}{f' {told}' if told else ''} of {tensors}")
+    return Meeting(group, None, None, f"{base}{f' {listed}' if listed else ''} of {tensors}")
 
 
 def _views(arguments: Sequence[object]) -> Iterator[TensorView]:
@@ -136,10 +136,10 @@ def check_groups(groups: Sequence[Group], names: Sequence[str]) -> None:
         ProgramError: a group is declared twice, has impossible members, is not declared, or is
             declared and no launch names it.
     """
-    told = [one.name for one in groups]
-    if sorted(set(names)) != sorted(told):
+    declared = [one.name for one in groups]
+    if sorted(set(names)) != sorted(declared):
         raise ProgramError(
-            f"the launches use the groups {sorted(set(names))}, and {told} are declared"
+            f"the launches use the groups {sorted(set(names))}, and {declared} are declared"
         )
     for one in groups:
         ranks = one.ranks

@@ -178,7 +178,7 @@ class Family:
         try:
             return self._numbers.evaluate_all(list(sizes))
         except BindingError as error:
-            raise BindingError(f"{self._told(sizes)}: {error}; expected smaller sizes") from None
+            raise BindingError(f"{self._at_text(sizes)}: {error}; expected smaller sizes") from None
 
     def arguments_at(self, arguments: Structure, numbers: Sequence[int | float]) -> Structure:
         """The nesting of a call's arguments, with varying integers taken from `numbers`."""
@@ -216,16 +216,16 @@ class Family:
             try:
                 holds = self._conditions.evaluate(number, sizes)
             except BindingError as error:
-                raise BindingError(f"{self._told(sizes)}: {error}") from None
+                raise BindingError(f"{self._at_text(sizes)}: {error}") from None
             if not holds:
                 at = f" (asked at {guard.place})" if guard.place else ""
                 raise BindingError(
-                    f"{self._told(sizes)}: expected {guard.condition.text(self.names)}, as it was "
-                    f"when the call was recorded{at}: another path of the model may be taken. "
+                    f"{self._at_text(sizes)}: expected {guard.condition.text(self.names)}, as it "
+                    f"was when the call was recorded{at}: another path of the model may be taken. "
                     "Capture it again with such sizes"
                 )
 
-    def _told(self, sizes: Sequence[int]) -> str:
+    def _at_text(self, sizes: Sequence[int]) -> str:
         return ", ".join(f"{n} = {size}" for n, size in zip(self.names, sizes, strict=True))
 
     @functools.cached_property
@@ -247,7 +247,7 @@ class Family:
             f"  guard {one.condition.text(self.names)}" + (f"  # {one.place}" if one.place else "")
             for one in self.guards
         ]
-        lines += [f"  compared at {self._told(one)}" for one in self.compared]
+        lines += [f"  compared at {self._at_text(one)}" for one in self.compared]
         lines += [f"  size {text}" for text in dict.fromkeys(self._texts())]
         return "\n".join(lines)
 

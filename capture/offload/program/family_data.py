@@ -135,10 +135,10 @@ def _check(family: Family, node: Node) -> None:
         (family.arguments, len(constants_of(program.arguments_structure))),
         (family.results, len(constants_of(program.result_structure))),
     )
-    told = {one.dim for one in family.places}
+    placed = {one.dim for one in family.places}
     holds = (
         len(set(family.names)) == n_dims > 0
-        and told == set(range(n_dims))
+        and placed == set(range(n_dims))
         and all(_is_place(one, program, n_inputs) for one in family.places)
         and all(one < len(program.launches) for one in family.foldable)
         and all(

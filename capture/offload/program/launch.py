@@ -131,8 +131,9 @@ class Launch:
         arguments: in schema order, defaults filled in; tensor lists as tuples. For an opaque
             callee, the Program's input views; for a Triton kernel, its `parameters`.
         results: for each object that the callee returns (lists flattened), in order, the view of
-            the Value that it makes, or None if it is no tensor, an argument, a view of an argument,
-            or an unused tensor on the CPU that is no host constant; empty if nothing is returned.
+            the Value that it makes. None for an object that is not a tensor, for an argument, a
+            view of an argument, and an unused tensor on the CPU that is not a host constant. Empty
+            if nothing is returned.
         reads, writes: the Values that it was observed to read and write.
         random: it draws from a generator, so it is never removed, even if its results are unused.
         guard: for a host read, the recorded value, which each execution must read again.

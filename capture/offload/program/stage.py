@@ -32,7 +32,7 @@ class Message:
     Attributes:
         value: of the whole Program.
         sender, receiver: stages.
-        tag: tells messages between the same two stages apart.
+        tag: distinguishes messages between the same two stages.
     """
 
     value: int
@@ -124,7 +124,7 @@ def stage_program(
         group: whose ranks have the stages; None: there is one stage.
 
     Raises:
-        ProgramError: a stage reads or writes what is no whole tensor of another one.
+        ProgramError: a stage reads or writes what is not a whole tensor of another one.
     """
     program = bound.program
     own = tuple(one for one in messages_of(program, stages) if number in (one.sender, one.receiver))

@@ -160,7 +160,7 @@ def refuse_draws(launches: Sequence[Launch], shared: Set[int]) -> None:
         if draws(launch) and at not in shared and launch.name != SET_STATE:
             raise ProgramError(
                 f"{where} draws random numbers beside a tensor that only some ranks have, and all "
-                "ranks must draw alike: draw into a tensor of its shape instead, as "
+                "ranks must draw the same numbers: draw into a tensor of its shape instead, as "
                 "torch.empty_like(x).bernoulli_(p) and torch.rand_like(x) do for a contiguous x"
             )
         is_drawn = draws(launch) or not drawn.isdisjoint(launch.touched())

@@ -43,7 +43,7 @@ class Part:
         tensor: the index; None: the launch is not divided.
         phase: what it is for.
         micro_batch: of a forward or backward pass; of the update the number of micro-batches.
-        is_shared: it computes from what all ranks have alike (constants, step counters, random
+        is_shared: it computes from what is equal on all ranks (constants, step counters, random
             numbers), so that each rank that needs its results can run it; or it sets a generator.
     """
 
@@ -65,7 +65,7 @@ class StepParts:
         recorded: by launch of `program` the index of the recorded launch; None: it was added.
         parts: in recorded order.
         n_micro_batches: the number of backward passes.
-        shared: Values that each rank has or computes alike: constants, weights that nothing writes,
+        shared: Values that are equal on all ranks: constants, weights that nothing writes,
             and what shared parts write.
     """
 
@@ -80,7 +80,7 @@ def step_parts(program: Program) -> StepParts:
     """Divide a training step into parts that may be on several ranks.
 
     Raises:
-        ProgramError: it is no step with a backward pass, or has what ranks cannot do apart: one
+        ProgramError: it is not a step with a backward pass, or has what ranks cannot do apart: one
             opaque launch, collectives, random numbers beside what other ranks compute, unseen work,
             a guard of what other ranks compute or of random numbers, inputs that share memory or
             are written, or a result that no launch makes; the message names the launch.

@@ -33,7 +33,7 @@ class VaryingReal(float):
 def varying_program(family: Family) -> Program:
     """The whole Program at the recorded sizes, with numbers that carry their expressions."""
 
-    def told(place: int, number: Any) -> Any:
+    def tagged(place: int, number: Any) -> Any:
         expression = family.varying.get(place)
         if expression is None:
             return number
@@ -42,7 +42,7 @@ def varying_program(family: Family) -> Program:
         varying.expression = expression
         return varying
 
-    return map_numbered(family.program, told)
+    return map_numbered(family.program, tagged)
 
 
 def expression_of(number: Any) -> int | None:
@@ -52,10 +52,10 @@ def expression_of(number: Any) -> int | None:
 
 def varying_of(view: TensorView) -> Varying:
     """The numbers of a view that vary."""
-    return _told((*view.shape, *view.strides, view.offset_bytes))
+    return _with_expressions((*view.shape, *view.strides, view.offset_bytes))
 
 
-def _told(numbers: Sequence[Any]) -> Varying:
+def _with_expressions(numbers: Sequence[Any]) -> Varying:
     return [
         (position, expression)
         for position, expression in enumerate(map(expression_of, numbers))

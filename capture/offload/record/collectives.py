@@ -104,7 +104,7 @@ class Collectives:
 
         Raises:
             CaptureError: the operator cannot be recorded, or ranks differ.
-            ExecutionError: a rank is gone or late.
+            ExecutionError: a rank has ended, or is late.
         """
         name = func._schema.name
         namespace, _, base = name.partition("::")
@@ -137,7 +137,7 @@ class Collectives:
         def called(*args: Any, **kwargs: Any) -> Any:
             given = [*args, *kwargs.values()]
             self._meet(name, [self._log.described(one) for one in given])
-            with _failures_told(name):
+            with _failures_located(name):
                 if name != SENDS or any(map(_is_fake, args)):
                     return call(*args, **kwargs)
                 placeholder, self._sending = send(*args, **kwargs)
@@ -187,7 +187,7 @@ class Collectives:
 
         Values are whole storages, and the operator may write another part of one than is exchanged.
         All ranks have started the collective, as they met at its start, so that it ends without
-        another step of theirs. A message does not: its receiver may be later than the write.
+        another step of these ranks. A message does not: its receiver may be later than the write.
 
         Args:
             name: of the operator.
@@ -238,7 +238,7 @@ class Collectives:
         def waited(tensor: torch.Tensor) -> torch.Tensor:
             self._met()
             if tensor.device.type != "meta" and not _is_fake(tensor):
-                with _failures_told(WAIT):
+                with _failures_located(WAIT):
                     if self._sending is None:
                         call(tensor)
                     else:
@@ -292,8 +292,8 @@ def _is_fake(tensor: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _failures_told(name: str) -> Iterator[None]:
-    """Name the line at which a process group failed: a rank is gone or late."""
+def _failures_located(name: str) -> Iterator[None]:
+    """Name the line at which a process group failed: a rank has ended, or is late."""
     try:
         yield
     except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Calls of compiled functions that nobody found before: noticed while a call is recorded.
+"""Calls of compiled functions that are first noticed while a call is recorded.
 
 Private parts of torch: `_callback_from_stance`, which every call of a compiled function passes
 (torch/_dynamo/eval_frame.py, 2.13), and what torch.compile makes in every use of it
@@ -46,9 +46,9 @@ class CompiledCalls:
         """Begin without noticing any.
 
         Args:
-            log: is told that originals run, and why a compiled function is refused.
+            log: receives a note that originals run, and why a compiled function is refused.
             parts: what is known before the call.
-            asked: whether the model asked if it is compiled, and was told that it is not.
+            asked: whether the model called `is_compiling()` and got False.
         """
         self.names: list[str] = []
         self._log = log

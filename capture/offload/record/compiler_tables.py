@@ -2,8 +2,8 @@
 
 Private parts of torch 2.13: `lowerings` and `user_lowerings` (torch/_inductor/lowering.py),
 `decompositions` (torch/_inductor/decomposition.py), and the objects of PatternMatcherPass that the
-modules of torch/_inductor/fx_passes hold. Only tables of loaded modules are looked at: nobody has
-registered anything in others.
+modules of torch/_inductor/fx_passes hold. Only tables of loaded modules are read: nothing can be
+registered in others.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _functions_of(one: Any) -> Iterator[Callable[..., Any]]:
 
 
 _others: weakref.WeakSet[FunctionType] = weakref.WeakSet()
-"""Functions that were found to be nobody's of the user; the tables have thousands of them."""
+"""Functions known not to be the user's; the tables have thousands of them."""
 
 
 def _is_foreign(function: Any) -> bool:

@@ -75,8 +75,8 @@ class FakeWeights:
         """Let the model hold fake parameters and buffers.
 
         Raises:
-            CaptureError: the callable is no module or a scripted module, a parameter has no shape
-                yet, or a tensor of a file shares memory with another tensor of the model.
+            CaptureError: the callable is not a module, or is scripted; a parameter has no shape
+                yet; or a tensor of a file shares memory with another tensor of the model.
             FileError: a parameter, a persistent buffer, or another buffer on the meta device is in
                 no file; a tensor in a file has another shape or dtype; or a tensor that is stored
                 under several of its names has other content under each.

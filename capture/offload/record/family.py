@@ -303,11 +303,11 @@ def check_family(family: Family, sizes: Sequence[int], seen: WholeProgram) -> No
         expected = family.whole_at(sizes)
     except BindingError as error:
         raise CaptureError(f"the call cannot be repeated: {error}: declare a smaller Dim") from None
-    told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, sizes, strict=True))
+    text = ", ".join(f"{n} = {size}" for n, size in zip(family.names, sizes, strict=True))
     difference = difference_of(family, seen, expected)
     if difference:
         raise CaptureError(
-            f"the call behaves differently at {told}, which no comparison of its sizes explains: "
+            f"the call behaves differently at {text}, which no comparison of its sizes explains: "
             f"{difference}; look for type(n) and sizes as keys, and for state that the call keeps "
             "in Python; or declare a smaller Dim"
         )

@@ -18,7 +18,7 @@ _MOST_OBJECTS = 10_000
 
 
 def hides_size(constant: Any) -> bool:
-    """Whether a constant of a result is no number but holds a number that varies with sizes.
+    """Whether a constant of a result is not a number but holds a number that varies with sizes.
 
     Examples are a slice, a deque, or an object of a user's class: a replay would give the recorded
     number.

@@ -36,7 +36,7 @@ def may_be_host_constant(tensor: torch.Tensor) -> bool:
 def check_host_constant(
     tensor: torch.Tensor, tracked: TrackedStorage, device: torch.device
 ) -> None:
-    """Refuse a tensor on another device than the recording that is no host constant.
+    """Refuse a tensor on another device than the recording that is not a host constant.
 
     Raises:
         CaptureError: it is on another accelerator, has dimensions, or shares its memory.

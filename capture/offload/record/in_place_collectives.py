@@ -59,7 +59,7 @@ def in_place(dispatch: Dispatch, name: str, args: tuple[Any, ...]) -> tuple[Any,
 
 
 def _is_async(schema: Any, args: Sequence[Any]) -> bool:
-    """Whether launches may follow before the caller waits; sends and receives do not tell."""
+    """Whether launches may follow before the caller waits; sends and receives do not say."""
     for at, one in enumerate(schema.arguments):
         if one.name == "async_op":
             return bool(args[at]) if at < len(args) else True

@@ -52,7 +52,7 @@ class LaunchLog:
         generators: the generators of random operators, with their state before the call.
         refusal: the first refusal; the call may have swallowed the error.
         running: the torch function that is being called, as the function mode sees it.
-        allocations: tells tensors made during the call from those made before; set at `begin`.
+        allocations: distinguishes tensors made during the call from earlier ones; set at `begin`.
         allows_unseen: unobservable work is noted rather than refused, as the device can run the
             call as one opaque launch; set at `begin`.
         unseen: the first such work; empty if there is no such work.

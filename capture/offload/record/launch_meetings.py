@@ -36,7 +36,7 @@ class LaunchMeetings:
 
         Raises:
             CaptureError: a rank is at another launch, or has refused.
-            ExecutionError: a rank is gone or late.
+            ExecutionError: a rank has ended, or is late.
         """
         if not launch.is_collective:
             return call()

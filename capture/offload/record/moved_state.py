@@ -32,7 +32,7 @@ class _Place:
 
     @property
     def theirs(self) -> Any:
-        """The object there now."""
+        """The object in that place now."""
         return self.holder.get(self.key)
 
 

@@ -30,7 +30,7 @@ class WrittenState:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PlainCall:
-    """The results and effects of a call that ran without being told that it is compiled.
+    """The results and effects of a call that ran with `is_compiling()` false.
 
     Attributes:
         refusal: the refusal of its first host read, in words.
@@ -57,7 +57,7 @@ class PlainCall:
     def compare(
         self, result: object, tensors: Sequence[torch.Tensor], written: Iterable[TrackedStorage]
     ) -> str:
-        """Compare with the same call when told that it is compiled.
+        """Compare with the same call made with `is_compiling()` true.
 
         Args:
             result: the result of that call.
@@ -77,8 +77,8 @@ class PlainCall:
         if self.drawn.n_left:
             raise self._differs("other random numbers")
         pairs = [
-            (f"result {position}", plain, told)
-            for position, (plain, told) in enumerate(zip(self.results, tensors, strict=True))
+            (f"result {position}", plain, other)
+            for position, (plain, other) in enumerate(zip(self.results, tensors, strict=True))
         ]
         found = {_key(one): one for one in written}
         if others := sorted(name for name, _ in found.keys() ^ self.state.keys()):
@@ -87,18 +87,18 @@ class PlainCall:
             dtype = find_dtype(one.tracked.value.dtype)
             contents = (as_dtype(one.after, dtype), as_dtype(found[key].content(), dtype))
             pairs.append((one.tracked.value.name, *contents))
-        if all(same_bits(plain, told) for _, plain, told in pairs):
+        if all(same_bits(plain, other) for _, plain, other in pairs):
             return "the same bits"
-        for name, plain, told in pairs:
-            if not same_but_for_kernels(plain, told):
-                raise self._other_values(name, plain, told)
+        for name, plain, other in pairs:
+            if not same_but_for_kernels(plain, other):
+                raise self._other_values(name, plain, other)
         return (
             "the same values but for the rounding of other kernels (1e-4 of the largest in float32)"
         )
 
-    def _other_values(self, name: str, plain: torch.Tensor, told: torch.Tensor) -> CaptureError:
-        refusal = self._differs(f"another {name}{_distance(plain, told)}")
-        if plain.shape == told.shape and plain.dtype == told.dtype:
+    def _other_values(self, name: str, plain: torch.Tensor, other: torch.Tensor) -> CaptureError:
+        refusal = self._differs(f"another {name}{_distance(plain, other)}")
+        if plain.shape == other.shape and plain.dtype == other.dtype:
             refusal.add_note(
                 "a model that reads uninitialised memory (torch.empty) may also differ in each "
                 "call: initialise that memory"
@@ -140,7 +140,7 @@ def _key(tracked: TrackedStorage) -> tuple[str, int]:
     return tracked.value.name, tracked.storage._cdata if is_weight else 0
 
 
-def _distance(plain: torch.Tensor, told: torch.Tensor) -> str:
-    if plain.shape != told.shape or not plain.is_floating_point():
+def _distance(plain: torch.Tensor, other: torch.Tensor) -> str:
+    if plain.shape != other.shape or not plain.is_floating_point():
         return ""
-    return f", which differs by up to {(plain - told).abs().max().item():.3g}"
+    return f", which differs by up to {(plain - other).abs().max().item():.3g}"

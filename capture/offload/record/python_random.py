@@ -19,8 +19,8 @@ class PythonRandom:
     def warn_of_draws(self) -> None:
         """Warn (UserWarning) if they were drawn from or seeded.
 
-        It is no error, since the use of the numbers is unknown: speech models of transformers draw
-        a number for each layer, which matters in training alone.
+        Not an error, since the use of the numbers is unknown: speech models of transformers draw a
+        number for each layer, which matters in training alone.
         """
         now = _states()
         drawn = [name for name, state in self._before.items() if state != now[name]]

@@ -37,7 +37,7 @@ _BOOKKEEPING = frozenset(vars(torch.nn.Module())) - {"training"} | {
     "_output_capturing_hooks_installed"
 }
 
-# Packages whose objects and functions are not inspected: their state is theirs to manage.
+# Packages whose objects and functions are not inspected: they manage their state themselves.
 _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "triton", "numpy", "offload"})
 _TRAINERS = (
     torch.optim.Optimizer,

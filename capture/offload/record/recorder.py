@@ -150,10 +150,10 @@ class Recorder(WatchedCall):
             raise CaptureError(f"the result cannot be flattened into tensors: {error}") from error
 
     def plain_call(self, refusal: str, why: str) -> PlainCall | None:
-        """Return the outcome of a finished call, if it may differ when told that it is compiled.
+        """Return the outcome of a finished call, if `is_compiling()` may change it.
 
         Args:
-            refusal: why it is to be repeated, told that it is compiled.
+            refusal: why it is to be repeated with `is_compiling()` true.
             why: the same in short.
 
         Returns:
@@ -216,12 +216,12 @@ class Recorder(WatchedCall):
         return self._handed_out(result, tensors, structure), recording
 
     def _compare_with_plain(self, result: Any, tensors: Sequence[torch.Tensor]) -> None:
-        """Compare a call that was told that it is compiled with the same call untold.
+        """Compare a call with `is_compiling()` true with the same call with false.
 
         Raises:
             CaptureError: they differ.
         """
-        if not self._read_untold:
+        if not self._avoided_read:
             return
         outcome = "whether its results are the same as otherwise is not known: nothing was computed"
         if self._plain is not None:
@@ -231,7 +231,7 @@ class Recorder(WatchedCall):
             how = self._plain.compare(result, tensors, written)
             outcome = f"it gives {how} as otherwise"
         self._log.guards.notes.append(
-            f"avoided: {self._read_untold}: the call was recorded with "
+            f"avoided: {self._avoided_read}: the call was recorded with "
             f"torch.compiler.is_compiling() returning True, and {outcome}"
         )
 

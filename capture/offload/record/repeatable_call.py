@@ -27,7 +27,7 @@ class Surroundings:
         is_inference: inference mode is on.
         autocast: for each device type that has autocast, whether it is on, and its dtype.
         default_device: the device of new tensors that name no device; None for the CPU.
-        avoids_reads: model code was told that it is compiled.
+        avoids_reads: `is_compiling()` returned True to model code.
         runs_originals: what torch.compile has wrapped runs as its original code.
     """
 
@@ -58,7 +58,7 @@ class Surroundings:
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             if self.avoids_reads:
-                enter(CompilingAnswers(told=True).given())
+                enter(CompilingAnswers(answer=True).given())
                 enter(eager_paths_taken())
             if self.runs_originals:
                 enter(torch.compiler.set_stance("force_eager"))

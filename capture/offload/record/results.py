@@ -64,6 +64,6 @@ def _own(tensor: torch.Tensor, given: GivenTensors) -> torch.Tensor:
 
 
 def _leaf(tensor: torch.Tensor, inputs: Sequence[torch.Tensor]) -> int:
-    """The position of a tensor among the inputs; -1 if it is no input."""
+    """The position of a tensor among the inputs; -1 if it is not an input."""
     leaves = (leaf for leaf, given in enumerate(inputs) if tensor is given)
     return next(leaves, -1)

@@ -37,7 +37,7 @@ class SecondRecordings:
         function: Callable[..., Any],
         called: tuple[tuple[Any, ...], dict[str, Any]],
         varying: VaryingSizes,
-        read_untold: str,
+        avoided_read: str,
     ) -> None:
         """Prepare for a recorded call.
 
@@ -45,13 +45,13 @@ class SecondRecordings:
             function: the called function.
             called: its arguments.
             varying: the sizes of these arguments that may vary.
-            read_untold: the host read that the call makes unless it is told that it is compiled;
-                empty: it was not told.
+            avoided_read: the host read that the call makes unless `is_compiling()` is true; empty:
+                the call was recorded with false.
         """
         self._function = function
         self._called = called
         self._varying = varying
-        self._read_untold = read_untold
+        self._avoided_read = avoided_read
         self._device = device_of_call(*called)
 
     def family(self, real: WholeProgram) -> BoundFamily:
@@ -76,8 +76,8 @@ class SecondRecordings:
         family = family_of(real, self._seen(sizes, "over sizes that vary"), sizes, varying.places)
         plain = VariedSizes(varying.axes, self._device)
         for chosen in _compared(family):
-            told = ", ".join(f"{n} = {size}" for n, size in zip(family.names, chosen, strict=True))
-            check_family(family, chosen, self._seen(plain.at(chosen), f"at {told}"))
+            at = ", ".join(f"{n} = {size}" for n, size in zip(family.names, chosen, strict=True))
+            check_family(family, chosen, self._seen(plain.at(chosen), f"at {at}"))
         family = self._with_one(family, plain)
         return without_unused(BoundFamily(family, real.bindings))
 
@@ -108,7 +108,7 @@ class SecondRecordings:
             function=self._function,
             parameters=parameters_of(self._function),
             fakes=sizes,
-            read_untold=self._read_untold,
+            avoided_read=self._avoided_read,
             sized=SizedFunctions(WholeLayers(sizes.layer_by_steps)),
         )
         try:

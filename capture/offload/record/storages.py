@@ -224,7 +224,7 @@ class StorageTable:
         return tracked
 
     def replace_grown(self, tracked: TrackedStorage, tensor: torch.Tensor) -> TrackedStorage:
-        """Track anew an empty storage that an operator resized (`out=torch.empty(0)`)."""
+        """Track again an empty storage that an operator has resized (`out=torch.empty(0)`)."""
         del self._by_identity[tracked.storage._cdata]
         self._retired.append(tracked)
         return self.add_made(tensor, tracked.value.name, unwritten=True)

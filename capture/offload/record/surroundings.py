@@ -107,7 +107,7 @@ class LeafGradients:
         """Note the gradients.
 
         Args:
-            held: tensors by name; tensors that are no leaves have no gradients.
+            held: tensors by name; tensors that are not leaves have no gradients.
         """
         self._before = [(name, one, _version(one.grad)) for name, one in _leaves(held)]
         self._grads = [one.grad for _, one, _ in self._before]

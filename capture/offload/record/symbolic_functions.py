@@ -151,7 +151,7 @@ def _integer_root(own: Callable[..., int], is_watched: IsWatched) -> Callable[..
 def n_bits(number: Any) -> Any:
     """As int.bit_length of a symbol.
 
-    The number plus a half is no power of 2. Up to 2**40 its logarithm is further from those of
+    The number plus a half is not a power of 2. Up to 2**40 its logarithm is further from those of
     powers of 2 than its rounding error.
     """
     magnitude = abs(number)

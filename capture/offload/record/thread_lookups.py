@@ -82,14 +82,14 @@ class CompilingAnswers:
     Owner: one recording, on its thread.
 
     Attributes:
-        told: the model is told that it is compiled, so that it keeps values on the device.
+        answer: what model code gets; with True models keep values on the device.
     """
 
     # They ask only to keep their own hooks and fast paths away from torch's compiler.
     _TORCH = frozenset({"torch.nn.modules.module", "torch.nn.modules.transformer"})
 
-    def __init__(self, *, told: bool) -> None:
-        self.told = told
+    def __init__(self, *, answer: bool) -> None:
+        self.answer = answer
         self._was_asked = False
 
     def is_compiling(self) -> bool:
@@ -99,11 +99,11 @@ class CompilingAnswers:
         if asking in self._TORCH or asking.startswith("torch.optim."):
             return False
         self._was_asked = True
-        return self.told
+        return self.answer
 
     def may_matter(self) -> bool:
-        """Whether model code was told that it is not compiled, and might act otherwise."""
-        return self._was_asked and not self.told
+        """Whether model code got False, and may behave otherwise with True."""
+        return self._was_asked and not self.answer
 
     def given(self) -> contextlib.AbstractContextManager[None]:
         """A context in which these are the answers on this thread."""

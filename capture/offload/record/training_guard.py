@@ -42,7 +42,7 @@ class TrainingGuard:
 
     State that `load_state_dict` has put into an optimizer is copied into the tensors that the
     launches write, and these replace it. Parameters and state written in place need no copy. The
-    caller puts gradients in place: a gradient that the step makes anew returns to its place, and a
+    caller puts gradients in place: a gradient that the step creates returns to its place, and a
     gradient that the step adds to is filled with zeros where it was dropped (`zero_grad()`), as
     eager would add to zero.
 

@@ -48,7 +48,7 @@ _ARCHITECTURE = 80  # of the target whose specialisation is asked: it is the sam
 
 
 class _Unrecordable(Exception):
-    """A kernel's launch is no data; the message says why."""
+    """A kernel's launch is not data; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class TritonLaunches:
         return None
 
     def _tune(self, run: Any, tuner: Any, *args: Any, **kwargs: Any) -> Any:
-        """In place of `run` of an autotuner: what it resets for its measurements is no launch."""
+        """In place of `run` of an autotuner: resets for its measurements are not launches."""
         if not is_watched_by(self._log):
             return run(tuner, *args, **kwargs)
         reset = tuner.pre_hook
@@ -174,12 +174,12 @@ class TritonLaunches:
         """Describe a launch as data; None if its grid is empty, as Triton then launches nothing.
 
         Raises:
-            _Unrecordable, UnknownSource: it is no data.
+            _Unrecordable, UnknownSource: it is not data.
             CaptureError: its kernel cannot be compiled.
         """
         jit = jit_function(kernel)
         if not is_function(jit) or kernel.pre_run_hooks:
-            raise _Unrecordable("it has hooks, or is no function of Triton")
+            raise _Unrecordable("it has hooks, or is not a function of Triton")
         with torch._C.DisableTorchFunction():
             bound, signature, constants, divisible, options = self._specialised(jit, args, kwargs)
         sizes = _sizes(grid(bound) if callable(grid) else grid)

@@ -52,7 +52,7 @@ def verify(recording: Recording, bound: BoundProgram, rendezvous: Rendezvous | N
         CaptureError: a result depends on memory that no launch wrote; an opaque call seeds a
             generator; or a launch failed.
         OutOfMemory: the device has no memory for another run.
-        ExecutionError: the device failed, or another rank is gone or late.
+        ExecutionError: the device failed, or another rank has ended, or is late.
     """
     program = bound.program
     opaque = program.opaque is not None

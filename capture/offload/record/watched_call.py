@@ -79,7 +79,7 @@ class WatchedCall:
         runs_opaque: Callable[[str], bool] = lambda _: False,
         fakes: FakeWeights | None = None,
         plain: PlainCall | None = None,
-        read_untold: str = "",
+        avoided_read: str = "",
         keeps_seen: bool = False,
         trains: bool = False,
         rendezvous: Rendezvous | None = None,
@@ -94,9 +94,9 @@ class WatchedCall:
             parameters: its parameters' names.
             runs_opaque: whether a device of this type can run the call as one opaque launch.
             fakes: record under fake tensors; nothing is executed, and the result has no content.
-            plain: the same call, made unrecorded because it read a tensor on the host. Now it is
-                told that it is compiled, and must have the same outcome.
-            read_untold: likewise under fake tensors, where nothing can be read or compared.
+            plain: the same call, made unrecorded because it read a tensor on the host. Now it
+                sees `is_compiling()` true, and must have the same outcome.
+            avoided_read: likewise under fake tensors, where nothing can be read or compared.
             keeps_seen: the Recording keeps the whole observed call.
             trains: the call may record gradients and step optimizers.
             rendezvous: where the ranks that record the call meet; None: there are no other ranks.
@@ -112,8 +112,8 @@ class WatchedCall:
             self.table = StorageTable(ModelState(function, trains=trains))
         self._avoids_reads = host_reads == "avoid"
         self._fakes = fakes
-        self._read_untold = read_untold if plain is None else plain.read
-        self._answers = CompilingAnswers(told=bool(self._read_untold))
+        self._avoided_read = avoided_read if plain is None else plain.read
+        self._answers = CompilingAnswers(answer=bool(self._avoided_read))
         self._plain = plain
         may_defer = self._avoids_reads and fakes is None
         self._log = LaunchRecorder(
@@ -244,7 +244,7 @@ class WatchedCall:
             self._log.unseen = f"{names} is compiled by torch.compile{by_settings(found.settings)}"
         self._surroundings = Surroundings.of_caller(
             device,
-            avoids_reads=self._answers.told and not self._compiled,
+            avoids_reads=self._answers.answer and not self._compiled,
         )
 
     def _keep_state(self) -> None:
@@ -329,12 +329,12 @@ class WatchedCall:
 
     @property
     def has_deferred(self) -> bool:
-        """Whether the call made a host read that it may avoid if told to."""
+        """Whether the call made a host read that it may avoid with `is_compiling()` true."""
         return self._log.guards.deferred is not None
 
     @property
-    def read_untold(self) -> str:
-        """The first read that was refused, if the call may avoid it when it is told to."""
+    def avoided_read(self) -> str:
+        """The first refused read, if the call may avoid it with `is_compiling()` true."""
         return self._log.guards.refused_at if self._answers.may_matter() else ""
 
     def _end(self) -> None:

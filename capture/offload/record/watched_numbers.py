@@ -201,11 +201,11 @@ def _with_class(plain: type) -> Callable[[Any, str], Any]:
 
 
 def _text_of(kind: Any, plain: Callable[[Any], Any]) -> Callable[[Any], str]:
-    told = kind.__repr__
+    original = kind.__repr__
 
-    @functools.wraps(told)
+    @functools.wraps(original)
     def text(self: Any) -> str:
-        found: str = repr(plain(self)) if _asked_by_user(self) else told(self)
+        found: str = repr(plain(self)) if _asked_by_user(self) else original(self)
         return found
 
     return text

@@ -59,7 +59,7 @@ def check_feature_map(feature_map: object, *, moves: bool) -> None:
     """Check the argument of `feature_map=`; `moves`: the loaded program can use other memory.
 
     Raises:
-        BindingError: it is no tensor, or the program uses no other memory.
+        BindingError: it is not a tensor, or the program uses no other memory.
     """
     if not isinstance(feature_map, torch.Tensor):
         raise BindingError(

@@ -18,7 +18,7 @@ _CHANGED = 0.05
 # A choice is replaced only where the new one is better by more than the error of estimates.
 _BETTER = 0.98
 
-# Evaluations of other devices in one choice of `hybrid`; a search goes on in the next one. About
+# Evaluations of other devices in one choice of `hybrid`; a search continues in the next one. About
 # 0.5 us each for ten segments (bench/bench_devices.py).
 _N_EVALUATIONS = 16
 
@@ -140,7 +140,7 @@ class DeviceChoice:
         Args:
             segments: in an order in which they may run.
             placement: when devices are chosen.
-            hand_over_ns: the cost of going on on another device.
+            hand_over_ns: the cost of continuing on another device.
             is_throughput: whether the work of the busiest device counts, and not the latency.
             crossings: what is copied; None: all devices share one memory.
             clock_ns: the time.

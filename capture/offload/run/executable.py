@@ -77,8 +77,7 @@ class Executable(ExecutionSubmitting):
         lane_choice: the outcome of `load(lanes=...)`; None where one lane was requested.
         overlap: the same for a Program with collectives; None where one lane was requested.
         copy_choices: for each input and output that may be copied instead of re-setting the nodes
-            that hold its address: the choice, and the costs behind it; empty where no slot has more
-            than one such node.
+            that hold its address: the choice and its costs; empty where no slot has several nodes.
     """
 
     __signature__ = CallSignature()
@@ -290,10 +289,9 @@ class Executable(ExecutionSubmitting):
         events, and a call returns when its outputs are ready: see `LastExecution`.
 
         Args:
-            costs: of this machine (`offload.calibrate`); with them the timeline holds predicted
-                spans beside the measured ones. Durations of launches never measured before come
-                from this timeline, or where weights are streamed on a device that queues work, from
-                the plan of streaming.
+            costs: of this machine (`offload.calibrate`); they add predicted spans. Durations of
+                launches never measured before come from this timeline, or where weights are
+                streamed on a device that queues work, from the plan of streaming.
             executions: how many the block must hold, at least 1. Tables and pictures name their
                 median by total time, and pictures draw it. Any number if not given.
 
@@ -301,10 +299,9 @@ class Executable(ExecutionSubmitting):
             A Timeline, filled when the block ends.
 
         Raises:
-            ExecutionError: another timeline of this executable is being recorded. A call inside the
-                block also raises it where the device has no memory for timing.
-            TimelineError: `executions` is less than 1; or the block ended with more or fewer; the
-                timeline holds the existing ones.
+            ExecutionError: another timeline of this executable is being recorded; from a call in
+                the block: the device has no memory for timing.
+            TimelineError: `executions` is less than 1, or the block ended with more or fewer.
         """
         if executions is not None and executions < 1:
             raise TimelineError(f"expected executions of at least 1, got {executions}")

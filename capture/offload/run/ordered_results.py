@@ -39,7 +39,7 @@ def ordered_results(
         begin: begins a batch with its arguments, and returns at once.
         batches: a tuple is positional arguments, a dict keywords, anything else one argument.
         buffersize: how many may be in flight.
-        buffer_bytes: how many of their bytes may be in flight; one batch always may.
+        buffer_bytes: how many of their bytes may be in flight; a single batch may exceed it.
         bytes_of: the bytes of a batch.
 
     Raises:

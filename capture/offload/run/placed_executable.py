@@ -143,8 +143,7 @@ class PlacedExecutable(Submitting):
         closed again or dropped.
 
         Raises:
-            ExecutionError: called in a done-callback, whose thread may have the work to do that it
-                would wait for.
+            ExecutionError: called in a done-callback, whose thread may have to do the awaited work.
         """
         inside = [run for run in self._runs() if run._native.is_inside_launch]
         if not inside:

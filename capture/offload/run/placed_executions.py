@@ -26,7 +26,7 @@ class PlacedExecutions:
     Owner: a PlacedExecutable. Thread: any.
 
     Attributes:
-        lock: held while an execution is queued, so that whoever holds it sees all or none of it.
+        lock: held while an execution is queued, so that its holder sees all or nothing of it.
         closed: whether no execution is to begin any more.
     """
 

@@ -262,7 +262,7 @@ class PlacedQueue:
         ]
         for group, memory in wanted:
             whole = [values[value] for value in group]
-            is_seen = not self._returned.isdisjoint(group)  # by the caller, who may keep it
+            is_seen = not self._returned.isdisjoint(group)  # by the caller, which may keep it
             if memory is home and (is_seen or route.crossing.isdisjoint(group)):
                 found = [memory.empty(one) for one in whole]
             else:

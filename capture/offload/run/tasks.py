@@ -69,7 +69,7 @@ class Tasks:
 
     At its end the block waits for all submissions. It raises the error of a submission that failed
     by itself and was not reported by `result`, `wait`, `exception` or `await`; or the
-    DependencyError of one whose dependency is no submission of the block, and likewise was not
+    DependencyError of one whose dependency is not a submission of the block, and likewise was not
     reported. Several errors form an ExceptionGroup. If the block itself raises, submissions that
     have not begun are cancelled, and its exception propagates.
 
@@ -354,7 +354,7 @@ def _is_origin(ticket: Ticket, error: BaseException, outside: Sequence[Ticket]) 
     Args:
         ticket: of a submission that has ended.
         error: its error.
-        outside: its dependencies that are no submissions of the block.
+        outside: its dependencies that are not submissions of the block.
     """
     if isinstance(error, CancelledError):
         return False
@@ -375,7 +375,7 @@ def _without_consequences(errors: Sequence[BaseException]) -> list[BaseException
 
 
 def _is_same(one: BaseException | None, other: BaseException) -> bool:
-    """Whether both are one error: those of executions are made anew for each request."""
+    """Whether both are one error: those of executions are created for each request."""
     if one is other:
         return True
     return isinstance(one, OffloadError) and type(one) is type(other) and str(one) == str(other)

@@ -221,7 +221,7 @@ class Links:
             if any(ticket._fail_as(one) for one in after) or ticket.done():
                 return
             try:
-                self._check_process()  # in a forked child the lock may be held for ever
+                self._check_process()  # in a forked child the lock may be held forever
                 self.link(origin, target).submit(carry_out)
             except ExecutionError as error:  # closed, or the interpreter exits
                 ticket._set_error(error)

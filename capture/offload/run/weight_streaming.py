@@ -314,9 +314,9 @@ class WeightStreaming:
 
 
 def read_weights(stream: _native.WeightStream | _native.DeviceWeightStream) -> None:
-    """Read the weights that stay on the device, and tell how far that is."""
-    with stage("reading weights", stream.load_bytes) as told:
-        stream.load(told.reach if told.is_told else None)
+    """Read the weights that stay on the device; report the progress."""
+    with stage("reading weights", stream.load_bytes) as current:
+        stream.load(current.reach if current.is_reported else None)
 
 
 def _is_row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:

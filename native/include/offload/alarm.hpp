@@ -14,7 +14,7 @@ namespace offload {
 
 // What an alarm calls.
 //
-// Owner: whoever sets the alarm. Thread: ring on the alarm's. Errors: none.
+// Owner: the caller that sets the alarm. Thread: ring on the alarm's. Errors: none.
 class Woken {
  public:
   virtual ~Woken() = default;

@@ -11,9 +11,9 @@ namespace offload {
 
 // The pace of each device, smoothed, and the number of executions under way.
 //
-// Owner: shared by who chooses devices and who dispatches segments. Thread: one at a time observes
-// and forgets; any reads, begins and ends. Nothing locks, so a fork finds it usable. Errors: none;
-// the caller passes a device that exists.
+// Owner: shared by the chooser of devices and the dispatcher of segments. Thread: one at a time
+// observes and forgets; any reads, begins and ends. Nothing locks, so a fork finds it usable.
+// Errors: none; the caller passes a device that exists.
 class DevicePaces {
  public:
   explicit DevicePaces(const std::vector<double>& paces);

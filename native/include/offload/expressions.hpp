@@ -110,7 +110,7 @@ class ExpressionError : public std::domain_error {
 
 // Expressions over the same dims, each evaluated independently.
 //
-// Owner: whoever makes it. Thread: any number at once; it is immutable.
+// Owner: its creator. Thread: any number at once; it is immutable.
 class Expressions {
  public:
   // Throws ExpressionError if a code does not leave exactly one result, pops more operands than

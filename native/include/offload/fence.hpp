@@ -5,8 +5,8 @@ namespace offload {
 
 // The end of all that a resident had enqueued when this was made.
 //
-// Owner: whoever waits; may outlive the resident. Thread: any, one at a time. Errors: wait throws
-// ExecutionError if the device failed.
+// Owner: the waiting caller; may outlive the resident. Thread: any, one at a time. Errors: wait
+// throws ExecutionError if the device failed.
 class Fence {
  public:
   virtual ~Fence() = default;

@@ -13,8 +13,9 @@ namespace offload {
 
 // Work that helpers may take part in.
 //
-// Owner: whoever offers it, and each helper while it helps. Thread: help on a helper's; abandon on
-// the thread that forked. Errors: none; those of the work go to the thread that requested it.
+// Owner: the execution that offers it, and each helper while it helps. Thread: help on a helper's;
+// abandon on the thread that forked. Errors: none; those of the work go to the thread that
+// requested it.
 class Helped {
  public:
   virtual ~Helped() = default;

@@ -19,7 +19,7 @@ enum class HostStage : std::uint8_t {
 
 // Launches that the host carries out stage by stage.
 //
-// Owner: whoever calls HostStages::run. Thread: carry_out on several at once, never twice for one
+// Owner: the caller of HostStages::run. Thread: carry_out on several at once, never twice for one
 // stage of one launch. Errors: carry_out may throw anything.
 class StagedLaunches {
  public:
@@ -33,7 +33,7 @@ class StagedLaunches {
 // Observes stages on the threads that carry them out: `begins` after the launch was taken over from
 // the stage before, `ends` before it is handed to the next one. A stage that throws does not end.
 //
-// Owner: whoever calls HostStages::run. Thread: several at once. Errors: none.
+// Owner: the caller of HostStages::run. Thread: several at once. Errors: none.
 class StageWatcher {
  public:
   virtual void begins(HostStage stage, std::size_t launch) noexcept = 0;

@@ -59,7 +59,7 @@ std::int64_t lower_bound_bytes(const std::vector<Interval>& intervals,
 // order. By value and chain (value * n_chains + chain), `begins` is the number of its steps that
 // have ended, whatever the timing, before the value becomes live, and `ends` the number that must
 // have ended before it stops being live. A value is therefore dead before another becomes live if
-// none of its ends exceeds the begin of the other in the same chain. A value without an end above
+// no end of it exceeds the begin of the other in the same chain. A value without an end above
 // 0, or without bytes, takes nothing.
 struct PartialIntervals {
   std::size_t n_chains = 0;

@@ -38,7 +38,7 @@ struct DispatchPlan {
 
 // The work of one execution, which devices and links do; and the proof of its steps.
 //
-// Owner: whoever submitted it until it is added to a dispatcher, then that until it has ended.
+// Owner: the submitter until it is added to a dispatcher, then the dispatcher until it has ended.
 // Thread: one at a time. Errors: what `bind`, `submit` and `copy` throw is an error of the
 // execution. Work that is destroyed without having been added fails its ticket.
 class DispatchedWork {
@@ -92,7 +92,7 @@ class DispatchedWork {
 // of executions, which need Python's GIL, are reported by that thread once it no longer acts, so no
 // device waits for the GIL.
 //
-// Owner: shared by whoever made it, its executions under way and their tickets. Thread: any. No
+// Owner: shared by its creator, its executions under way and their tickets. Thread: any. No
 // method needs the GIL, and `add` must be called without it. Errors: those of an execution go to
 // its ticket; an error of the dispatch itself ends all executions with it, the later ones too.
 class SegmentDispatcher final : public Woken,

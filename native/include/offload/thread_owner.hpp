@@ -5,7 +5,7 @@ namespace offload {
 
 // An object with its own threads, for which executions wait.
 //
-// Owner: whoever made it; it must be unregistered before it is destroyed. Thread: hold, release and
+// Owner: its creator; it must be unregistered before it is destroyed. Thread: hold, release and
 // restart are called on the forking thread, hold after every lane is held (so that no other thread
 // is executing), inside fork or just before it (`Lane::hold_for_fork`), in the order of
 // registration; end at interpreter exit, after the lanes have ended. Errors: none.
@@ -17,7 +17,7 @@ class ThreadOwner {
   // After a fork, in the parent.
   virtual void release() noexcept = 0;
 
-  // After a fork, in the child, where its threads do not exist: starts anew.
+  // After a fork, in the child, where its threads do not exist: starts again.
   virtual void restart() noexcept = 0;
 
   // Ends its threads permanently.

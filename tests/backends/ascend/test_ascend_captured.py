@@ -1,4 +1,4 @@
-"""A captured model whose kernels' argument blocks are patched in place, simulated."""
+"""A captured model whose kernels' arguments are patched: in their blocks, or in one table."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ from offload.native import _native
 @pytest.fixture
 def stream(npu: Client) -> int:
     return npu.stream()
+
+
+@pytest.fixture(params=[False, True], ids=["blocks", "table"])
+def one(request: pytest.FixtureRequest, npu: Client, stream: int) -> Captured:
+    return Captured(npu, stream, has_table=request.param)
 
 
 def test_the_runtime_tells_kernels_and_their_blocks(npu: Client, stream: int) -> None:
@@ -66,8 +71,7 @@ def test_without_software_sq_parameters_cannot_be_read(npu: Client, stream: int)
         _native.ascend_captured_tasks(0, models[0])
 
 
-def test_where_it_was_captured_nothing_is_copied(npu: Client, stream: int) -> None:
-    one = Captured(npu, stream)
+def test_where_it_was_captured_nothing_is_copied(one: Captured) -> None:
     before = one.blocks()
     one.bind_home()
     assert one.run() == (0, 0)
@@ -75,8 +79,7 @@ def test_where_it_was_captured_nothing_is_copied(npu: Client, stream: int) -> No
     assert one.blocks() == before
 
 
-def test_a_moved_slot_touches_only_blocks_that_hold_it(npu: Client, stream: int) -> None:
-    one = Captured(npu, stream)
+def test_a_moved_slot_touches_only_blocks_that_hold_it(one: Captured, npu: Client) -> None:
     one.bind_home()
     one.run()
     before = one.blocks()
@@ -109,9 +112,10 @@ def test_a_moved_feature_map_lies_in_a_row_and_home_in_its_pieces(npu: Client, s
     assert (peek(one.near), peek(one.far)) == ((101,), (201,))
 
 
-def test_the_image_may_change_before_the_copy_is_made(npu: Client, stream: int) -> None:
-    """Executions that are all in flight, each with another input and output."""
-    one = Captured(npu, stream)
+def test_executions_in_flight_have_their_own_addresses(
+    one: Captured, npu: Client, stream: int
+) -> None:
+    """The host's image of the words may change before the copy of it is made."""
     one.bind_home()
     ys = [npu.words(0) for _ in range(4)]
     one.resident.set_stream(stream)
@@ -123,8 +127,7 @@ def test_the_image_may_change_before_the_copy_is_made(npu: Client, stream: int) 
     assert [peek(y) for y in ys] == [(300 + number,) for number in range(4)]
 
 
-def test_a_slot_that_was_never_bound_is_refused(npu: Client, stream: int) -> None:
-    one = Captured(npu, stream)
+def test_a_slot_that_was_never_bound_is_refused(one: Captured) -> None:
     one.bind(input=one.x, feature_map=one.near)
     with pytest.raises(ExecutionError, match="1 of 6 address words were never patched"):
         one.resident.execute()
@@ -148,8 +151,9 @@ def test_a_copy_that_fails_is_made_by_the_next_execution(
     assert (peek(memory + PIECE_BYTES), peek(one.y)) == ((201,), (301,))
 
 
-def test_after_a_wait_that_failed_every_word_is_written_anew(npu: Client, stream: int) -> None:
-    one = Captured(npu, stream)
+def test_after_a_wait_that_failed_every_word_is_written_again(
+    one: Captured, npu: Client, stream: int
+) -> None:
     one.bind_home()
     one.run()
     npu.ascend.forget_calls()
@@ -157,9 +161,11 @@ def test_after_a_wait_that_failed_every_word_is_written_anew(npu: Client, stream
     with pytest.raises(ExecutionError):
         one.run()
     npu.synchronize(stream)
-    for *_, address, _ in one.tasks:
+    addresses = [address for *_, address, _ in one.tasks]
+    table = one.table
+    for address in addresses if table is None else table.addresses:
         npu.upload(address, bytes(16))  # as if the copies had been lost
-    assert one.run() == (3, 3 * 16)
+    assert one.run() == ((3, 3 * 16) if table is None else (1, table.size_bytes))
     assert peek(one.y) == (301,)
     assert one.run() == (0, 0)
 

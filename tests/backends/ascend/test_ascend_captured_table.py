@@ -64,14 +64,6 @@ def test_kernels_are_set_once_and_the_model_is_updated_once(
     assert ascend.argument_bytes == 0  # the runtime keeps no block
 
 
-def test_where_it_was_captured_nothing_is_copied(one: Captured) -> None:
-    before = one.blocks()
-    one.bind_home()
-    assert one.run() == (0, 0)
-    assert peek(one.y) == (301,)
-    assert one.blocks() == before
-
-
 def test_whatever_moves_one_copy_brings_it(one: Captured, npu: Client) -> None:
     """From the first to the last changed word; the feature map's words are in all blocks."""
     one.bind_home()
@@ -100,26 +92,6 @@ def test_whatever_moves_one_copy_brings_it(one: Captured, npu: Client) -> None:
     ]
 
 
-def test_executions_that_are_under_way_have_their_own_addresses(
-    one: Captured, npu: Client, stream: int
-) -> None:
-    one.bind_home()
-    ys = [npu.words(0) for _ in range(4)]
-    one.resident.set_stream(stream)
-    for number, y in enumerate(ys):
-        one.bind(input=npu.words(number), output=y)
-        one.resident.execute()
-    assert [peek(y) for y in ys] == [(0,)] * 4
-    one.resident.finish()
-    assert [peek(y) for y in ys] == [(300 + number,) for number in range(4)]
-
-
-def test_a_slot_that_was_never_bound_is_refused(one: Captured) -> None:
-    one.bind(input=one.x, feature_map=one.near)
-    with pytest.raises(ExecutionError, match="1 of 6 address words were never patched"):
-        one.resident.execute()
-
-
 def test_a_copy_that_fails_is_made_by_the_next_execution(one: Captured, npu: Client) -> None:
     one.bind_home()
     one.run()
@@ -133,22 +105,6 @@ def test_a_copy_that_fails_is_made_by_the_next_execution(one: Captured, npu: Cli
     one.bind(output=y)
     assert one.run() == (1, BLOCK_BYTES + 16)
     assert peek(y) == (307,)
-
-
-def test_after_a_wait_that_failed_the_table_is_written_anew(
-    one: Captured, npu: Client, stream: int
-) -> None:
-    one.bind_home()
-    one.run()
-    npu.ascend.forget_calls()
-    npu.ascend.fail("aclrtSynchronizeEvent", INTERNAL_ERROR, 1)
-    with pytest.raises(ExecutionError):
-        one.run()
-    npu.synchronize(stream)
-    npu.upload(table_of(one).addresses[0], bytes(TABLE_BYTES))  # as if copies had been lost
-    assert one.run() == (1, TABLE_BYTES)
-    assert peek(one.y) == (301,)
-    assert one.run() == (0, 0)
 
 
 def test_the_table_goes_after_the_model(npu: Client, stream: int, ascend: AscendSimulator) -> None:

@@ -83,7 +83,7 @@ def test_an_address_that_stays_is_refused(pointers):
     def a_step(at):
         at.launch(pointers, words(1 << 40), words(at.at[1]), words(1), words(5))
 
-    with pytest.raises(CaptureError, match=r"parameter 0 .* is no address of its launch"):
+    with pytest.raises(CaptureError, match=r"parameter 0 .* is not an address of its launch"):
         found_by_layouts(DeclaringCapturer([a_step]))
     once = capture_once(BoundProgram(program()), DeclaringCapturer([a_step]))
     assert KnownKernels().discovery_of(once.capture, 2, is_known_address) is None

@@ -8,7 +8,10 @@ TWO = [CpuBackend(threads=1), CpuBackend(threads=1)]
 
 
 def let_launches_take(monkeypatch, costs_ns):
-    """Set the durations of launches on each device, by its index; calls are not timed."""
+    """Set the durations of launches on each device, by its index; calls are not timed.
+
+    None: the launch cannot run there.
+    """
 
     def launch_ns(self, at):
         n_launches = len(self.bound.program.launches)

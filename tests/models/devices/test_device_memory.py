@@ -7,6 +7,7 @@ import pytest
 import torch
 from apart import apart_devices, movable_tasks
 from checks import normal
+from given_times import let_launches_take
 from on_lanes import Towers
 from torch import nn
 
@@ -45,12 +46,7 @@ def let_devices_be(monkeypatch, costs_ns, backends=None, *, measures_links=False
         links = dict.fromkeys(itertools.permutations(range(2), 2), Link(1e9, 1e4))
         monkeypatch.setattr(device_loading, "measured_links", lambda *_: links)
     monkeypatch.setattr(device_loading, "placed_devices", lambda *_: devices)
-    monkeypatch.setattr(
-        device_times.DeviceTimes,
-        "launch_ns",
-        lambda self, at: [costs_ns[at]] * len(self.bound.program.launches),
-    )
-    monkeypatch.setattr(device_loading._DevicesLoad, "_quicker_single", lambda *_: None)
+    let_launches_take(monkeypatch, [lambda _, one=one: one for one in costs_ns])
 
 
 @torch.no_grad()

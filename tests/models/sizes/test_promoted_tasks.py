@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import random
 
 import capturing
 import pytest
 import torch
 from capturing import CapturingBackend, check, eager, loaded
 from promoting import (
-    SIZES,
     Layers,
-    N,
     captured_layers,
     captured_model,
     executed_until_promoted,
     promoted_sizes,
 )
-from torch import nn
-from torch.export import Dim
 
 import offload
 from offload.host import scheduling_choice
@@ -33,45 +27,6 @@ def at_once(monkeypatch):
 
 
 # ---- results, reports, turns, memory -------------------------------------------------------------
-
-
-def test_a_report_says_what_was_promoted_why_and_what_calls_waited(at_once):
-    run = loaded()
-    assert run.instances.promotion.promoted == ()
-    assert run.instances.promotion.waited_ns == 0
-    executed_until_promoted(run, 8)
-    report = run.instances.promotion
-    (one,) = report.promoted
-    assert one.rented_executions == 1
-    assert one.executions == 1
-    assert 0 < one.preparation_ns <= report.waited_ns
-    assert "1 promoted, " in run.explain()
-    assert ", calls waited " in run.explain()
-    assert "n = 8: promoted after 1 execution of" in run.explain()
-
-
-def test_nothing_is_due_before_it_pays():
-    run = loaded()
-    for _ in range(20):
-        run(torch.randn(8, 16))
-    report = run.instances.promotion
-    assert (report.promoted, report.preparing, report.refused) == ((), (), ())
-    assert report.expected_due_ns == TASKS.preparation_ns / TASKS.saved_share
-    assert "sizes get tasks of their own after executions of about 4 s" in run.explain()
-
-
-def test_promoted_sizes_share_one_arena_that_is_poisoned_between(at_once):
-    run = loaded()
-    executed_until_promoted(run, *SIZES)
-    own = dict(run._promoter.executables())
-    assert all(one.feature_map_bytes > 0 for one in own.values())
-    others = iter(range(300, 200, -1))  # each comes once
-    for size in random.Random(0).choices((*SIZES, 0), k=40):
-        address, n_bytes = run._native.arena
-        ctypes.memset(address, 0xFF, n_bytes)
-        assert check(run, torch.randn(size or next(others), 16)) == (size in SIZES)
-    assert all(one._native.arena == run._native.arena for one in own.values())
-    assert run._native.arena[1] == max(one.feature_map_bytes for one in own.values())
 
 
 def test_a_feature_map_of_the_callers_own(at_once):
@@ -88,14 +43,6 @@ def test_a_feature_map_of_the_callers_own(at_once):
             assert run.last_execution.was_promoted == (given_bytes == n_bytes)
     with pytest.raises(offload.BindingError, match="expected a uint8 tensor"):
         run(x, feature_map=8)
-
-
-def test_memory_that_is_too_small_is_told(at_once):
-    run = loaded(promoted=1000)
-    for _ in range(3):
-        run(torch.randn(8, 16))
-    ((_, why),) = run.instances.promotion.refused
-    assert "and all may take 1,000" in why
 
 
 def test_a_feature_map_that_is_not_shared_counts(at_once):
@@ -127,16 +74,6 @@ def test_tasks_that_keep_the_addresses_of_weights_go_and_come_again(at_once):
     assert promoted_sizes(run) == [8]
 
 
-def test_a_timeline_is_of_the_executable_of_all_sizes(at_once):
-    run = loaded()
-    executed_until_promoted(run, 8)
-    with run.timeline(executions=2) as timeline:
-        run(torch.randn(8, 16))
-        run(torch.randn(9, 16))
-    assert len(timeline.executions) == 2
-    assert check(run, torch.randn(8, 16))
-
-
 def test_calls_under_autocast(at_once):
     model = Layers().eval()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -145,41 +82,6 @@ def test_calls_under_autocast(at_once):
         assert [check(run, x, model) for _ in range(3)] == [False, True, True]
     with pytest.raises(offload.BindingError, match="autocast"):
         run(x)
-
-
-def test_calls_in_inference_mode(at_once):
-    run = loaded()
-    x = torch.randn(8, 16)
-    with torch.inference_mode():
-        assert [check(run, x) for _ in range(3)] == [False, True, True]
-    assert check(run, x)
-
-
-def test_inputs_of_other_strides(at_once):
-    run = loaded()
-    assert [check(run, torch.randn(16, 8).t()) for _ in range(3)] == [False, True, True]
-
-
-def test_integers_that_are_sizes_and_nested_results(at_once):
-    weight = torch.randn(16, 32)
-
-    def pick(x, n):
-        part = nn.functional.gelu(x[:n] @ weight)
-        return {"part": part * 2 + torch.arange(n).unsqueeze(1), "n": n}
-
-    with torch.no_grad():
-        captured = offload.capture(
-            pick, torch.randn(64, 16), 9, dynamic_shapes={"x": None, "n": Dim("n", min=2, max=64)}
-        )
-    run = captured.load(CapturingBackend(), sizes=offload.Sizes(promoted="1MiB"))
-    x = torch.randn(64, 16)
-    for n in (9, 9, 9, 20, 9):
-        found = run(x, n)
-        assert found["n"] == n
-        assert torch.equal(found["part"], pick(x, n)["part"])
-    assert promoted_sizes(run) == [9]
-    with pytest.raises(offload.BindingError, match="n: expected an integer"):
-        run(x, 9.0)
 
 
 # ---- options -------------------------------------------------------------------------------------
@@ -199,22 +101,6 @@ def test_options_that_contradict_one_another_are_refused():
         captured.load(CapturingBackend(), sizes=offload.Sizes(promoted="much"))
     with pytest.raises(offload.BindingError, match="give fuse=True or fuse='auto'"):
         captured.load("cpu", sizes=sizes)
-
-
-LEAVING = {
-    "random numbers": lambda x: torch.rand(x.shape[0]) + x[:, 0],
-    "a written input": lambda x: x.add_(1),
-}
-
-
-@pytest.mark.parametrize("name", LEAVING)
-def test_programs_that_leave_more_than_results_are_refused(name):
-    with torch.no_grad():
-        captured = offload.capture(LEAVING[name], torch.randn(12, 16), dynamic_shapes=({0: N},))
-    with pytest.raises(offload.BindingError, match=r"sizes\.promoted: the program writes inputs"):
-        captured.load(CapturingBackend(), sizes=offload.Sizes(promoted="1MiB"))
-    run = captured.load(CapturingBackend(), sizes=offload.Sizes(), scheduling="auto")
-    assert "scheduled launch by launch, untried: the program writes inputs" in run.explain()
 
 
 @pytest.fixture

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import random
 import threading
 import warnings
-import weakref
 
 import capturing
 import pytest
 import torch
 from capturing import check, eager, loaded
-from promoting import SIZES, executed_until_promoted, promoted_sizes
+from promoting import executed_until_promoted, promoted_sizes
 from torch import nn
 
 import offload
@@ -74,31 +71,6 @@ def test_the_call_by_which_sizes_are_due_waits_and_others_go_on(at_once, during)
     assert promoted_sizes(run) == [8]
 
 
-def test_calls_of_other_threads_while_sizes_are_promoted(at_once):
-    run, model, wrong = loaded(promoted="1MiB"), eager(), []
-
-    def work(seed):
-        choose = random.Random(seed)
-        for _ in range(150):
-            x = torch.randn(choose.choice((*SIZES, 50, 60)), 16)
-            found = run(x) if choose.random() < 0.7 else run.submit(x).result()
-            wrong.extend(
-                x.shape
-                for one, expected in zip(found, model(x), strict=True)
-                if not torch.equal(one, expected)
-            )
-
-    with torch.no_grad():
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not wrong
-    assert not run.instances.promotion.refused
-    assert run.instances.promotion.preparing == ()
-
-
 def test_closing_ends_what_is_being_prepared(at_once, during):
     run = loaded()
     run(torch.randn(8, 16))
@@ -108,25 +80,6 @@ def test_closing_ends_what_is_being_prepared(at_once, during):
     assert (run.instances.promotion.promoted, run.instances.promotion.preparing) == ((), ())
     with pytest.raises(offload.ExecutionError, match="closed"):
         run(torch.randn(8, 16))
-
-
-def test_closing_closes_what_was_promoted(at_once):
-    run = loaded()
-    executed_until_promoted(run, 8)
-    ((_, own),) = run._promoter.executables()
-    tickets = [run.submit(torch.randn(8, 16)) for _ in range(5)]
-    run.close()
-    assert own.closed
-    assert all(one.done() for one in tickets)
-
-
-def test_an_executable_with_promoted_sizes_that_is_dropped_goes(at_once):
-    run = loaded()
-    executed_until_promoted(run, 8)
-    own = weakref.ref(run)
-    del run
-    gc.collect()
-    assert own() is None
 
 
 def test_what_cannot_be_captured_is_told_and_never_tried_again(at_once, during):

@@ -18,7 +18,7 @@ import torch
 
 import offload
 from offload.console import progress
-from offload.console.progress import advance, stage, telling
+from offload.console.progress import advance, reporting, stage
 from offload.costs import fit
 from offload.observe import calibration
 from offload.observe.diagnosis import Effort, diagnose_call, diagnose_saved
@@ -133,9 +133,9 @@ def test_what_is_no_progress(given: Any, tmp_path: Path) -> None:
 
 def test_of_calls_inside_of_one_another_the_outermost_tells() -> None:
     told, collect = collector()
-    with telling(collect), stage("outer", 2):
+    with reporting(collect), stage("outer", 2):
         advance()
-        with telling(), stage("inner", 5):
+        with reporting(), stage("inner", 5):
             advance()
         advance()
     assert told == [(0, 2, "outer"), (1, 2, "outer"), (2, 2, "outer")]
@@ -193,7 +193,7 @@ HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 def test_stages_are_drawn_and_erased(terminal: Terminal, at_once: None) -> None:
     threads = threading.active_count()
-    with terminal, telling(after_s=0), stage("measuring [bold]", 2):
+    with terminal, reporting(after_s=0), stage("measuring [bold]", 2):
         advance()
         assert threading.active_count() == threads
     text = terminal.text()
@@ -204,14 +204,14 @@ def test_stages_are_drawn_and_erased(terminal: Terminal, at_once: None) -> None:
 
 
 def test_short_calls_show_nothing(terminal: Terminal) -> None:
-    with terminal, telling(), stage("short", 2):
+    with terminal, reporting(), stage("short", 2):
         advance()
-    with terminal, telling(False, after_s=0), stage("silenced", 2):
+    with terminal, reporting(False, after_s=0), stage("silenced", 2):
         advance()
-    with terminal, telling(False), telling(after_s=0), stage("inside of a silenced one", 2):
+    with terminal, reporting(False), reporting(after_s=0), stage("inside of a silenced one", 2):
         advance()
     long_s = 2 * progress.SHOWN_AFTER_S
-    with terminal, telling(), stage("expected to be long", 2, expected_s=long_s):
+    with terminal, reporting(), stage("expected to be long", 2, expected_s=long_s):
         pass
     text = terminal.text()
     assert "short" not in text
@@ -223,12 +223,12 @@ def test_short_calls_show_nothing(terminal: Terminal) -> None:
 def test_an_error_leaves_the_terminal_as_it_was(
     terminal: Terminal, at_once: None, raised: type[BaseException]
 ) -> None:
-    with pytest.raises(raised), terminal, telling(after_s=0), stage("failing", 2):
+    with pytest.raises(raised), terminal, reporting(after_s=0), stage("failing", 2):
         raise raised
     text = terminal.text()
     assert "100%" not in text
     assert text.index(HIDE) < text.index(SHOW)
-    with terminal, telling(after_s=0), stage("the next call"):
+    with terminal, reporting(after_s=0), stage("the next call"):
         pass
     assert "the next call" in terminal.text()
 
@@ -240,7 +240,7 @@ def test_one_thread_at_a_time_draws(terminal: Terminal, at_once: None) -> None:
     def call(name: str) -> None:
         try:
             together.wait()
-            with telling(after_s=0), stage(name, 50):
+            with reporting(after_s=0), stage(name, 50):
                 for _ in range(50):
                     advance()
         except BaseException as error:
@@ -266,7 +266,7 @@ def test_an_open_display_of_rich_stays_alone(terminal: Terminal, at_once: None) 
     with (
         terminal,
         Progress(console=Console(file=terminal.stream, force_terminal=True)),
-        telling(after_s=0),
+        reporting(after_s=0),
         stage("of offload", 1),
     ):
         advance()
@@ -274,7 +274,7 @@ def test_an_open_display_of_rich_stays_alone(terminal: Terminal, at_once: None) 
 
 
 def test_a_terminal_that_has_gone_ends_nothing(terminal: Terminal, at_once: None) -> None:
-    with terminal, telling(after_s=0), stage("drawn", 3) as told:
+    with terminal, reporting(after_s=0), stage("drawn", 3) as told:
         advance()
         terminal.stream.close()
         advance()
@@ -295,9 +295,9 @@ def test_diagnose_shows_itself(terminal: Terminal, at_once: None) -> None:
 def test_long_captures_and_files_show_themselves(
     terminal: Terminal, at_once: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown_at_once = lambda given=None, after_s=0: telling(given, after_s=0)  # noqa: E731
+    shown_at_once = lambda given=None, after_s=0: reporting(given, after_s=0)  # noqa: E731
     for module in ("api.block_recording", "api.captured", "load.pipeline"):
-        monkeypatch.setattr(sys.modules[f"offload.{module}"], "telling", shown_at_once)
+        monkeypatch.setattr(sys.modules[f"offload.{module}"], "reporting", shown_at_once)
     with terminal:
         captured = offload.capture(torch.nn.Linear(64, 64), torch.ones(2, 64))
         text = terminal.text()
@@ -317,8 +317,8 @@ SILENT = """
 import sys
 import offload
 assert "rich.progress" not in sys.modules
-from offload.console.progress import advance, stage, telling
-with telling(after_s=0), stage("never", 2):
+from offload.console.progress import advance, stage, reporting
+with reporting(after_s=0), stage("never", 2):
     advance()
 assert "rich.progress" not in sys.modules
 """
@@ -345,7 +345,7 @@ def test_without_stderr(stream: str, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     file.close()
     given = {"none": None, "closed": file, "writes": Writes()}[stream]
     monkeypatch.setattr(sys, "stderr", given)
-    with telling(after_s=0), stage("never", 2) as told:
+    with reporting(after_s=0), stage("never", 2) as told:
         advance()
     assert told.done == 2
 

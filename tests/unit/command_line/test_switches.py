@@ -18,8 +18,8 @@ from offload.console.switches import (
     debug_level,
     dump_folder,
     measuring,
+    reports_executions,
     say,
-    tells_executions,
 )
 from offload.errors import BindingError, FileError
 
@@ -150,9 +150,9 @@ def test_names_do_not_steer_a_terminal(
 
 
 def test_what_is_measured_says_nothing_of_executions() -> None:
-    assert tells_executions()
+    assert reports_executions()
     with measuring():
         with measuring():
-            assert not tells_executions()
-        assert not tells_executions()
-    assert tells_executions()
+            assert not reports_executions()
+        assert not reports_executions()
+    assert reports_executions()

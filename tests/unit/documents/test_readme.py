@@ -47,6 +47,11 @@ def blocks_of(page: Path) -> list[str]:
     return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+def fragments_of(page: Path) -> list[str]:
+    """Examples that need names from elsewhere, and the ranks of a process group."""
+    return re.findall(r"```python ranks\n(.*?)```", page.read_text(), re.DOTALL)
+
+
 @pytest.fixture
 def run_page(tmp_path, monkeypatch):
     """Run a page's examples in order, in a separate folder; return their names."""
@@ -214,6 +219,20 @@ def test_saving(run_page, tmp_path, capsys):
         names["captured"].__reduce_ex__(2)
 
 
+def torchrun(arguments: str, folder: Path) -> str:
+    """Run by torchrun in a folder; return what was printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", *arguments.split()],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
 def test_ranks(tmp_path):
     """By two processes as the page describes, and then by its commands."""
     (script,) = blocks_of(GUIDES / "ranks.md")
@@ -223,22 +242,8 @@ def test_ranks(tmp_path):
     x = torch.randn(8, 64)
     safetensors.torch.save_file({"args[0]": x}, tmp_path / "x.safetensors")
 
-    def torchrun(arguments: str) -> str:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [*launcher, *arguments.split()],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        return done.stdout
-
-    assert "_c10d_functional::all_reduce" in torchrun("--nproc-per-node 2 model.py")
-    run, doctor = map(torchrun, commands)
+    assert "_c10d_functional::all_reduce" in torchrun("--nproc-per-node 2 model.py", tmp_path)
+    run, doctor = (torchrun(command, tmp_path) for command in commands)
     assert run.count("result0: float32[8, 64]") == 2
     results = [
         safetensors.torch.load_file(tmp_path / f"y.safetensors.rank{rank}of2")["result0"]
@@ -249,7 +254,67 @@ def test_ranks(tmp_path):
     assert "rank 1 of 2" in doctor
 
 
+# Before and after each fragment for ranks: the names that it needs, and what it must have done.
+AROUND_FRAGMENTS = {
+    "ranks.md": (
+        (
+            "from torch.distributed.pipelining import PipelineStage\n"
+            "stage, microbatch = model[rank], torch.randn(4, 8)\n",
+            "assert torch.equal(Captured(stage, microbatch)(microbatch), stage(microbatch))\n",
+        ),
+        (
+            "x0, x1, x2, x3 = inputs = torch.randn(4, 4, 8)\nmicro_batch = x0\n",
+            "assert rank == 1 or results is None\n"
+            "assert rank == 0 or all(map(torch.equal, results, map(model, inputs)))\n",
+        ),
+        (
+            "torch.set_grad_enabled(True)\n"
+            "group, loss_fn = dist.group.WORLD, torch.nn.functional.mse_loss\n"
+            "optimizer = torch.optim.AdamW(model.parameters())\n"
+            "xs, targets = torch.randn(2, 4, 8), torch.randn(2, 4, 8)\n"
+            "batches, before = [(xs, targets)] * 3, model[0].weight.clone()\n",
+            "assert (loss is None) == (rank == 0)\n"
+            "assert rank == 0 or loss.isfinite()\n"
+            "assert not torch.equal(model[0].weight, before)\n"
+            "assert rank == 1 or torch.load('state.pt')[0].keys() == model.state_dict().keys()\n"
+            "torch.set_grad_enabled(False)\n",
+        ),
+    ),
+    "timelines.md": (
+        (
+            "x = torch.randn(4, 8)\nrun = offload.capture(model, x).load()\nrun(x)\n",
+            "assert (ranks is None) == (rank == 1)\nassert rank == 1 or len(ranks.ranks) == 2\n",
+        ),
+    ),
+}
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.ops._c10d_functional, "isend"), reason="stages need messages of torch 2.13"
+)
+def test_fragments_for_ranks(tmp_path):
+    """All of them, one after the other, by two processes."""
+    script = (
+        "import torch, torch.distributed as dist, offload\n"
+        "dist.init_process_group('gloo')\n"
+        "rank, n_stages = dist.get_rank(), dist.get_world_size()\n"
+        "torch.manual_seed(0)\n"
+        "torch.set_grad_enabled(False)\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))\n"
+    )
+    for name, around in AROUND_FRAGMENTS.items():
+        fragments = fragments_of(GUIDES / name)
+        for fragment, (before, after) in zip(fragments, around, strict=True):
+            script += before + fragment + after
+    (tmp_path / "fragments.py").write_text(script + "dist.destroy_process_group()\n")
+    torchrun("--nproc-per-node 2 fragments.py", tmp_path)
+    assert (tmp_path / "ranks.json").stat().st_size > 0
+
+
 def test_every_example_runs_in_a_test():
+    assert {page.name for page in PAGES if fragments_of(page)} == AROUND_FRAGMENTS.keys()
+    kinds = {kind for page in PAGES for kind in re.findall(r"^```(.+)$", page.read_text(), re.M)}
+    assert kinds == {"python", "python ranks", "sh"}
     assert {page.name for page in PAGES if blocks_of(page)} == TESTED.keys()
     assert all(name in globals() or (ROOT / name).exists() for name in TESTED.values())
 

@@ -61,7 +61,7 @@ WRONG = {
     "sent last": (
         1,
         moved_behind_everything(lambda one: is_end(one, sends=True, waits=False)),
-        "sends rank 0|waits for ever|has not started",
+        "sends rank 0|waits forever|has not started",
     ),
     "receives in another order": (1, receives_swapped, "which receives"),
     "not waited for": (
@@ -99,7 +99,7 @@ def test_ranks_that_wait_for_one_another_are_found():
         waits = [at for at, one in enumerate(steps) if is_end(one, sends=False, waits=True)]
         steps.insert(waits[-1] + 1, last)
 
-    with pytest.raises(PlanError, match="waits for ever"):
+    with pytest.raises(PlanError, match="waits forever"):
         check_rank_orders(program, changed(stages, 0, change))
 
 

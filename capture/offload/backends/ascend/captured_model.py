@@ -59,14 +59,14 @@ class CaptureLog:
         n_tasks: for each moment, before and after launches, the number of the model's tasks on each
             stream.
         begins: for each moment the launch that begins there; else None.
-        why_untold: why the runtime does not report tasks; else empty.
+        why_unreported: why the runtime does not report tasks; else empty.
     """
 
     places: dict[int, int] = dataclasses.field(default_factory=dict)
     pool: list[tuple[int, int]] = dataclasses.field(default_factory=list)
     n_tasks: list[list[int]] = dataclasses.field(default_factory=list)
     begins: list[int | None] = dataclasses.field(default_factory=list)
-    why_untold: str = ""
+    why_unreported: str = ""
 
 
 class CapturedModel:

@@ -2,7 +2,7 @@
 
 The runtime gives each kernel its own block. Where it accepts another address for a kernel's
 arguments (aclmdlRITaskSetParams, aclmdlRIUpdate: CANN 9.1, software SQ), all blocks with a patched
-word are copied into one table of ours, whose addresses the kernels receive once, at load.
+word are copied into one table of offload's, whose addresses the kernels receive once, at load.
 """
 
 from __future__ import annotations

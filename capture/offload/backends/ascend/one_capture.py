@@ -173,7 +173,7 @@ class OneCapture:
     def _note(self, run: EagerRun, launch: Launch) -> None:
         """Note what a launch has added: tasks, Values, pieces of the pool."""
         self._note_tasks(None)
-        if self.log.why_untold:
+        if self.log.why_unreported:
             return
         for view in (*launch.views(), *launch.made()):
             value = self._program.values[view.value]
@@ -197,12 +197,12 @@ class OneCapture:
 
     def _note_tasks(self, begins: int | None) -> None:
         """Note the numbers of tasks; a refusal leaves the capture intact, and ends the queries."""
-        if self.log.why_untold:
+        if self.log.why_unreported:
             return
         try:
             counts = _native.ascend_count_tasks(self._device.index, self._model.handle)
         except (BackendUnavailable, ExecutionError) as error:
-            self.log.why_untold = str(error)
+            self.log.why_unreported = str(error)
         else:
             self.log.n_tasks.append(counts)
             self.log.begins.append(begins)

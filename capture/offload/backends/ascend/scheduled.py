@@ -183,15 +183,15 @@ class _Tiling:
         try:
             return [_native_kernel(one) for one in self._sized.at(self._program, launch)]
         except OffloadError as error:
-            raise type(error)(f"at {_told(self._family, sizes)}: {error}") from error
+            raise type(error)(f"at {_at_text(self._family, sizes)}: {error}") from error
         except Exception as error:
             raise ExecutionError(
-                f"{launch.place}: at {_told(self._family, sizes)} a function of the kernels of "
+                f"{launch.place}: at {_at_text(self._family, sizes)} a function of the kernels of "
                 f"{launch.name} raised {type(error).__qualname__}: {error}"
             ) from error
 
 
-def _told(family: Family, sizes: Sequence[int]) -> str:
+def _at_text(family: Family, sizes: Sequence[int]) -> str:
     return ", ".join(f"{name} = {size}" for name, size in zip(family.names, sizes, strict=True))
 
 

@@ -25,18 +25,18 @@ def streams_note(
         The function; it raises BackendUnavailable or ExecutionError where the device does not
         identify itself.
     """
-    of_model, is_told = resident.model_streams
-    return functools.partial(_says, device, of_model + streams_weights, is_told=is_told)
+    of_model, is_reported = resident.model_streams
+    return functools.partial(_says, device, of_model + streams_weights, is_reported=is_reported)
 
 
-def _says(device: int, held: int, *, is_told: bool) -> str:
+def _says(device: int, held: int, *, is_reported: bool) -> str:
     soc_name, _, _ = _native.ascend_device(device)
     budget = _native.ascend_stream_budget(soc_name)
     if budget is None:
         of_device = f"how many {soc_name} has is not documented"
     else:
         of_device = f"{soc_name} has {budget} for all its users"
-    if is_told:
+    if is_reported:
         return (
             f"streams: {held}, as the runtime reports; it does not report streams that it adds "
             f"when one is full; {of_device}"

@@ -176,7 +176,7 @@ class TorchCapturer:
             cells = CellFinder(on_npu, draws)
             one = OneCapture(bound, device, stream, form, copied, cells=cells, streamed=streamed)
             if improve is None:
-                one.log.why_untold = "captures are not compared"
+                one.log.why_unreported = "captures are not compared"
             try:
                 with own_random_states(generators, on_npu):  # of this capture only
                     return one.run()

@@ -95,7 +95,7 @@ class Relocator:
             streamed: the streamed weights.
             is_required: whether a model that copies everything is refused.
             why_no_table: why kernels keep the runtime's argument blocks; empty: they get a table of
-                ours where the runtime allows it.
+                offload's where the runtime allows it.
         """
         program = bound.program
         self._program = program
@@ -197,9 +197,9 @@ class Relocator:
     def _read(self, model: CapturedModel) -> ModelCapture:
         """Return the runtime's report on a captured model."""
         try:
-            if model.log.why_untold:
-                raise BackendUnavailable(model.log.why_untold)
-            told = _native.ascend_captured_tasks(self._device, model.handle)
+            if model.log.why_unreported:
+                raise BackendUnavailable(model.log.why_unreported)
+            reported = _native.ascend_captured_tasks(self._device, model.handle)
         except (BackendUnavailable, ExecutionError) as error:
             raise _NotRelocatable(error) from error
         n_tasks = model.log.n_tasks
@@ -210,7 +210,7 @@ class Relocator:
         ]
         tasks = []
         n_seen = [0] * n_streams
-        for number, (stream, kind, function, n_blocks, address, arguments) in enumerate(told):
+        for number, (stream, kind, function, n_blocks, address, arguments) in enumerate(reported):
             if stream >= n_streams:
                 continue  # copies behind the last launch, on additional streams
             launch = _launch_of(counts[stream], model.log.begins, n_seen[stream])

@@ -10,7 +10,7 @@ from offload.program import BoundProgram, Program, Role, Value
 def weights_at_risk(bound: BoundProgram) -> list[Value]:
     """The weights of an opaque Program that a call may write; empty for any other Program.
 
-    Those that were observed to be written, and all that are no parameters: a write of the same
+    Those that were observed to be written, and all that are not parameters: a write of the same
     bytes, as to zeros, is not observed. (Parameters could take as much memory as the model.)
     """
     program, weights = bound.program, bound.bindings.weights

@@ -74,7 +74,7 @@ class CpuBackend:
             memory_bytes: a number of bytes, or text such as `1GiB`.
 
         Raises:
-            BindingError: `memory_bytes` is no number of bytes, or 0.
+            BindingError: `memory_bytes` is not a number of bytes, or 0.
             BackendUnavailable: the number of threads or the duty is invalid, or this torch has no
                 OpenMP to set threads.
         """

@@ -159,10 +159,10 @@ def set_edges(graph: int, edges: Sequence[tuple[int, int]]) -> None:
         ends = [[node(one) for one in side] for side in zip(*edges, strict=True)]
         data = [driver.CUgraphEdgeData() for _ in edges]
         call("cuGraphAddDependencies", handle, *ends, data, len(edges))
-    told = sorted((start, end) for start, end, ports in _read_edges(graph) if not any(ports))
-    if told != sorted(edges):
+    reported = sorted((start, end) for start, end, ports in _read_edges(graph) if not any(ports))
+    if reported != sorted(edges):
         raise ExecutionError(
-            f"the driver reports {len(told)} full edges of a graph that has {len(edges)}"
+            f"the driver reports {len(reported)} full edges of a graph that has {len(edges)}"
         )
 
 

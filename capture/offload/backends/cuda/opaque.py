@@ -31,7 +31,7 @@ class CudaOpaqueLauncher:
         """Capture both, and compare their kernels, copies and memsets.
 
         Libraries may choose other kernels in another capture: only what the callable launches
-        beyond the Program each time counts as unseen. Copies that the capturer added are no work
+        beyond the Program each time counts as unseen. Copies that the capturer added are not work
         of either.
 
         Raises:

@@ -138,7 +138,7 @@ def _unpaired(capture: GraphCapture, word: NodeWord) -> CaptureError:
     return CaptureError(
         f"{_name(capture, word)}: the addresses of a random generator's seed and offset are not "
         f"side by side and in the same order everywhere, at byte {word[2]} of its arguments, so "
-        f"they cannot be told apart; {_DRAW_BEFORE}"
+        f"they cannot be distinguished; {_DRAW_BEFORE}"
     )
 
 

@@ -139,8 +139,8 @@ class TorchCapturer:
         names = sorted(program.values[index].name for index in self._copied)
         raise CaptureError(
             f"{', '.join(names)}: torch allocated these results in reused memory in each of "
-            f"{_MAXIMUM_TRIES} captures, so their words cannot be told apart: leave the operators "
-            "that make them out of the captured model"
+            f"{_MAXIMUM_TRIES} captures, so their words cannot be distinguished: leave the "
+            "operators that make them out of the captured model"
         )
 
 

@@ -150,10 +150,10 @@ def search_page(
         comparison = _Comparison(encoder, run)
         comparison.warm_up(sentences[0])
         embeddings = []
-        with stage("replaying", len(sentences) + len(queries)) as told:
+        with stage("replaying", len(sentences) + len(queries)) as current:
             for text in (*sentences, *queries):
                 embeddings.append(comparison.embed(text))
-                told.advance()
+                current.advance()
         page, wanted = torch.stack(embeddings).split([len(sentences), len(queries)])
         return Search(
             n_sentences=len(sentences),
@@ -186,7 +186,7 @@ class _Comparison:
         self._feature_map = torch.empty(0)
 
     def warm_up(self, text: str) -> None:
-        """Run both once: the first execution proves each launch, and is no sample."""
+        """Run both once: the first execution proves each launch, and is not a sample."""
         inputs = self._encoder.tensors(text)
         self._run(**inputs)
         self._encoder.model(**inputs)

@@ -17,7 +17,7 @@ from offload.commands.demo.search import (
     read_page,
     search_page,
 )
-from offload.console.progress import stage, telling
+from offload.console.progress import reporting, stage
 from offload.console.text import plain
 from offload.observe.report import report_table
 from offload.observe.timelines.summary import microseconds
@@ -25,7 +25,7 @@ from offload.observe.timelines.summary import microseconds
 
 def show_demo(*, as_json: bool) -> None:
     """Search the page, and print the result as tables or as JSON."""
-    with telling(after_s=0):
+    with reporting(after_s=0):
         with stage("loading transformers and the sentence encoder"):
             encoder = load_encoder()
         search = search_page(encoder, read_page(), QUERIES)

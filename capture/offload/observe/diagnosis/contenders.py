@@ -59,17 +59,17 @@ def measure(contenders: Contenders, clock: Clock, effort: Effort) -> Measurement
             )
         )
     else:
-        with stage("timing how calls are enqueued", effort.turns) as told:
+        with stage("timing how calls are enqueued", effort.turns) as current:
             enqueue, total = time_enqueue(
-                contenders.eager, contenders.synchronize, clock, effort, told.advance
+                contenders.eager, contenders.synchronize, clock, effort, current.advance
             )
         timings += [NamedTiming("eager, enqueue", enqueue), NamedTiming("eager, one call", total)]
         findings.append(enqueue_test(enqueue, total))
     calls = {"eager": _finished(contenders.eager, contenders.synchronize)}
     if not isinstance(contenders.replay, NotApplied):
         calls["replay"] = _finished(contenders.replay, contenders.synchronize)
-    with stage(TIMING, effort.turns) as told:
-        timed = time_in_turns(calls, clock, effort, told.advance)
+    with stage(TIMING, effort.turns) as current:
+        timed = time_in_turns(calls, clock, effort, current.advance)
     timings += [NamedTiming(name, timing) for name, timing in timed.items()]
     gain: Gain
     if isinstance(contenders.replay, NotApplied):

@@ -72,7 +72,7 @@ def read_kineto(path: str | os.PathLike[str]) -> KinetoTrace:
     """Read a trace file, compressed by gzip or not.
 
     Raises:
-        FileError: it cannot be read, is no trace, has a malformed event (the message gives its
+        FileError: it cannot be read, is not a trace, has a malformed event (the message gives its
             position in `traceEvents`), or has no work of a device.
     """
     events = list(_complete_events(Path(path), _load(Path(path))))

@@ -11,7 +11,7 @@ import torch
 
 from offload.api import capture
 from offload.api.captured import Captured
-from offload.console.progress import Progress, stage, telling
+from offload.console.progress import Progress, reporting, stage
 from offload.console.switches import measuring
 from offload.console.user_code import callable_name
 from offload.errors import CaptureError, DiagnosisError, OffloadError
@@ -68,9 +68,10 @@ def diagnose(
 
     Raises:
         BindingError: `progress` is something else.
-        DiagnosisError: it is no model, a class, or a function that makes a model; it does not
-            accept these arguments; its call launches nothing, or exchanges tensors with other
-            ranks; or the model and its arguments are on several devices.
+        DiagnosisError: it is not a model, but for example a class or a function that makes a
+            model; it does not accept these arguments; its call launches nothing,
+            or exchanges tensors with other ranks; or the model and its arguments are on several
+            devices.
     """
     return diagnose_call(model, inputs, kwargs, progress=progress)
 
@@ -90,7 +91,7 @@ def diagnose_call(
     Raises:
         BindingError, DiagnosisError: as `diagnose`.
     """
-    with telling(progress, after_s=0), measuring():
+    with reporting(progress, after_s=0), measuring():
         return _diagnose_call(
             model,
             args,
@@ -167,7 +168,7 @@ def diagnose_saved(
         DiagnosisError: the Program exchanges tensors with other ranks.
         BackendUnavailable, PlanError: the Program cannot be loaded here.
     """
-    with telling(progress, after_s=0), measuring():
+    with reporting(progress, after_s=0), measuring():
         return _diagnose_saved(
             captured,
             args,
@@ -192,9 +193,9 @@ def _diagnose_saved(
     with _drawing_alone(captured).load() as run:
         tensors = _tensors_of(args, kwargs)
         with _state_kept(None, tensors) as put_back:
-            with stage(TIMING, effort.turns) as told:
+            with stage(TIMING, effort.turns) as current:
                 calls = {"replay": lambda: run(*args, **kwargs)}
-                replay = time_in_turns(calls, clock, effort, told.advance)
+                replay = time_in_turns(calls, clock, effort, current.advance)
             put_back()
             operators, notes = _operators(run, args, kwargs, tensors, clock)
         conclusion = conclude(())
@@ -252,10 +253,10 @@ def _operators(
     if run.program.opaque is not None:
         return None, (f"operators cannot be timed one by one: {run.program.opaque.reason}",)
     recording = stage("recording a timeline", _TIMELINE_EXECUTIONS)
-    with recording as told, run.timeline() as timeline:
+    with recording as current, run.timeline() as timeline:
         for _ in range(_TIMELINE_EXECUTIONS):
             run(*args, **kwargs)
-            told.advance()
+            current.advance()
     device_ns = device_ns_by_launch(timeline.executions)
     try:
         return operator_costs(run.bound, tensors, clock, device_ns), (_HOST_TIME_NOTE,)

@@ -106,9 +106,9 @@ def operator_costs(
     deadline_ns = clock.now_ns() + _BUDGET_NS
     own = alone.bound.program.launches
     timing = stage("timing operators", len(own))
-    with timing as told, torch.no_grad(), torch._C._DisableAutocast():
+    with timing as current, torch.no_grad(), torch._C._DisableAutocast():
         for recorded, launch in zip(bound.program.launches, own, strict=True):
-            told.reach(recorded.index)
+            current.reach(recorded.index)
             signature = signature_of(recorded)
             if launch in alone.others:
                 launches.setdefault(signature, [])

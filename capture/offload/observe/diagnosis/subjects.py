@@ -18,7 +18,7 @@ _EXPECTED = "expected a module or a function on tensors, and its inputs: offload
 
 
 def check_subject(model: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Refuse an object that is no model, and arguments that it does not accept.
+    """Refuse an object that is not a model, and arguments that it does not accept.
 
     Calls a function without arguments.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from offload.api.captured import open_file
-from offload.console.progress import stage, telling
+from offload.console.progress import reporting, stage
 from offload.errors import DiagnosisError
 from offload.files.tensors import inputs_of, load_tensors
 from offload.observe.diagnosis.diagnosis import Diagnosis
@@ -75,7 +75,7 @@ def _make_model(
     if not colon or not module_name or not name:
         raise DiagnosisError(f"{target}: there is no such file; {_EXPECTED}")
     try:
-        with telling(after_s=0), stage("making the model"):
+        with reporting(after_s=0), stage("making the model"):
             factory = getattr(importlib.import_module(module_name), name)
             made = factory()
     except Exception as error:

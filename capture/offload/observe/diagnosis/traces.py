@@ -39,7 +39,7 @@ def diagnose_trace(
         kernel_gap_ns: shorter gaps between kernels are the device's; see `split_idle`.
 
     Raises:
-        FileError: the file cannot be read, is no such trace, or has no work of a device.
+        FileError: the file cannot be read, is not such a trace, or has no work of a device.
     """
     trace = read_kineto(path)
     reason = "it is a recorded trace, not a model to call"

@@ -69,15 +69,15 @@ def discover(
             trusted even if it is an address of some capture's memory. It names none of the memory
             that it was launched on: that differs between captures. The proof shows whether it names
             memory of another capture that something keeps.
-        leaves_unexplained: a word that differs and is no address of an allocation is listed with
-            its node, which must stay as captured; otherwise it is an error.
+        leaves_unexplained: a word that differs and is not an address of an allocation is listed
+            with its node, which must stay as captured; otherwise it is an error.
         decoy_address: of device memory; the proof sets it in place of host addresses, which are
             noise if all captures have one (`stale_words`).
 
     Raises:
         CapturesDiffer: the captures are not of the same graph, or not in such layouts.
-        CaptureError: a word differs and is no address of an allocation, or is an address without an
-            owner; the message names kernel, parameter and values.
+        CaptureError: a word differs and is not an address of an allocation, or is an address
+            without an owner; the message names kernel, parameter and values.
     """
     check_alike(captures, launch_names)
     search = _Search(captures, launch_names, guard_bytes, leaves_unexplained, decoy_address)
@@ -149,7 +149,7 @@ class _Search:
             meanings = self._meanings.at(offset, contents)
             if not meanings:
                 words = [content[offset : offset + WORD_BYTES] for content in contents]
-                self._refusals.differing(node, 0, offset, "is no address of its launch", words)
+                self._refusals.differing(node, 0, offset, "is not an address of its launch", words)
             self._note(node, 0, offset, meanings)
 
     def _read_part(self, node: int, part: int, contents: list[bytes]) -> None:
@@ -302,7 +302,7 @@ class _Search:
     def _read_other(
         self, node: int, part: int, begin: int, end: int, contents: list[bytes]
     ) -> None:
-        """Name a word that differs and is no address in the pool, or the remainder of one."""
+        """Name a word that differs and is not an address in the pool, or the remainder of one."""
         words = [content[begin:end] for content in contents]
         first, again = words[:2]
         owner = self._owner_of(words) if len(first) == WORD_BYTES else ""

@@ -45,7 +45,7 @@ Inputs are those of the recorded call, as far as it left a sample; others are ma
 `made_up_inputs`. An operator that fails on the device because of its values would disable the
 device for the whole process. If some input is then the same in both executions, results that depend
 on it alone would already be there: the memory of step 2 is filled with zeros. Outputs begin with
-numbers that are no result, since results may be zeros too. Inputs at old addresses then get other
+numbers that are not results, since results may be zeros too. Inputs at old addresses then get other
 content, which is only read if the proof fails. Launches write copies, so no state changes. Only
 weights whose addresses are constants, as those of an opaque Program, are written in place: they are
 restored after each execution, and their new state is compared as well.

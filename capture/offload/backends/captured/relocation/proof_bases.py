@@ -149,7 +149,7 @@ class ProofBases:
         self._spoil_outputs()
 
     def _spoil_outputs(self) -> None:
-        """Give outputs numbers that are no result: memory of zeros may hold the right bits."""
+        """Give outputs numbers that are not results: memory of zeros may hold the right bits."""
         for value in self._program.of_role(Role.OUTPUT):
             place = self._plan.places[value.index]
             if place is None:

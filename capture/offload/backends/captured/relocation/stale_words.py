@@ -39,7 +39,7 @@ class StaleWords:
         self._owned = owned
         self.decoy = decoy_address.to_bytes(WORD_BYTES, "little")
         # Addresses of a generator's state, which one capture's stack may hold as well. If all
-        # captures have them at a place, they are no noise but an owner's, which is determined
+        # captures have them at a place, they are not noise but an owner's, which is determined
         # before.
         self._cells = [
             {one.address for one in capture.owned if one.owner == RANDOM_OWNER}

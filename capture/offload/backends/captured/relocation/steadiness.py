@@ -101,7 +101,7 @@ def _check_small(memory: ComparedMemory, stretch: Stretch, allowed: Spread) -> N
     zeros = memory.allocate(stretch.size_bytes)
     size = spread(memory, stretch, dataclasses.replace(stretch, address=zeros))
     memory.free(zeros)
-    if allowed.mean_square < size.mean_square:  # false if some are no numbers
+    if allowed.mean_square < size.mean_square:  # false if some are not numbers
         return
     raise CaptureError(
         f"the captured graph computes different bits of {stretch.name} at each execution, as when "

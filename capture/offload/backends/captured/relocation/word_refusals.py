@@ -105,9 +105,9 @@ class WordRefusals:
         for start in range(max(0, offset - WORD_BYTES + 1), offset + WORD_BYTES):
             end = start + WORD_BYTES
             words = [content[start:end] for content in contents]
-            is_told = start % HALF_BYTES == 0 and self._halves_tell
+            is_found = start % HALF_BYTES == 0 and self._halves_tell
             is_noisy = again[start:end] != first[start:end]
-            if start == offset or is_told or end > len(first) or is_noisy or len(set(words)) == 1:
+            if start == offset or is_found or end > len(first) or is_noisy or len(set(words)) == 1:
                 continue
             if self._meanings.at(start, contents):
                 raise Unfollowed(

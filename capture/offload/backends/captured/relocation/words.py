@@ -117,7 +117,7 @@ class OwnedConstant:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Unexplained:
-    """A word that differs between captures, and is no address that can be followed.
+    """A word that differs between captures, and is not an address that can be followed.
 
     It may be noise, which only another capture in the same layout could show, or an address in a
     form that is not followed.

@@ -1,4 +1,4 @@
-"""Host reads that a model avoids when it is told that it is being compiled."""
+"""Host reads that a model avoids where `torch.compiler.is_compiling()` returns True."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import offload
 
 
 class Asks(nn.Module):
-    """Reads a tensor on the host unless told that it is being compiled."""
+    """Reads a tensor on the host unless `is_compiling()` is true."""
 
-    def __init__(self, told=lambda x: x * 2):
+    def __init__(self, compiling=lambda x: x * 2):
         super().__init__()
-        self.told = (told,)
+        self.compiling = (compiling,)
         self.register_buffer("count", torch.zeros(1))
 
     def forward(self, x, into=None):
@@ -27,12 +27,12 @@ class Asks(nn.Module):
         if into is not None:
             into += x
         if torch.compiler.is_compiling():
-            return self.told[0](x)
+            return self.compiling[0](x)
         return x * 2 if (x == x).all() else x
 
 
 @pytest.mark.parametrize("host_reads", ["avoid", "guard"])
-def test_a_recording_is_not_told_that_it_is_compiled(host_reads, monkeypatch):
+def test_is_compiling_is_false_in_a_first_recording(host_reads, monkeypatch):
     def function(x):
         return x * 1, torch.compiler.is_compiling()
 
@@ -44,7 +44,7 @@ def test_a_recording_is_not_told_that_it_is_compiled(host_reads, monkeypatch):
 
 
 @pytest.mark.parametrize("in_block", [False, True])
-def test_a_read_that_the_told_model_avoids(in_block):
+def test_a_read_that_is_compiling_avoids(in_block):
     model, x, into = Asks(), normal(3), torch.zeros(3)
     if in_block:
         with offload.capture(model) as captured:
@@ -58,7 +58,7 @@ def test_a_read_that_the_told_model_avoids(in_block):
     (note,) = captured.program.host_reads
     assert "torch.compiler.is_compiling() returning True" in note
     assert "same bits" in note
-    assert "test_told_models.py:" in note
+    assert "test_compiling_models.py:" in note
     other = normal(3)
     assert torch.equal(captured(other, into), other * 2)
     assert model.count.item() == 2
@@ -69,14 +69,14 @@ def test_a_read_that_the_told_model_avoids(in_block):
     ("dtype", "factor"),
     [(torch.float32, 1 + 5e-5), (torch.bfloat16, 1.03), (torch.complex64, 1 + 5e-5)],
 )
-def test_a_told_model_that_is_close(dtype, factor):
+def test_a_compiling_model_that_is_close(dtype, factor):
     x = torch.tensor([1.0, 3.0 if dtype.is_complex else torch.inf, 2.0]).to(dtype)
     captured = offload.capture(Asks(lambda x: x * 2 * factor), x)
     assert "but for the rounding of other kernels" in captured.program.host_reads[0]
 
 
 @pytest.mark.parametrize(
-    ("x", "told"),
+    ("x", "compiling"),
     [
         (torch.ones(3), lambda x: x * 2 * (1 + 2e-4)),
         (torch.tensor([1.0, torch.inf]), lambda x: -x * 2),
@@ -84,12 +84,12 @@ def test_a_told_model_that_is_close(dtype, factor):
         (torch.tensor([1, 2]), lambda x: x * 2 + torch.tensor([0, 1])),
     ],
 )
-def test_a_told_model_that_is_not_close(x, told):
+def test_a_compiling_model_that_is_not_close(x, compiling):
     with pytest.raises(offload.CaptureError, match="another result 0"):
-        offload.capture(Asks(told), x)
+        offload.capture(Asks(compiling), x)
 
 
-def test_results_of_a_told_model_are_the_plain_calls():
+def test_results_of_a_compiling_model_are_the_plain_calls():
     """The caller gets eager's result, also where kernels differ."""
     x = torch.ones(3)
     captured = offload.capture(Asks(lambda x: x * 2 + 1e-6), x)
@@ -98,28 +98,28 @@ def test_results_of_a_told_model_are_the_plain_calls():
 
 @pytest.mark.parametrize("through", ["model", "handle"])
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("compiling", "said"),
     [
         (lambda x: x * 3, "another result 0, which differs by up to 1"),
         (lambda x: (x * 2, x), "another result"),
         (lambda x: x.double() * 2, "another result 0"),
     ],
 )
-def test_a_told_model_that_gives_something_else(told, said, through):
-    model, x, into = Asks(told), torch.ones(3), torch.zeros(3)
+def test_a_compiling_model_that_gives_something_else(compiling, said, through):
+    model, x, into = Asks(compiling), torch.ones(3), torch.zeros(3)
     with (
         pytest.raises(offload.CaptureError, match=said) as raised,
         offload.capture(model) as handle,
     ):
         (model if through == "model" else handle)(x, into)
-    assert "test_told_models.py:" in str(raised.value)
+    assert "test_compiling_models.py:" in str(raised.value)
     assert model.count.item() == 1  # the effect of one eager call
     assert torch.equal(into, x)
     notes = getattr(raised.value, "__notes__", [])
     assert any("torch.empty" in note for note in notes) == ("differs by" in said)
 
 
-def test_a_told_model_that_changes_something_else():
+def test_a_compiling_model_that_changes_something_else():
     class Counts(Asks):
         def forward(self, x, into=None):
             if torch.compiler.is_compiling():
@@ -132,7 +132,7 @@ def test_a_told_model_that_changes_something_else():
     assert model.count.item() == 1
 
 
-def test_a_told_model_that_raises_or_reads():
+def test_a_compiling_model_that_raises_or_reads():
     def fail(x):
         raise ValueError("not like this")
 
@@ -144,13 +144,13 @@ def test_a_told_model_that_raises_or_reads():
     assert "CaptureError" in raised.value.__notes__[0]
 
 
-@pytest.mark.parametrize("told", ["other", "fails"])
-def test_a_refused_told_model_keeps_nothing(told):
+@pytest.mark.parametrize("compiling", ["other", "fails"])
+def test_a_refused_compiling_model_keeps_nothing(compiling):
     held = queue.SimpleQueue()
 
     def other(x):
         held.put(weakref.ref(y := x * 3))
-        if told == "fails":
+        if compiling == "fails":
             raise ValueError
         return y
 
@@ -189,7 +189,7 @@ def asks_and_draws(x):
     return x + noise
 
 
-def test_random_numbers_of_a_told_model():
+def test_random_numbers_of_a_compiling_model():
     torch.manual_seed(4)
     captured = offload.capture(asks_and_draws, torch.zeros(3))
     replayed, after = captured(torch.ones(3)), torch.rand(3)
@@ -201,7 +201,7 @@ def test_random_numbers_of_a_told_model():
 
 
 @pytest.mark.parametrize(
-    "told",
+    "compiling",
     [
         lambda x: x * 2 + 0 * torch.rand(2),
         lambda x: x * 2 + 0 * torch.randn(3),
@@ -209,10 +209,10 @@ def test_random_numbers_of_a_told_model():
         lambda x: x * 2,
     ],
 )
-def test_a_told_model_that_draws_other_numbers(told):
+def test_a_compiling_model_that_draws_other_numbers(compiling):
     def function(x):
         if torch.compiler.is_compiling():
-            return told(x)
+            return compiling(x)
         x = x * 2 + 0 * torch.rand(3)
         return x if (x == x).all() else -x
 

@@ -1,4 +1,4 @@
-"""A call that is recorded again, told that it is being compiled, as it then reads nothing."""
+"""Records a call again with `torch.compiler.is_compiling()` true: models then avoid host reads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from offload.program import BoundProgram
 from offload.record import PlainCall, Recorder, WholeProgram
 
 
-def recorded_told(
+def recorded_as_compiling(
     plain: PlainCall,
     recorder: Callable[..., Recorder],
     called: tuple[tuple[Any, ...], dict[str, Any]],
 ) -> tuple[BoundProgram, WholeProgram | None]:
-    """Record the same call told that it is being compiled; it leaves the same state.
+    """Record the same call with `is_compiling()` true; it leaves the same state.
 
     Args:
-        plain: the call untold.
+        plain: the call with `is_compiling()` false.
         recorder: makes a Recorder; takes `plain`.
         called: the arguments of the call.
 
@@ -31,19 +31,19 @@ def recorded_told(
     """
     try:
         plain.put_back(before=True)
-        told = recorder(plain=plain)
+        compiling = recorder(plain=plain)
         try:
-            result = told.call_again(*called)
+            result = compiling.call_again(*called)
         except Exception as error:
             raise _refusal(plain, error) from error
-        recording = told.finish(result)[1]
-        return recorded_program(told, recording), recording.seen
+        recording = compiling.finish(result)[1]
+        return recorded_program(compiling, recording), recording.seen
     finally:
         plain.put_back(before=False)
 
 
 def _refusal(plain: PlainCall, error: Exception) -> CaptureError:
-    """The refusal of a host read that the call does not avoid when told to."""
+    """The refusal of a host read that the call makes even with `is_compiling()` true."""
     refusal = CaptureError(plain.refusal)
     refusal.add_note(
         "when torch.compiler.is_compiling() returns True, the model raises "
