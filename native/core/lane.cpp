@@ -164,7 +164,7 @@ void release_at_rest(std::thread::id forks) {
   registry().mutex.unlock();
 }
 
-// How long everything is kept at rest before a fork begins.
+// How long everything is kept at rest before a fork begins, once its thread has the GIL again.
 constexpr auto kKeptAtRest = std::chrono::milliseconds(100);
 
 // A thread that holds everything at rest for one that is about to fork. Python calls the handlers
@@ -188,6 +188,10 @@ class Keeper {
     thread_.join();
   }
 
+  // Lets go after a while. Without it nothing is let go: until it has the GIL the thread that is to
+  // fork calls no handler, and others may have the GIL for long, as to collect garbage.
+  void limit() { set(is_limited_); }
+
   // Whether everything is at rest. If so it remains so until the destructor.
   bool keep() {
     set(is_kept_);
@@ -207,6 +211,7 @@ class Keeper {
     std::unique_lock lock(mutex_);
     is_held_ = true;
     changed_.notify_all();
+    changed_.wait(lock, [this] { return is_limited_ || is_kept_ || is_over_; });
     changed_.wait_for(lock, kKeptAtRest, [this] { return is_kept_ || is_over_; });
     if (is_kept_) {
       changed_.wait(lock, [this] { return is_over_; });
@@ -220,6 +225,7 @@ class Keeper {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool is_held_ = false;
+  bool is_limited_ = false;
   bool is_kept_ = false;
   bool has_let_go_ = false;
   bool is_over_ = false;
@@ -466,6 +472,7 @@ void Lane::hold_for_fork() {
   } catch (const ExecutionError&) {  // the fork waits itself
   }
   acquire(released);
+  if (keeper != nullptr) keeper->limit();
 }
 
 void Lane::release_after_fork() noexcept { end_keeper(); }
