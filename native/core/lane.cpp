@@ -1,6 +1,7 @@
 #include "offload/lane.hpp"
 
 #include <pthread.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include <algorithm>
@@ -53,9 +54,6 @@ thread_local bool is_calling_back = false;
 
 // The executions whose launches this thread carries out, one within the other.
 thread_local int n_executing = 0;
-
-// Whether this thread holds everything at rest for a fork that it is about to make.
-thread_local bool holds_for_fork = false;
 
 // The interval at which a launch that waits looks whether a fork waits for it.
 constexpr auto kForkLookedAt = std::chrono::milliseconds(50);
@@ -117,11 +115,11 @@ timespec in(std::chrono::milliseconds time) {
       "for the launch that waits: start processes outside of launches");
 }
 
-// Holds the registry and waits until no lane executes. A launch may execute another executable,
-// make one or drop one, and so wait for what is held here: after a while all is given back, and the
-// lane that did not end is waited for alone. The while doubles, so that it becomes longer than any
-// execution.
-void hold_executions() {
+// Holds the registry and waits until no lane executes but those of the thread that `forks`. A
+// launch may execute another executable, make one or drop one, and so wait for what is held here:
+// after a while all is given back, and the lane that did not end is waited for alone. The while
+// doubles, so that it becomes longer than any execution.
+void hold_executions(std::thread::id forks) {
   auto patience = std::chrono::milliseconds(200);
   std::shared_ptr<LaneState> first;  // held already
   while (true) {
@@ -129,14 +127,19 @@ void hold_executions() {
     const timespec until = in(patience);
     auto& states = registry().states;
     for (const auto& state : states) {
-      if (state->executing == std::this_thread::get_id()) state->forks = true;
+      if (state->executing == forks) state->forks = true;
     }
     auto late = states.begin();
-    while (late != states.end() && lock_until((*late)->execution, until)) ++late;
+    while (late != states.end() &&
+           ((*late)->executing == forks || lock_until((*late)->execution, until))) {
+      ++late;
+    }
     std::shared_ptr<LaneState> next = late == states.end() ? nullptr : *late;
     if (first) first->execution.unlock();  // its lane may have gone; else it is held twice
     if (!next) return;
-    while (late != states.begin()) (*--late)->execution.unlock();
+    while (late != states.begin()) {
+      if ((*--late)->executing != forks) (*late)->execution.unlock();
+    }
     registry().mutex.unlock();
     next->execution.lock();
     first = std::move(next);
@@ -144,44 +147,131 @@ void hold_executions() {
   }
 }
 
-void hold_at_rest() {
-  void* const released = release();
-  hold_executions();
+void hold_at_rest(std::thread::id forks) {
+  hold_executions(forks);
   for (ThreadOwner* owner : registry().owners) owner->hold();
-  acquire(released);
 }
 
-void release_at_rest() {
-  holds_for_fork = false;
+void release_at_rest(std::thread::id forks) {
   for (ThreadOwner* owner : registry().owners) owner->release();
   for (const auto& state : registry().states) {
-    if (state->executing == std::this_thread::get_id()) state->forks = false;
-    state->execution.unlock();
+    if (state->executing == forks) {
+      state->forks = false;
+    } else {
+      state->execution.unlock();
+    }
   }
   registry().mutex.unlock();
 }
 
+// How long everything is kept at rest before a fork begins, once its thread has the GIL again.
+constexpr auto kKeptAtRest = std::chrono::milliseconds(100);
+
+// A thread that holds everything at rest for one that is about to fork. Python calls the handlers
+// of others before that fork, and these may wait for a thread that waits for a lane: then it lets
+// go after a while, and the fork waits itself.
+//
+// Errors: ExecutionError if no thread can be started.
+class Keeper {
+ public:
+  Keeper()
+      : thread_(start_thread("wait for launches before a fork",
+                             [this, forks = std::this_thread::get_id()] { run(forks); })) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_held_; });
+  }
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  ~Keeper() {
+    set(is_over_);
+    thread_.join();
+  }
+
+  // Lets go after a while. Without it nothing is let go: until it has the GIL the thread that is to
+  // fork calls no handler, and others may have the GIL for long, as to collect garbage.
+  void limit() { set(is_limited_); }
+
+  // Whether everything is at rest. If so it remains so until the destructor.
+  bool keep() {
+    set(is_kept_);
+    const std::lock_guard lock(mutex_);
+    return !has_let_go_;
+  }
+
+ private:
+  void set(bool& flag) {
+    const std::lock_guard lock(mutex_);
+    flag = true;
+    changed_.notify_all();
+  }
+
+  void run(std::thread::id forks) {
+    hold_at_rest(forks);
+    std::unique_lock lock(mutex_);
+    is_held_ = true;
+    changed_.notify_all();
+    changed_.wait(lock, [this] { return is_limited_ || is_kept_ || is_over_; });
+    changed_.wait_for(lock, kKeptAtRest, [this] { return is_kept_ || is_over_; });
+    if (is_kept_) {
+      changed_.wait(lock, [this] { return is_over_; });
+    } else {
+      has_let_go_ = true;
+    }
+    lock.unlock();
+    release_at_rest(forks);
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_held_ = false;
+  bool is_limited_ = false;
+  bool is_kept_ = false;
+  bool has_let_go_ = false;
+  bool is_over_ = false;
+  std::thread thread_;  // last, as it uses the others
+};
+
+// Of this thread, while it is about to fork. The child of a fork leaves it, as it has no thread.
+thread_local Keeper* keeper = nullptr;
+
+void end_keeper() { delete std::exchange(keeper, nullptr); }
+
 // A thread that is about to fork may yet drop a lane: then the fork waits again.
 std::unique_lock<std::mutex> locked_registry() {
-  if (holds_for_fork) release_at_rest();
+  end_keeper();
   return std::unique_lock(registry().mutex);
+}
+
+// Whether the process has no other thread: then nothing can begin before a fork, and Python 3.12
+// would warn of the keeper.
+bool is_only_thread() {
+  struct stat tasks{};
+  constexpr nlink_t kOwnLinks = 2;  // the folder's own; each thread has one
+  return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink == kOwnLinks + 1;
 }
 
 // fork copies only the calling thread: every lane is held across it, and the child's lanes start
 // their own workers. Queues are held last, with the GIL: a thread that submits holds the GIL while
 // it waits for a queue, and who holds a queue waits for nothing.
 void hold_all() {
-  if (!holds_for_fork) hold_at_rest();
+  if (keeper != nullptr && !keeper->keep()) end_keeper();
+  if (keeper == nullptr) {
+    void* const released = release();
+    hold_at_rest(std::this_thread::get_id());
+    acquire(released);
+  }
   for (const auto& state : registry().states) state->mutex.lock();
 }
 
 void release_all() {
   for (const auto& state : registry().states) state->mutex.unlock();
-  release_at_rest();
+  if (keeper != nullptr) return end_keeper();
+  release_at_rest(std::this_thread::get_id());
 }
 
 void restart_all() {
-  holds_for_fork = false;
+  keeper = nullptr;
   Ticket::note_fork();
   // The parent's threads do not exist here and may be neither joined nor notified. A mutex
   // identifies its owner by thread number, which differs in the child. All are therefore
@@ -257,6 +347,7 @@ Executing::~Executing() { --n_executing; }
 ExecutionLock::ExecutionLock(const Lane& lane) : state_(*lane.state_) {
   if (!state_.execution.try_lock()) {
     waited_ = true;
+    end_keeper();
     if (n_executing == 1) {  // by this lock itself
       state_.execution.lock();
     } else {
@@ -321,7 +412,7 @@ bool Lane::is_own_work(const Ticket& ticket) noexcept {
 }
 
 void Lane::refuse_wait_beside_fork(const Ticket& ticket) {
-  if (n_executing == 0 || holds_for_fork) return;
+  if (n_executing == 0) return;
   const std::unique_lock lock(registry().mutex, std::try_to_lock);
   if (!lock.owns_lock()) return;  // the next time
   for (const auto& state : registry().states) {
@@ -373,15 +464,18 @@ void Lane::close_all() noexcept {
 }
 
 void Lane::hold_for_fork() {
-  if (holds_for_fork) return;
+  if (keeper != nullptr || is_only_thread()) return;
   watch_forks();
-  hold_at_rest();
-  holds_for_fork = true;
+  void* const released = release();
+  try {
+    keeper = new Keeper;
+  } catch (const ExecutionError&) {  // the fork waits itself
+  }
+  acquire(released);
+  if (keeper != nullptr) keeper->limit();
 }
 
-void Lane::release_after_fork() noexcept {
-  if (holds_for_fork) release_at_rest();
-}
+void Lane::release_after_fork() noexcept { end_keeper(); }
 
 void Lane::drop_abandoned() noexcept {
   std::deque<LaneState::Task> abandoned;  // destroyed without the lock

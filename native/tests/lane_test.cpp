@@ -354,6 +354,33 @@ void calls_wait_for_a_launch_that_forks() {
 }
 #endif
 
+// Python calls other handlers between the wait for launches and the fork. One that waits for a
+// thread that executes, or executes itself, ends.
+void others_execute_before_a_fork_that_does_not_begin() {
+  Lane lane;
+  std::atomic<bool> is_held = false;
+  std::thread other([&] {
+    while (!is_held) pause_for(1);
+    const ExecutionLock execution(lane);
+  });
+  Lane::hold_for_fork();
+  is_held = true;
+  other.join();
+  Lane::release_after_fork();
+
+  std::thread idle([&] {
+    while (is_held) pause_for(1);
+  });
+  Lane::hold_for_fork();
+  {
+    const ExecutionLock own(lane);
+    const Lane made;
+  }
+  Lane::release_after_fork();
+  is_held = false;
+  idle.join();
+}
+
 // A thread may continue while the interpreter exits, and the worker of a lane that it makes would
 // not be joined.
 void lanes_made_after_the_end_start_no_thread() {
@@ -386,6 +413,7 @@ int main() {
   a_lane_knows_its_own_thread();
   worker_drops_the_last_reference();
   leases_exclude_overlap_only();
+  others_execute_before_a_fork_that_does_not_begin();
 #if !defined(__SANITIZE_THREAD__)
   fork_keeps_lanes_usable();
   a_launch_does_not_wait_for_one_that_forks();

@@ -41,8 +41,8 @@ class TaskThreads:
 
         Args:
             execute: the work.
-            refuse: called instead with a RuntimeError where no thread can be started: the pool was
-                shut down, the interpreter is exiting, or the system has no thread left.
+            refuse: called instead with an ExecutionError where no thread can be started: the pool
+                was shut down, the interpreter is exiting, or the system has no thread left.
         """
         with self._lock:
             self._queued.append((execute, refuse))
@@ -78,7 +78,7 @@ class TaskThreads:
                 if _taken(first) is not None:
                     with self._lock:
                         self._n_executing -= 1
-                    refuse(error)
+                    refuse(_without_thread(error))
 
     def _work(self, first: list[Callable[[], None]]) -> None:
         _thread.pool = self
@@ -99,6 +99,15 @@ def _taken(first: list[Callable[[], None]]) -> Callable[[], None] | None:
         return first.pop()
     except IndexError:
         return None
+
+
+def _without_thread(error: RuntimeError) -> ExecutionError:
+    found = ExecutionError(
+        f"no thread can be started for the callable of a task ({error}): join threads that submit "
+        "before the program ends, or let the process have more threads (ulimit -u)"
+    )
+    found.__cause__ = error
+    return found
 
 
 class Awaited(Protocol):

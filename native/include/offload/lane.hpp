@@ -62,7 +62,8 @@ class Lane {
   // Waits on this thread until everything is at rest, and keeps it so until this thread has forked,
   // or `release_after_fork`. A fork waits itself, but by then Python may hold locks that threads
   // with the GIL wait for: from 3.13 on that of all threads' states (PyOS_BeforeFork of
-  // Modules/posixmodule.c), so that it must not wait for the GIL.
+  // Modules/posixmodule.c), so that it must not wait for the GIL. If no fork begins for a while,
+  // nothing is kept: Python may be in another handler, which waits for a thread that executes.
   static void hold_for_fork();
   static void release_after_fork() noexcept;
 

@@ -163,6 +163,41 @@ def test_a_fork_ends_beside_a_launch_that_imports() -> None:
     subprocess.run([sys.executable, "-c", IMPORTS], check=True, timeout=600)
 
 
+HANDLERS = """
+import os, threading
+
+asked, answered = threading.Event(), threading.Event()
+
+def ask():
+    asked.set()
+    answered.wait()
+
+os.register_at_fork(before=ask)  # Python calls the handler that was registered last first
+import torch, offload
+
+run = offload.capture(torch.neg, torch.ones(3)).load()
+
+def answer():
+    asked.wait()
+    assert torch.equal(run(torch.ones(3)), -torch.ones(3))
+    answered.set()
+
+thread = threading.Thread(target=answer)
+thread.start()
+child = os.fork()
+if not child:
+    os._exit(7 if torch.equal(run(torch.ones(3)), -torch.ones(3)) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+thread.join()
+assert torch.equal(run(torch.ones(3)), -torch.ones(3))
+"""
+
+
+def test_a_fork_ends_beside_a_handler_that_waits_for_an_execution() -> None:
+    """Such as one that takes a lock under which a thread executes."""
+    subprocess.run([sys.executable, "-c", HANDLERS], check=True, timeout=600)
+
+
 @pytest.mark.parametrize("collects", [True, False])
 def test_a_fork_leaves_the_collector_as_it_was(collects: bool) -> None:
     """It is off from the end of the wait for launches until the fork, which may wait again."""

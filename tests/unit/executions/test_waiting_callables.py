@@ -78,7 +78,9 @@ def test_a_callable_without_a_thread_is_refused_and_not_executed(monkeypatch):
         pool.submit(lambda: executed.append(1), refused.append)
     gate.set()
     pool.shut_down()
-    assert [str(one) for one in refused] == ["can't start new thread"]
+    (error,) = refused
+    assert isinstance(error, offload.ExecutionError)
+    assert str(error.__cause__) == "can't start new thread"
     assert not executed
     assert pool._n_executing == 0
 
