@@ -305,6 +305,26 @@ def memory_for(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def torch_failures(doing: str) -> Iterator[None]:
+    """Convert what torch raises where a device fails in offload's own work, or has no memory.
+
+    Args:
+        doing: that work, in words.
+
+    Raises:
+        OutOfMemory: the device has no memory left.
+        ExecutionError: the device failed there, or in earlier work.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise failure_of_torch(error, doing) from error
+    except torch.AcceleratorError as error:
+        failed = failure_of_torch(error, f"{doing}: the device failed, there or before")
+        raise ExecutionError(f"{failed}; {AFTER_A_FAULT}") from error
+
+
+@contextlib.contextmanager
 def collector_off() -> Iterator[None]:
     """No garbage collection: it could free memory of another stream, which a capture forbids."""
     collects = gc.isenabled()

@@ -29,6 +29,7 @@ from offload.backends.captured.relocation.fixed_weights import WEIGHT_OWNER
 from offload.backends.captured.relocation.known_kernels import KnownKernels
 from offload.backends.captured.relocation.words import Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
+from offload.backends.captured.torch_warm_up import torch_failures
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.driver import driver_bindings
@@ -160,6 +161,7 @@ class CudaBackend:
         """Records Programs on CUDA tensors."""
         return "cuda"
 
+    @torch_failures("capturing the program")
     def prepare(self, bound: BoundProgram) -> Prepared:
         """Capture the Program's launches in three layouts, and find its words.
 
@@ -190,6 +192,7 @@ class CudaBackend:
         other._uses_known = False
         return other
 
+    @torch_failures("making the program resident")
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Instantiate the graph with one relocated word for each address found.
 
@@ -273,6 +276,7 @@ class CudaBackend:
         """The source of the proof's memory."""
         return DeviceMemory(index, self.tensor_device(index))
 
+    @torch_failures("proving that the program can be relocated; load(verify=False) leaves it out")
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute twins of the graph in three placements, with other data in old memory.
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
+from offload.backends.captured.torch_warm_up import torch_failures
 from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.layouts import discovery_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
@@ -27,6 +28,7 @@ class CudaOpaqueLauncher:
         self._capturer = capturer
         self._require = require
 
+    @torch_failures("capturing the recorded call")
     def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Capture both, and compare their kernels, copies and memsets.
 
