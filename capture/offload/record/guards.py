@@ -17,10 +17,12 @@ _ADVICE = (
     '. Compute it with tensors, pass it as an argument, or capture with host_reads="guard" to have '
     "each execution check that it is as recorded"
 )
-_ADVICE_ELSEWHERE = (
-    ". Compute it with tensors on the device (torch.where, masks), pass it as an argument, or read "
-    "it outside of the captured model: an execution on {} does not wait for the host"
-)
+# By type of device; executions of graphs on "cuda" do not wait for the host.
+_ADVICE_ON = {
+    "cuda": ". Compute it with tensors on the device (torch.where, masks), pass it as an argument, "
+    "or read it outside of the captured model",
+    "npu": f'{_ADVICE}, which needs load(scheduling="host") on this device',
+}
 
 
 def refuse_write_beside_numpy(operator: str, tracked: TrackedStorage) -> None:
@@ -52,7 +54,7 @@ class HostReadGuards:
         deferred: the first read that was let pass, as the error that refuses it. The call goes on
             as if unobserved, and its recording is not used.
         refused_at: the first read that was refused or let pass, and the user's line.
-        device_type: of the recording's device; only executions on the CPU can check guards.
+        device_type: of the recording's device, which may not execute guards.
     """
 
     def __init__(self, *, allowed: bool, may_defer: Callable[[], bool] = lambda: False) -> None:
@@ -90,9 +92,7 @@ class HostReadGuards:
             CaptureError: reads are to be avoided, or state has changed already.
         """
         place = user_location()
-        if not advice:
-            elsewhere = _ADVICE_ELSEWHERE.format(self.device_type)
-            advice = _ADVICE if self.device_type == "cpu" else elsewhere
+        advice = advice or _ADVICE_ON.get(self.device_type, _ADVICE)
         if not self._allowed:
             self.refuse(
                 what,
