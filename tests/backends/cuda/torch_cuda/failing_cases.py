@@ -135,11 +135,9 @@ MODELS = {one.__name__: one for one in (plain, lanes, streamed)}
 @pytest.mark.parametrize("name", MODELS)
 def test_executions_and_closes_of_which_a_call_fails(cuda, name, tmp_path):  # noqa: F811
     model = MODELS[name](tmp_path)
-    actions = (
-        model.executing(lambda run, x: run(x)),
-        model.executing(lambda run, x: run.submit(x).result()),
-        model.closing(),
-    )
+    actions = [model.executing(lambda run, x: run(x)), model.closing()]
+    if MOST > 1 or name == "plain":
+        actions.append(model.executing(lambda run, x: run.submit(x).result()))
     found = [line for one in actions for line in sweep(cuda, one, MOST)]
     assert not found
 
