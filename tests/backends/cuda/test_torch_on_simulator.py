@@ -9,7 +9,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.mark.parametrize(
-    "name", ["cases.py", "family_cases.py", "recorded_cases.py", "failing_cases.py"]
+    "name",
+    ["cases.py", "family_cases.py", "recorded_cases.py", "program_cases.py", "failing_cases.py"],
 )
 def test_the_true_capturer_and_pool(name: str) -> None:
     run_cases(name)
