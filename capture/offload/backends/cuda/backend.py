@@ -29,7 +29,6 @@ from offload.backends.captured.relocation.fixed_weights import WEIGHT_OWNER
 from offload.backends.captured.relocation.known_kernels import KnownKernels
 from offload.backends.captured.relocation.words import Discovery
 from offload.backends.captured.streamed_copies import StreamedGraph, streamed_graph
-from offload.backends.captured.torch_warm_up import torch_failures
 from offload.backends.cuda.capture import Capturer, current_device, device_of
 from offload.backends.cuda.copy_costs import fit_copy_costs
 from offload.backends.cuda.driver import driver_bindings
@@ -49,6 +48,7 @@ from offload.backends.dispatched import DispatchBackend
 from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, SetNodes, Streams
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
+from offload.interpreter.device_failures import torch_failures
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.check_node_order import check_node_order

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable
 
 from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
-from offload.backends.captured.torch_warm_up import torch_failures
 from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.layouts import discovery_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
+from offload.interpreter.device_failures import torch_failures
 from offload.program import BoundProgram
 
 _MAXIMUM_TRIES = 3

@@ -39,7 +39,6 @@ from offload.backends.captured.torch_warm_up import (
     collector_off,
     copied,
     failures_of,
-    first_line,
     warm_up,
 )
 from offload.backends.cuda.capture import device_of
@@ -50,6 +49,7 @@ from offload.backends.cuda.kernel_launcher import launcher_of
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.errors import CaptureError, ExecutionError, OffloadError
+from offload.interpreter.device_failures import first_line
 from offload.interpreter.eager_run import EagerRun
 from offload.interpreter.memory_pools import MemoryPool, live_blocks, region
 from offload.native import _native

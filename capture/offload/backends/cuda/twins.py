@@ -18,12 +18,12 @@ from offload.backends.captured.relocation.proof import apart, prove, timed_round
 from offload.backends.captured.relocation.proof_bases import Placed
 from offload.backends.captured.relocation.touches import relocations_of
 from offload.backends.captured.relocation.words import Noise
-from offload.backends.captured.torch_warm_up import torch_failures
 from offload.backends.cuda.driver import call
 from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph, make_resident
 from offload.backends.loaded import Prepared, TimedLaunches
+from offload.interpreter.device_failures import torch_failures
 from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Program

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,37 @@ def test_executions_and_closes_of_which_a_call_fails(cuda, name, tmp_path):  # n
 @pytest.mark.parametrize("name", ["plain", *(["lanes", "streamed"] if MOST > 1 else [])])
 def test_loads_of_which_a_call_fails(cuda, name, tmp_path):  # noqa: F811
     assert sweep(cuda, MODELS[name](tmp_path).loading(), MOST) == []
+
+
+@pytest.mark.parametrize("function", ["cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"])
+def test_weights_that_a_file_cannot_copy_are_told(cuda, function, tmp_path):  # noqa: F811
+    captured = plain(tmp_path).captured
+    path = tmp_path / "model.offload"
+    way = "to the device"
+    if function == "cuMemcpyDtoHAsync":
+        way = "to the host"
+    else:
+        captured.save(path)
+    cuda.simulator.fail(function, UNKNOWN)
+    with pytest.raises(offload.ExecutionError, match=f"^copying weights {way}: the device failed"):
+        _ = offload.open(path) if way == "to the device" else captured.save(path)
+    captured.save(path)
+    with offload.open(path).load(backend()) as run:
+        x = rows()
+        torch.testing.assert_close(run(x.to("cuda")).to("cpu"), eager(Mlp, x))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loads_and_closes_leave_nothing(cuda, name, tmp_path):  # noqa: F811
+    model = MODELS[name](tmp_path)
+    found = []
+    for _ in range(5 * MOST):
+        with model.load() as run:
+            run(model.make().to("cuda"))
+        del run
+        n_files, n_threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+        found.append((held(cuda), n_files, n_threads))
+    assert found[1:] == found[1:2] * (len(found) - 1)  # the first makes what the process keeps
 
 
 @pytest.mark.parametrize("n_failures", [1, 2])  # the second: torch is asked twice
