@@ -303,6 +303,9 @@ class Graph:
         installed().allocator.end(self._token)
         self._stream = self._token = None
 
+    def pool(self) -> Any:
+        return self._pool
+
     def raw_cuda_graph(self) -> int:
         return int(self._graph)
 
