@@ -160,3 +160,4 @@ def fillers_at(monkeypatch: pytest.MonkeyPatch, *addresses: int, pool: FakePool)
 def _without_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapper = types.SimpleNamespace(allocator=lambda: None)
     monkeypatch.setattr(torch_pool, "_pluggable", lambda: wrapper)
+    monkeypatch.setattr(torch_capture, "end_capture", lambda _: None)  # without a driver

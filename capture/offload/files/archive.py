@@ -21,6 +21,7 @@ import torch
 
 from offload.console.progress import Stage, stage
 from offload.errors import FileError, ProgramError
+from offload.interpreter.device_failures import torch_failures
 from offload.interpreter.eager_run import bytes_of
 from offload.program.reader import parse
 
@@ -49,8 +50,10 @@ def write_archive(path: Path, program_text: bytes, weights: Mapping[int, torch.T
 
     Raises:
         FileError: it cannot be written there.
+        ExecutionError: the device of a weight failed.
     """
-    arrays = {str(index): content.cpu() for index, content in weights.items()}
+    with torch_failures("copying weights to the host"):
+        arrays = {str(index): content.cpu() for index, content in weights.items()}
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
             weights_path, whole_path = Path(folder) / _WEIGHTS, Path(folder) / path.name
@@ -97,6 +100,7 @@ class Archive:
         with _zip_errors():
             return self._archive.read(_PROGRAM)
 
+    @torch_failures("copying weights to the device")
     def read_weights(
         self, sizes_bytes: Mapping[int, int], device: torch.device
     ) -> dict[int, torch.UntypedStorage]:
@@ -112,6 +116,7 @@ class Archive:
 
         Raises:
             FileError: the device does not allocate the memory of a weight.
+            ExecutionError: the device failed.
             ProgramError: the header, or the checksum of the content, is not as expected.
         """
         with _zip_errors():

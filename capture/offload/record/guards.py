@@ -17,6 +17,12 @@ _ADVICE = (
     '. Compute it with tensors, pass it as an argument, or capture with host_reads="guard" to have '
     "each execution check that it is as recorded"
 )
+# By type of device; executions of graphs on "cuda" do not wait for the host.
+_ADVICE_ON = {
+    "cuda": ". Compute it with tensors on the device (torch.where, masks), pass it as an argument, "
+    "or read it outside of the captured model",
+    "npu": f'{_ADVICE}, which needs load(scheduling="host") on this device',
+}
 
 
 def refuse_write_beside_numpy(operator: str, tracked: TrackedStorage) -> None:
@@ -48,6 +54,7 @@ class HostReadGuards:
         deferred: the first read that was let pass, as the error that refuses it. The call goes on
             as if unobserved, and its recording is not used.
         refused_at: the first read that was refused or let pass, and the user's line.
+        device_type: of the recording's device, which may not execute guards.
     """
 
     def __init__(self, *, allowed: bool, may_defer: Callable[[], bool] = lambda: False) -> None:
@@ -60,6 +67,7 @@ class HostReadGuards:
         self.notes: list[str] = []
         self.deferred: CaptureError | None = None
         self.refused_at = ""
+        self.device_type = "cpu"
         self._allowed = allowed
         self._may_defer = may_defer
         self._changed_state_at = ""
@@ -72,18 +80,19 @@ class HostReadGuards:
         """Note that a read became a guard."""
         self.notes.append(f"guarded: {what} at {user_location()}")
 
-    def require(self, what: str, reason: str, advice: str = _ADVICE) -> None:
+    def require(self, what: str, reason: str, advice: str = "") -> None:
         """Check that a read can be guarded.
 
         Args:
             what: what reads.
             reason: why that depends on values.
-            advice: what to do instead, as the end of a sentence.
+            advice: what to do instead, as the end of a sentence; empty: what the device allows.
 
         Raises:
             CaptureError: reads are to be avoided, or state has changed already.
         """
         place = user_location()
+        advice = advice or _ADVICE_ON.get(self.device_type, _ADVICE)
         if not self._allowed:
             self.refuse(
                 what,
@@ -120,7 +129,7 @@ class HostReadGuards:
         reason = f"{trainer or 'it'} reads a tensor's value on the host"
         if name == "aten::_nested_tensor_from_mask_left_aligned":
             reason += f" ({NO_NESTED_ENCODER} to avoid it)"
-        self.require(name, reason, f": {advice}" if trainer else _ADVICE)
+        self.require(name, reason, f": {advice}" if trainer else "")
         if len(outcomes) != 1 or not isinstance(outcomes[0], (bool, int, float, complex)):
             raise CaptureError(
                 f"{user_location()}: {name} reads tensors on the host and does not return one "

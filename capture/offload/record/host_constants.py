@@ -45,7 +45,8 @@ def check_host_constant(
     if device.type == "cpu" or tensor.device.type != "cpu":
         raise CaptureError(
             f"{user_location()}: {name} is on {tensor.device}, but the recording is on {device}: "
-            "move all tensors of the model to one device"
+            "move all tensors of the model to one device. A call without tensors is recorded on "
+            f'torch\'s default device: capture it under torch.device("{tensor.device}")'
         )
     if tensor.dim():
         raise CaptureError(

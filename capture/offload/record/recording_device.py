@@ -34,14 +34,17 @@ def recording_device(inputs: Sequence[torch.Tensor], held: Iterable[torch.Tensor
     """The device of a recording: that of the call's inputs.
 
     Without inputs, or if all of them may be host constants, the device of the tensors that the
-    model holds.
+    model holds; if that holds for these too, torch's default device.
 
     Raises:
         CaptureError: they lie on more than one accelerator.
     """
-    if all(map(may_be_host_constant, inputs)):
-        return find_device((*inputs, *held))
-    return find_device(inputs)
+    if not all(map(may_be_host_constant, inputs)):
+        return find_device(inputs)
+    found = (*inputs, *held)
+    if all(map(may_be_host_constant, found)):
+        return find_device([torch.empty(0)])
+    return find_device(found)
 
 
 def refuse_capturing(device: torch.device) -> None:

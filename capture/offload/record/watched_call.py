@@ -216,6 +216,7 @@ class WatchedCall:
                     f"move the model and its inputs to one device{others}"
                 )
         self.table.device = device
+        self._log.guards.device_type = device.type
         self._log.allocations = Allocations(device)
         self._log.modes = KernelModes(device)
 

@@ -8,6 +8,9 @@ from simulated_cases import run_cases
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
-@pytest.mark.parametrize("name", ["cases.py", "family_cases.py", "recorded_cases.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["cases.py", "family_cases.py", "recorded_cases.py", "program_cases.py", "failing_cases.py"],
+)
 def test_the_true_capturer_and_pool(name: str) -> None:
     run_cases(name)

@@ -16,9 +16,10 @@ from small_programs import ACT, IN, OUT, added, program
 import offload
 from offload.backends.captured.random_draws import RandomState, own_random_states
 from offload.backends.captured.relocation.captures import GraphCapture
-from offload.backends.captured.torch_warm_up import first_line, last_uses_of
+from offload.backends.captured.torch_warm_up import last_uses_of
 from offload.backends.cuda import torch_capture
 from offload.backends.cuda.torch_capture import TorchCapturer
+from offload.interpreter.device_failures import first_line
 from offload.program import BoundProgram
 
 

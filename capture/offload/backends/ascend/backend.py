@@ -34,10 +34,10 @@ from offload.backends.ascend.streaming import (
     streaming_notes,
 )
 from offload.backends.base import Backend, Capabilities, LaunchTimer, OfflineLoader, WeightStreamer
-from offload.backends.captured.torch_warm_up import failure_of_torch
 from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, Streams
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable
+from offload.interpreter.device_failures import failure_of_torch
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.topology import CostTable, Machine

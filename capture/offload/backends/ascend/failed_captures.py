@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from offload.backends.captured.torch_warm_up import first_line
 from offload.errors import OutOfStreams
+from offload.interpreter.device_failures import first_line
 from offload.native import _native
 from offload.program import Launch
 

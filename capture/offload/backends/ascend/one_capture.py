@@ -22,9 +22,7 @@ from offload.backends.captured.torch_warm_up import (
     Bases,
     captured_bases,
     collector_off,
-    failure_of_torch,
     failures_of,
-    first_line,
     last_uses_of,
 )
 from offload.errors import (
@@ -34,6 +32,7 @@ from offload.errors import (
     OffloadError,
     OutOfMemory,
 )
+from offload.interpreter.device_failures import failure_of_torch, first_line
 from offload.interpreter.eager_run import EagerRun
 from offload.interpreter.memory_pools import MemoryPool, region, segments_of
 from offload.native import _native

@@ -17,8 +17,8 @@ import torch
 
 from offload.backends.ascend.failed_captures import abandon
 from offload.backends.captured.random_draws import DrawLog, RandomState
-from offload.backends.captured.torch_warm_up import first_line
 from offload.errors import CaptureError, ExecutionError
+from offload.interpreter.device_failures import first_line
 from offload.interpreter.memory_pools import MemoryPool, live_blocks, region, segments_of
 from offload.native import _native
 from offload.program import Launch

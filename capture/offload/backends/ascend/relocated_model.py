@@ -13,8 +13,8 @@ from offload.backends.captured.opaque_weights import device_weights
 from offload.backends.captured.relocation.proof import prove
 from offload.backends.captured.relocation.proof_bases import Placed
 from offload.backends.captured.relocation.touches import relocations_of
-from offload.backends.captured.torch_warm_up import failure_of_torch
 from offload.backends.loaded import Prepared
+from offload.interpreter.device_failures import failure_of_torch
 from offload.native import _native
 from offload.plan import Plan
 from offload.program import Program, Role

@@ -17,8 +17,9 @@ from offload.backends.ascend.streaming import StreamedWeights
 from offload.backends.captured.capture_thread import refuse_capturing, run_on_capture_thread
 from offload.backends.captured.copied_values import CopiedValue
 from offload.backends.captured.random_draws import DrawLog, generators_of, own_random_states
-from offload.backends.captured.torch_warm_up import failure_of_torch, warm_up
+from offload.backends.captured.torch_warm_up import warm_up
 from offload.errors import CaptureError, OffloadError
+from offload.interpreter.device_failures import failure_of_torch
 from offload.interpreter.made_up_inputs import input_tensors, made_up_inputs
 from offload.native import _native
 from offload.program import BoundProgram, Launch

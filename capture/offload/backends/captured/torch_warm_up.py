@@ -13,6 +13,7 @@ import torch
 from offload.backends.base import Disproved
 from offload.backends.captured.opaque_weights import weights_at_risk
 from offload.errors import CaptureError, ExecutionError, OffloadError, OutOfMemory
+from offload.interpreter.device_failures import AFTER_A_FAULT, failure_of_torch, first_line
 from offload.interpreter.eager_run import EagerRun, Enqueue, bytes_of, host_storage
 from offload.interpreter.made_up_inputs import (
     index_weights,
@@ -26,9 +27,6 @@ from offload.program import BoundProgram, DeviceFunction, Kernel, Launch, Role, 
 
 Bases = dict[int, tuple[torch.UntypedStorage, int]]
 """By Value its storage, and the byte at which it begins there."""
-
-
-AFTER_A_FAULT = "a device that has faulted can be used again in a new process"
 
 
 def warm_up(
@@ -314,20 +312,3 @@ def collector_off() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def failure_of_torch(error: RuntimeError, what: str) -> ExecutionError:
-    """A torch error as an error of offload: an OutOfMemory if the device's memory ran out.
-
-    Args:
-        error: of a call that takes memory of a device.
-        what: what failed, in words.
-    """
-    kind = OutOfMemory if isinstance(error, torch.OutOfMemoryError) else ExecutionError
-    return kind(f"{what}: {first_line(error)}")
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of a torch error; the rest is advice and C++ frames."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

@@ -48,6 +48,7 @@ from offload.backends.dispatched import DispatchBackend
 from offload.backends.loaded import LaunchReport, Loaded, LoadedWeights, Prepared, SetNodes, Streams
 from offload.backends.refusals import check_weights, refuse_launch, refuse_unaligned
 from offload.errors import BackendUnavailable, CaptureError
+from offload.interpreter.device_failures import torch_failures
 from offload.native import _native
 from offload.plan import Plan, check_plan
 from offload.plan.check_node_order import check_node_order
@@ -160,6 +161,7 @@ class CudaBackend:
         """Records Programs on CUDA tensors."""
         return "cuda"
 
+    @torch_failures("capturing the program")
     def prepare(self, bound: BoundProgram) -> Prepared:
         """Capture the Program's launches in three layouts, and find its words.
 
@@ -190,6 +192,7 @@ class CudaBackend:
         other._uses_known = False
         return other
 
+    @torch_failures("making the program resident")
     def instantiate(self, prepared: Prepared, plan: Plan) -> Loaded:
         """Instantiate the graph with one relocated word for each address found.
 
@@ -273,6 +276,7 @@ class CudaBackend:
         """The source of the proof's memory."""
         return DeviceMemory(index, self.tensor_device(index))
 
+    @torch_failures("proving that the program can be relocated; load(verify=False) leaves it out")
     def prove(self, prepared: Prepared, plan: Plan) -> None:
         """Execute twins of the graph in three placements, with other data in old memory.
 

@@ -33,5 +33,20 @@ def capture_stream(device: int) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(int(handle), torch.device("cuda", device))
 
 
+def end_capture(stream: int) -> None:
+    """End what the driver still captures on a stream, by its handle; without errors.
+
+    For a capture that torch could not end: nothing could be captured on the stream any more.
+    """
+    driver = driver_bindings()
+    handle = driver.CUstream(init_value=stream)
+    code, status = driver.cuStreamIsCapturing(handle)
+    if int(code) or not int(status):
+        return
+    code, graph = driver.cuStreamEndCapture(handle)
+    if not int(code) and int(graph):
+        driver.cuGraphDestroy(graph)
+
+
 # CUDA lets the child of a fork use none of its parent's streams.
 os.register_at_fork(after_in_child=capture_stream.cache_clear)

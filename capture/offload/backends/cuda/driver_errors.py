@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from offload.backends.captured.torch_warm_up import AFTER_A_FAULT
 from offload.errors import ExecutionError, OutOfMemory
+from offload.interpreter.device_failures import AFTER_A_FAULT
 from offload.native import _native
 
 _OUT_OF_MEMORY = 2  # of CUresult

@@ -116,9 +116,20 @@ def _handle(node: GraphNode) -> int:
 
 
 def _load(one: DeviceCall) -> _Loaded:
-    """Load a kernel's code, and compare its parameters with what it was compiled for."""
+    """Load a kernel's code, and compare its parameters with what it was compiled for.
+
+    Code that is not used is unloaded.
+    """
+    module = call("cuModuleLoadData", one.kernel.code)
+    try:
+        return _of_module(one, module)
+    except BaseException:
+        driver_bindings().cuModuleUnload(module)
+        raise
+
+
+def _of_module(one: DeviceCall, module: Any) -> _Loaded:
     kernel = one.kernel
-    module = call("cuModuleLoadData", kernel.code)
     function = call("cuModuleGetFunction", module, kernel.name.encode())
     if kernel.shared_bytes > _SHARED_BYTES:
         most = driver_bindings().CUfunction_attribute

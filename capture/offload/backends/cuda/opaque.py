@@ -9,6 +9,7 @@ from offload.backends.captured.relocation.captures import GraphCapture, NodeKind
 from offload.backends.cuda.capture import Capturer, device_of
 from offload.backends.cuda.layouts import discovery_pool
 from offload.backends.cuda.torch_capture import TorchCapturer
+from offload.interpreter.device_failures import torch_failures
 from offload.program import BoundProgram
 
 _MAXIMUM_TRIES = 3
@@ -27,6 +28,7 @@ class CudaOpaqueLauncher:
         self._capturer = capturer
         self._require = require
 
+    @torch_failures("capturing the recorded call")
     def unseen_work(self, seen: BoundProgram, opaque: BoundProgram) -> tuple[str, ...]:
         """Capture both, and compare their kernels, copies and memsets.
 

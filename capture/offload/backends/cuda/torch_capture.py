@@ -39,17 +39,17 @@ from offload.backends.captured.torch_warm_up import (
     collector_off,
     copied,
     failures_of,
-    first_line,
     warm_up,
 )
 from offload.backends.cuda.capture import device_of
-from offload.backends.cuda.capture_stream import capture_stream
+from offload.backends.cuda.capture_stream import capture_stream, end_capture
 from offload.backends.cuda.generator_cells import begin_capture
 from offload.backends.cuda.graph import read_graph
 from offload.backends.cuda.kernel_launcher import launcher_of
 from offload.backends.cuda.node_log import NodeLog
 from offload.backends.cuda.torch_pool import PoolMemory
 from offload.errors import CaptureError, ExecutionError, OffloadError
+from offload.interpreter.device_failures import first_line
 from offload.interpreter.eager_run import EagerRun
 from offload.interpreter.memory_pools import MemoryPool, live_blocks, region
 from offload.native import _native
@@ -192,9 +192,10 @@ class _OneCapture:
         self._pool = pool
         self._device = device
         self._copied = copied
+        self._stream = stream.cuda_stream
         self._launcher = launcher_of(device)
         self._paint = next(_paints)
-        self._nodes = NodeLog(stream.cuda_stream)
+        self._nodes = NodeLog(self._stream)
         self._memory = PoolMemory(pool, device)
         self._cells = MemoryPool(torch.device("cuda", device))
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -324,6 +325,7 @@ class _OneCapture:
             with contextlib.suppress(RuntimeError):  # from a capture that has not begun
                 torch._C._cuda_endAllocateToPool(self._device, pool)
                 torch._C._cuda_releasePool(self._device, pool)
+            end_capture(self._stream)
 
     def _random_cells(self) -> list[OwnedRange]:
         """The cells of seed and offset for this graph's random kernels: memory of this capture."""

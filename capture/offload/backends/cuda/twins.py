@@ -23,6 +23,7 @@ from offload.backends.cuda.layouts import check_decoy, clear_decoy, write_decoy
 from offload.backends.cuda.memory import DeviceMemory
 from offload.backends.cuda.resident_graph import TemplateGraph, make_resident
 from offload.backends.loaded import Prepared, TimedLaunches
+from offload.interpreter.device_failures import torch_failures
 from offload.native import _native
 from offload.plan import Plan
 from offload.program import BoundProgram, Program
@@ -118,6 +119,7 @@ class TwinTimer:
         """Time twins in memory from `proof_memory` for the device of an index."""
         self._proof_memory = proof_memory
 
+    @torch_failures("timing launches")
     def time_launches(self, prepared: Prepared, plan: Plan) -> TimedLaunches:
         """Time launches one after another with events between, in three executions.
 
@@ -140,6 +142,7 @@ class TwinTimer:
         )
 
 
+@torch_failures("timing graphs")
 def time_graphs(
     bounds: Sequence[BoundProgram],
     graphs: Sequence[tuple[TemplateGraph, Plan]],
@@ -179,14 +182,15 @@ def time_graphs(
 
 def _time_execution(twin: _native.CudaResident) -> float:
     """The duration of one execution, in ns, by events of the default stream, which a twin uses."""
-    begin, end = (call("cuEventCreate", 0) for _ in range(2))
-    try:
+    with contextlib.ExitStack() as events:
+        made = []
+        for _ in range(2):
+            made.append(call("cuEventCreate", 0))
+            events.callback(call, "cuEventDestroy", made[-1])
+        begin, end = made
         call("cuEventRecord", begin, 0)
         twin.execute()
         call("cuEventRecord", end, 0)
         twin.finish()
         call("cuEventSynchronize", end)
         return float(call("cuEventElapsedTime", begin, end)) * 1e6
-    finally:
-        for event in (begin, end):
-            call("cuEventDestroy", event)

@@ -219,17 +219,30 @@ def test_without_triton_all_stays_as_recorded(monkeypatch, tmp_path):
     assert "triton, which compiles kernels for a GPU, is not installed" in str(fusion)
 
 
-def test_code_with_other_parameters_is_refused(monkeypatch):
+def test_code_with_other_parameters_is_refused(monkeypatch, cuda):  # noqa: F811
     captured = captured_of(Elementwise, torch.randn(5, 32))
 
     def add_kernel(simulator, one, _):
         simulator.kernel(one.kernel.name, [8, 8, 8, 4], lambda _: None)
 
     monkeypatch.setattr(triton_kernels, "_add_kernel", add_kernel)
+    n_modules = cuda.simulator.live("module")
     with pytest.raises(
         offload.CaptureError, match=r"of \[8, 8, 8, 4\] bytes: expected \[8, 8, 8, 4, 8"
     ):
         captured.load(device=backend(), fuse=True)
+    assert cuda.simulator.live("module") == n_modules
+
+
+def test_code_whose_kernel_is_not_found_is_unloaded(cuda):  # noqa: F811
+    captured = captured_of(Elementwise, torch.randn(5, 32))
+    n_modules = cuda.simulator.live("module")
+    cuda.simulator.fail("cuModuleGetFunction", 500)
+    with pytest.raises(offload.ExecutionError, match="finding a compiled kernel in its module"):
+        captured.load(device=backend(), fuse=True)
+    assert cuda.simulator.live("module") == n_modules
+    with captured.load(device=backend(), fuse=True) as run:
+        assert_as_eager(run, Elementwise, 5, 0)
 
 
 def test_timing_kernels_is_refused():

@@ -134,3 +134,35 @@ def test_a_recording_beside_a_capture_sees_the_generators_own_states(cuda):  # n
         thread.join()
     assert captured.program.opaque is None
     assert torch.equal(generator.get_state(), state)
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [lambda x: x * x.sum().item(), lambda x: x if x.sum() > 0 else -x, lambda x: x[x > 0]],
+    ids=["item", "if", "mask"],
+)
+def test_a_host_read_is_told_what_works_on_the_device(reading):
+    """Not host_reads="guard", which a load for the device refuses."""
+    with pytest.raises(offload.CaptureError, match="on the device") as raised:
+        offload.capture(reading, rows())
+    assert "host_reads" not in str(raised.value)
+
+
+def test_a_call_without_tensors_is_recorded_on_the_default_device():
+    def made_there():
+        return torch.arange(4, device="cuda") + 1
+
+    def on_default():
+        return torch.arange(4) + 1
+
+    with (
+        pytest.raises(offload.CaptureError, match=r'capture it under torch.device\("cuda:0"\)'),
+        offload.capture(made_there) as captured,
+    ):
+        captured()
+    for step in (made_there, on_default):
+        with torch.device("cuda"), offload.capture(step) as captured:
+            captured()
+        assert captured.program.device == "cuda"
+        with captured.load() as run:
+            assert run().to("cpu").tolist() == [1, 2, 3, 4]

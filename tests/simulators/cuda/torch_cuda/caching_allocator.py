@@ -113,6 +113,14 @@ class CachingAllocator:
         (found,) = (one for one in self.filters if one[0] is token)
         self.filters.remove(found)
 
+    def end_all(self, pool: tuple[int, int]) -> None:
+        """End the serving from a pool by its id; RuntimeError if none is under way."""
+        tokens = [token for token, served, _ in self.filters if served.id == pool]
+        if not tokens:
+            raise RuntimeError("not currently recording to mempool_id")
+        for token in tokens:
+            self.end(token)
+
     def release(self, pool: tuple[int, int]) -> None:
         """Release a user of a pool (`releasePool`)."""
         self.pools[pool].n_users -= 1

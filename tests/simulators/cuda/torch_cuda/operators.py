@@ -26,6 +26,8 @@ _COPIES = {"aten::copy_", "aten::_copy_from"}
 _REDUCTIONS = ("aten::sum", "aten::mean", "aten::_softmax")
 _WITH_SCRATCH = ("aten::flip",)
 _SCRATCH_BYTES = 8192
+# Operators that launch another one's kernels.
+_KERNELS_OF = {"aten::_native_batch_norm_legit": "aten::native_batch_norm"}
 _PRODUCTS = ("aten::addmm", "aten::mm", "aten::bmm", "aten::baddbmm")
 
 
@@ -123,7 +125,11 @@ class Operators:
             sizes = kernel.sizes
             if name.split(".", maxsplit=1)[0] in _PRODUCTS:  # operators that are given a workspace
                 sizes = (*sizes, 8)
-            function = self._simulator.kernel(name, sizes, _without_workspace(kernel))
+            function = self._simulator.kernel(
+                _KERNELS_OF.get(name, name).removesuffix(".out"),
+                sizes,
+                _without_workspace(kernel),
+            )
             self._kernels[key] = kernel, function
         kernel, function = self._kernels[key]
         # Kernels take values of the host at launch, so they differ from call to call.

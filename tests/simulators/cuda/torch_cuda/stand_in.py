@@ -132,10 +132,10 @@ class Event:
 
     def __init__(self, enable_timing: bool = False, **_: Any) -> None:
         installed().current()
-        self._event = call("cuEventCreate", 0 if enable_timing else 2)
+        self._event = _checked("cuEventCreate", 0 if enable_timing else 2)
 
     def record(self, stream: Stream | None = None) -> None:
-        call("cuEventRecord", self._event, (stream or current_stream()).driver)
+        _checked("cuEventRecord", self._event, (stream or current_stream()).driver)
 
     def __del__(self) -> None:
         driver_bindings().cuEventDestroy(self._event)
@@ -159,7 +159,7 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        call("cuStreamWaitEvent", self.driver, event._event, 0)
+        _checked("cuStreamWaitEvent", self.driver, event._event, 0)
 
     def synchronize(self) -> None:
         _checked("cuStreamSynchronize", self.driver)
@@ -167,7 +167,7 @@ class Stream:
     def query(self) -> bool:
         code, *_ = driver_bindings().cuStreamQuery(self.driver)
         if int(code) not in (0, 600):
-            raise RuntimeError(f"CUDA error: {int(code)}")
+            raise torch.AcceleratorError(f"CUDA error: {int(code)}")
         return int(code) == 0
 
 
@@ -195,15 +195,16 @@ def device_context(device: Any) -> Iterator[None]:
 
 
 def is_capturing() -> bool:
-    status = call("cuStreamIsCapturing", current_stream().driver)
+    status = _checked("cuStreamIsCapturing", current_stream().driver)
     return int(status) != 0
 
 
 def _checked(name: str, *arguments: Any) -> Any:
-    """Make a driver call; its failure is a RuntimeError as torch's."""
+    """Make a driver call; its failure is torch's error (`C10_CUDA_CHECK`)."""
     code, *results = getattr(driver_bindings(), name)(*arguments)
     if int(code):
-        raise RuntimeError(f"CUDA error: {driver_bindings().CUresult(int(code)).name}")
+        name = driver_bindings().CUresult(int(code)).name
+        raise torch.AcceleratorError(f"CUDA error: {name}")
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -295,15 +296,15 @@ class Graph:
             self._cells = [torch.empty(1, dtype=torch.int64, device="cuda") for _ in range(2)]
 
     def capture_end(self) -> None:
+        """After a failure the allocator still serves the capture, as in torch."""
         if self._stream is None:
             raise RuntimeError("no capture is under way")
-        stream, self._stream = self._stream, None
-        try:
-            self._graph = _checked("cuStreamEndCapture", stream.driver)
-        finally:
-            token, self._token = self._token, None
-            if token is not None:
-                installed().allocator.end(token)
+        self._graph = _checked("cuStreamEndCapture", self._stream.driver)
+        installed().allocator.end(self._token)
+        self._stream = self._token = None
+
+    def pool(self) -> Any:
+        return self._pool
 
     def raw_cuda_graph(self) -> int:
         return int(self._graph)
@@ -369,6 +370,8 @@ def _install(found: TorchCuda) -> None:
     _let_storages_lie_there()
     library: Any = torch._C
     library._cuda_clearCublasWorkspaces = found.clear_workspaces
+    library._cuda_endAllocateToPool = lambda _, pool: found.allocator.end_all(pool)
+    library._cuda_releasePool = lambda _, pool: found.allocator.release(pool)
     library._cuda_isHistoryEnabled = lambda: found.allocator.trace is not None
 
 
