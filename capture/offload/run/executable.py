@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -31,6 +29,7 @@ from offload.run.native_replay import SizedCalls, moving_slots, native_replay
 from offload.run.optimizer_steps import watched_steps
 from offload.run.overlap_choice import OverlapChoice
 from offload.run.predicted_timeline import predict
+from offload.run.process_ends import register_waits
 from offload.run.rebinding import rebinding_refusal
 from offload.run.recorded_timeline import fill_timeline
 from offload.run.reports import LastExecution, MemoryReport, Proof
@@ -40,12 +39,7 @@ from offload.timeline import Scheduling, Timeline
 if TYPE_CHECKING:
     from offload.compile import Fusion
 
-atexit.register(_native.close_all_lanes)
-os.register_at_fork(
-    before=_native.hold_for_fork,
-    after_in_parent=_native.release_after_fork,
-    after_in_child=_native.begin_in_child,
-)
+register_waits()
 
 # Over this many reads the clock's cost is accurate to a tenth of a nanosecond.
 _CLOCK_READS = 10_000

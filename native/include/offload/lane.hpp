@@ -59,10 +59,10 @@ class Lane {
   // (Python's GIL): `release` before it, then `acquire` with the result of `release`.
   static void set_fork_hooks(void* (*release)(), void (*acquire)(void*)) noexcept;
 
-  // Waits on this thread until everything is at rest, and keeps it so until this thread has forked,
-  // or `release_after_fork`. A fork waits itself, but by then Python may hold locks that threads
-  // with the GIL wait for: from 3.13 on that of all threads' states (PyOS_BeforeFork of
-  // Modules/posixmodule.c), so that it must not wait for the GIL. If no fork begins for a while,
+  // Waits until everything is at rest, and keeps it so until this thread has forked, or
+  // `release_after_fork`; for Python 3.13 and later. A fork waits itself, but these then hold the
+  // lock of all threads' states (PyOS_BeforeFork of Modules/posixmodule.c), for which threads with
+  // the GIL wait, so that the fork must not wait for the GIL. If no fork begins for a while,
   // nothing is kept: Python may be in another handler, which waits for a thread that executes.
   static void hold_for_fork();
   static void release_after_fork() noexcept;
