@@ -71,7 +71,8 @@ def refuse_unstored(bound: BoundProgram) -> None:
     if not bound.bindings.stored:
         raise BackendUnavailable(
             "the model's weights lie on the device already, and streaming copies them from the "
-            "host: capture with weights=, the folder or files that hold them"
+            "host: capture with weights=, the folder or files that hold them (an opened program "
+            "has its weights on the device)"
         )
 
 
