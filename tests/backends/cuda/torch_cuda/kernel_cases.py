@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[3] / "simulators" / "cuda" / "torch_cuda"))
 
 import triton_kernels
-from cases import backend, captured_of, cuda, eager, settled  # noqa: F401
+from cases import backend, captured_of, cuda, eager, on_cuda, settled  # noqa: F401
 
 import offload
 from offload.backends.cuda import torch_capture
@@ -136,6 +137,40 @@ def test_weights_are_read_where_they_are():
         holders[0].data = torch.full((5, 32), 3.0).to("cuda")
         run.rebind_weights()
         expected = (x * 3 + 1).relu() - x.sigmoid()
+        torch.testing.assert_close(run(x.to("cuda")).to("cpu"), expected)
+
+
+def mixing(x, weights, mix):
+    """For each weight a loop that reads it, and a product that no loop can contain."""
+    for weight in weights:
+        x = ((x * weight).relu() + weight.sigmoid()).view(-1, 2)
+        x = (x @ mix).reshape(-1)
+    return x
+
+
+def test_weights_that_kernels_read_are_streamed(tmp_path):
+    n, layers = 1 << 19, 3  # of 2 MiB, by which memory is mapped
+    content = {f"layers.{index}": torch.randn(n) for index in range(layers)}
+    mix = torch.randn(2, 2)
+    safetensors.torch.save_file({**content, "mix": mix}, tmp_path / "model.safetensors")
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ParameterList(torch.zeros(n) for _ in range(layers))
+            self.mix = nn.Parameter(torch.zeros(2, 2))
+
+        def forward(self, x):
+            return mixing(x, self.layers, self.mix)
+
+    with torch.device("meta"):
+        model = Deep().eval()
+    captured = on_cuda(offload.capture(model, torch.zeros(n), weights=tmp_path))
+    with captured.load(device=backend(), fuse=True, weights_budget=5 << 20) as run:
+        assert len(kernel_launches(run)) == layers
+        assert run.streaming.plan.transfers
+        x = torch.randn(n)
+        expected = mixing(x, content.values(), mix)
         torch.testing.assert_close(run(x.to("cuda")).to("cpu"), expected)
 
 
