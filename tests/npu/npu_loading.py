@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def live(simulator: AscendSimulator) -> tuple[int, ...]:
     torch.npu.empty_cache()
     counts = [simulator.live(kind) for kind in ("model", "stream", "event")]
     return (*counts, simulator.live_bytes, simulator.live("capture"), simulator.host_bytes)
+
+
+def settled(simulator: AscendSimulator, expected: tuple[int, ...]) -> tuple[int, ...]:
+    """What is live, once as expected or after a minute: torch_npu frees on a thread of its own."""
+    deadline = time.monotonic() + 60
+    while (found := live(simulator)) != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
 
 
 LOADING = [

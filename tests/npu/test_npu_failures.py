@@ -16,7 +16,7 @@ import npu_device
 import pytest
 import torch
 from ascend_simulator import AscendSimulator
-from npu_loading import FORMS, live
+from npu_loading import FORMS, live, settled
 from on_npu import check_same
 
 import offload
@@ -72,12 +72,11 @@ def test_each_call_fails_once(
             assert "507000" in str(error), error  # noqa: PT017 - not each failure is an error
         is_reached = runtime.calls(function) >= nth
         runtime.forget_calls()
-        after = list(live(runtime))
         if function in LEFT_BY and is_reached:
-            place = LEFT_BY[function]
+            place, after = LEFT_BY[function], list(live(runtime))
             assert after[place] > before[place], nth
             before[place] = after[place]
-        assert after == before, nth
+        assert settled(runtime, tuple(before)) == tuple(before), nth
         once()
         if not is_reached:
             assert nth > 1
@@ -105,7 +104,7 @@ try:
     del event, x
     torch.npu.synchronize()
     torch.npu.empty_cache()
-    for _ in range(500):  # its launching thread empties its queue before it notes a failure
+    for _ in range(10_000):  # its launching thread empties its queue before it notes a failure
         torch.npu.synchronize()
         time.sleep(0.01)
 except RuntimeError:
@@ -134,7 +133,7 @@ def test_what_torch_npu_does_not_survive_by_itself(
     script = tmp_path / "script.py"
     script.write_text(TORCH_ALONE.format(path=path, function=function), encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.stdout.splitlines()[-3:] == ["raised", ends, "False"], done.stderr
 

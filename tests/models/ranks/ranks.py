@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,7 @@ def run_by_torchrun(module: str, n_ranks: int) -> Found:
 
 def run_alone(module: str, n_ranks: int, *cases: str) -> tuple[Found, list[int]]:
     """Run cases in unsupervised processes; return their results and exit statuses."""
-    with tempfile.TemporaryDirectory() as folder, socket.create_server(("", 0)) as server:
-        port = server.getsockname()[1]
-        server.close()
+    with tempfile.TemporaryDirectory() as folder:
         processes = [
             subprocess.Popen(
                 [sys.executable, str(_FOLDER / f"{module}.py"), folder, *cases],
@@ -86,7 +85,6 @@ def run_alone(module: str, n_ranks: int, *cases: str) -> tuple[Found, list[int]]
                         "RANK": str(rank),
                         "WORLD_SIZE": str(n_ranks),
                         "MASTER_ADDR": "localhost",
-                        "MASTER_PORT": str(port),
                     }
                 ),
                 stdout=subprocess.PIPE,
@@ -109,10 +107,37 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more}
 
 
+def _meet(folder: Path) -> None:
+    """Wait until all ranks are here: they may start later than the timeout of their groups.
+
+    Then the first one chooses a port for the store, if none is given.
+    """
+    rank, n_ranks = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+    (folder / f"{rank}.here").touch()
+    _wait_for([folder / f"{one}.here" for one in range(n_ranks)])
+    if "MASTER_PORT" in os.environ:
+        return
+    chosen = folder / "port"
+    if rank == "0":
+        with socket.create_server(("", 0)) as server:
+            (folder / "new").write_text(str(server.getsockname()[1]))
+        (folder / "new").rename(chosen)
+    _wait_for([chosen])
+    os.environ["MASTER_PORT"] = chosen.read_text()
+
+
+def _wait_for(paths: Sequence[Path]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not all(one.exists() for one in paths):
+        assert time.monotonic() < deadline, [one.name for one in paths if not one.exists()]
+        time.sleep(0.01)
+
+
 def main(cases: Mapping[str, Case], begin: Callable[[], None], end: Callable[[], None]) -> None:
     """Run all cases, or the named one, as one rank."""
     folder, *named = sys.argv[1:]
     os.environ["RANKS_FOLDER"] = folder
+    _meet(Path(folder))
     begin()
     with (Path(folder) / f"{os.environ['RANK']}.jsonl").open("w") as lines:
         for name in named or list(cases):
