@@ -250,9 +250,9 @@ class SymbolicSizes(VariedSizes):
         return codes
 
     def rule(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """Return torch's decomposition of an operator that asks sizes for numbers; it does not ask.
+        """Return the rule of an operator, by torch's Python dispatcher: its rules keep sizes.
 
-        This includes operators that a rule calls, as torch's Python dispatcher chooses them.
+        This includes operators that the rule calls. Those in C++ would ask sizes for numbers.
         """
         rule = super().rule(func)
 
