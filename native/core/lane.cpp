@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/look_for.hpp"
+#include "core/rest_keeper.hpp"
 #include "core/start_thread.hpp"
 #include "offload/calling_back.hpp"
 #include "offload/errors.hpp"
@@ -164,76 +165,8 @@ void release_at_rest(std::thread::id forks) {
   registry().mutex.unlock();
 }
 
-// How long everything is kept at rest before a fork begins, once its thread has the GIL again.
-constexpr auto kKeptAtRest = std::chrono::milliseconds(100);
-
-// A thread that holds everything at rest for one that is about to fork. Python calls the handlers
-// of others before that fork, and these may wait for a thread that waits for a lane: then it lets
-// go after a while, and the fork waits itself.
-//
-// Errors: ExecutionError if no thread can be started.
-class Keeper {
- public:
-  Keeper()
-      : thread_(start_thread("wait for launches before a fork",
-                             [this, forks = std::this_thread::get_id()] { run(forks); })) {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return is_held_; });
-  }
-  Keeper(const Keeper&) = delete;
-  Keeper& operator=(const Keeper&) = delete;
-
-  ~Keeper() {
-    set(is_over_);
-    thread_.join();
-  }
-
-  // Lets go after a while. Without it nothing is let go: until it has the GIL the thread that is to
-  // fork calls no handler, and others may have the GIL for long, as to collect garbage.
-  void limit() { set(is_limited_); }
-
-  // Whether everything is at rest. If so it remains so until the destructor.
-  bool keep() {
-    set(is_kept_);
-    const std::lock_guard lock(mutex_);
-    return !has_let_go_;
-  }
-
- private:
-  void set(bool& flag) {
-    const std::lock_guard lock(mutex_);
-    flag = true;
-    changed_.notify_all();
-  }
-
-  void run(std::thread::id forks) {
-    hold_at_rest(forks);
-    std::unique_lock lock(mutex_);
-    is_held_ = true;
-    changed_.notify_all();
-    changed_.wait(lock, [this] { return is_limited_ || is_kept_ || is_over_; });
-    changed_.wait_for(lock, kKeptAtRest, [this] { return is_kept_ || is_over_; });
-    if (is_kept_) {
-      changed_.wait(lock, [this] { return is_over_; });
-    } else {
-      has_let_go_ = true;
-    }
-    lock.unlock();
-    release_at_rest(forks);
-  }
-
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool is_held_ = false;
-  bool is_limited_ = false;
-  bool is_kept_ = false;
-  bool has_let_go_ = false;
-  bool is_over_ = false;
-  std::thread thread_;  // last, as it uses the others
-};
-
 // Of this thread, while it is about to fork. The child of a fork leaves it, as it has no thread.
-thread_local Keeper* keeper = nullptr;
+thread_local RestKeeper* keeper = nullptr;
 
 void end_keeper() { delete std::exchange(keeper, nullptr); }
 
@@ -243,8 +176,8 @@ std::unique_lock<std::mutex> locked_registry() {
   return std::unique_lock(registry().mutex);
 }
 
-// Whether the process has no other thread: then nothing can begin before a fork, and Python 3.12
-// would warn of the keeper.
+// Whether the process has no other thread: then nothing can begin before a fork, and Python would
+// warn of the keeper's.
 bool is_only_thread() {
   struct stat tasks{};
   constexpr nlink_t kOwnLinks = 2;  // the folder's own; each thread has one
@@ -468,7 +401,8 @@ void Lane::hold_for_fork() {
   watch_forks();
   void* const released = release();
   try {
-    keeper = new Keeper;
+    const auto forks = std::this_thread::get_id();
+    keeper = new RestKeeper([forks] { hold_at_rest(forks); }, [forks] { release_at_rest(forks); });
   } catch (const ExecutionError&) {  // the fork waits itself
   }
   acquire(released);

@@ -26,7 +26,6 @@ import offload
 from offload.backends import Backend, CpuBackend
 from offload.backends.dispatched import DispatchBackend
 from offload.compile.toolchain import CompilerMissing, find_compiler
-from offload.host import promoter
 from offload.host.promotion import KERNELS, TASKS
 
 KINDS = [pytest.param("kernels", marks=pytest.mark.slow), "cpu", "cuda-simulated", "npu-simulated"]
@@ -76,14 +75,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finish each making of kernels before the call that triggered it returns."""
-
-    def start(work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-
-    monkeypatch.setattr(promoter, "_in_a_thread", start)
+    capturing.waited(monkeypatch)
 
 
 # ---- results ---------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -34,6 +36,17 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promoter, "due_ns", lambda *_: 1)
     monkeypatch.setattr(promoter, "least_due_ns", lambda *_: 1)
     monkeypatch.setattr(promoter, "REVIEWED_AFTER", 10**9)
+
+
+def waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finish each preparation before the call that triggered it returns."""
+
+    def start(work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(promoter, "_in_a_thread", start)
 
 
 def loaded(promoted="64MiB", model=None, backend=None, **options):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import capturing
 import pytest
 import torch
 from torch import nn
@@ -94,11 +94,4 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Finish each preparation before the call that triggered it returns."""
-
-    def start(work: Callable[[], None]) -> None:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-
-    monkeypatch.setattr(promoter, "_in_a_thread", start)
+    capturing.waited(monkeypatch)
